@@ -1,0 +1,183 @@
+"""The daemon's whole vocabulary: everything that can happen to its state, each one a journal entry.
+
+State changes only through `Ledger.apply(event)`. The journal is the sequence of these records, so a replay of the
+journal is the live state, and a crash test is a loop over prefixes of a file. Events are facts in the past tense: a
+command (see `ajet_proxy.core.ledger`) decides, returns events, and changes nothing itself.
+
+Times are Unix seconds, handed in by the caller. Fields may be added with a default; none may change meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_sdk.sample import Call
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeOpened:
+    at: float
+    episode: str
+    task: str | None
+    model: str | None
+    agent: str | None
+    eval: bool
+    idle_timeout: float
+    wall_timeout: float
+    tenant: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    identified_by: str = "key"
+    members: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskNamed:
+    """An episode without a task takes the hash of its first call's prompt."""
+
+    at: float
+    episode: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A request went to the engine. ``calls`` has one id for each choice; ``body_hash`` recognises a retry."""
+
+    at: float
+    episode: str
+    calls: tuple[str, ...]
+    model: str
+    agent: str
+    identified_by: str
+    body_hash: str
+    idempotency_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinished:
+    """A choice is whole: exact ids and logprobs. Its id was announced by a `CallStarted`."""
+
+    at: float
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class CallLost:
+    """A choice will never be trained. ``reason``: disconnected, engine_error, no_token_ids, retried, restarted, …"""
+
+    at: float
+    episode: str
+    call: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RewardGiven:
+    at: float
+    episode: str
+    id: str
+    value: float
+    call: str | None
+    agent: str | None
+    final: bool
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeSealed:
+    at: float
+    episode: str
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeDiscarded:
+    """``reason`` is from the closed list of contract section 1; ``detail`` is free text."""
+
+    at: float
+    episode: str
+    reason: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeTouched:
+    """A heartbeat: the episode is alive though it calls nothing."""
+
+    at: float
+    episode: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLeased:
+    """``groups`` are the episode ids of each group, in the order in which they are delivered."""
+
+    at: float
+    batch: str
+    lease_until: float
+    policy_version: int
+    groups: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseExtended:
+    at: float
+    batch: str
+    lease_until: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReturned:
+    """Its episodes are ready again. ``reason``: nack or expired."""
+
+    at: float
+    batch: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTrained:
+    at: float
+    batch: str
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyAnnounced:
+    at: float
+    model: str
+    version: int
+    upstreams: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateClosed:
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GateOpened:
+    at: float
+    policy_version: int
+
+
+Event = (
+    EpisodeOpened
+    | TaskNamed
+    | CallStarted
+    | CallFinished
+    | CallLost
+    | RewardGiven
+    | EpisodeSealed
+    | EpisodeDiscarded
+    | EpisodeTouched
+    | BatchLeased
+    | LeaseExtended
+    | BatchReturned
+    | BatchTrained
+    | PolicyAnnounced
+    | GateClosed
+    | GateOpened
+)

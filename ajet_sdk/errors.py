@@ -1,0 +1,121 @@
+"""Every error that crosses a boundary of ajet, each with the HTTP status that carries it.
+
+::
+
+    AjetError
+    ├── BadRequest        400  malformed input; ``param`` names the offending field
+    ├── Unauthorized      401  no key, or a key that is forged or expired
+    ├── Forbidden         403  a good key of the wrong scope, or another's episode
+    ├── NotFound          404  no such episode, call, batch or route
+    ├── Conflict          409  the thing exists, but its state does not allow this
+    ├── TooLarge          413  a body, header or frame over its configured limit
+    ├── OverQuota         429  a tenant's limit is reached; ``retry_after`` says when to come back
+    ├── EngineError       502  the inference engine answered nonsense or could not be reached
+    ├── NotReady          503  the proxy cannot take this now; ``retry_after`` says when to come back
+    ├── EngineTimeout     504  the inference engine did not answer in time
+    └── ProxyUnreachable   —   raised by clients only: no proxy answered before the deadline
+
+The body on the wire is what OpenAI clients expect (https://platform.openai.com/docs/guides/error-codes):
+``{"error": {"message", "type", "code", "param"}}``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class AjetError(Exception):
+    """Base of the tree. ``code`` is a short machine-readable word; ``param`` the field at fault, if one is."""
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+
+    def __init__(
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after = retry_after
+
+    def to_body(self) -> dict[str, Any]:
+        """The JSON body of the HTTP answer."""
+        return {"error": {"message": self.message, "type": self.type, "code": self.code, "param": self.param}}
+
+
+class BadRequest(AjetError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class Unauthorized(AjetError):
+    status = 401
+    type = "authentication_error"
+
+
+class Forbidden(AjetError):
+    status = 403
+    type = "permission_error"
+
+
+class NotFound(AjetError):
+    status = 404
+    type = "not_found_error"
+
+
+class Conflict(AjetError):
+    status = 409
+    type = "conflict_error"
+
+
+class TooLarge(AjetError):
+    status = 413
+    type = "invalid_request_error"
+
+
+class OverQuota(AjetError):
+    status = 429
+    type = "rate_limit_error"
+
+
+class EngineError(AjetError):
+    status = 502
+    type = "engine_error"
+
+
+class NotReady(AjetError):
+    status = 503
+    type = "not_ready_error"
+
+
+class EngineTimeout(AjetError):
+    status = 504
+    type = "engine_error"
+
+
+class ProxyUnreachable(AjetError):
+    status = 503
+    type = "proxy_unreachable"
+
+
+_BY_STATUS: dict[int, type[AjetError]] = {
+    cls.status: cls
+    for cls in (
+        BadRequest, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, OverQuota, EngineError, NotReady, EngineTimeout,
+    )
+}
+
+
+def from_body(status: int, body: Any, *, retry_after: float | None = None) -> AjetError:
+    """The error that an answer with this status and (decoded) body stands for; never raises."""
+    detail = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(detail, dict):
+        detail = {"message": f"HTTP {status}: {str(body)[:200]}"}
+    cls = _BY_STATUS.get(status, AjetError)
+    return cls(
+        str(detail.get("message") or f"HTTP {status}"),
+        code=detail.get("code"),
+        param=detail.get("param"),
+        retry_after=retry_after,
+    )

@@ -1,0 +1,223 @@
+"""Every control route and its body: the single table that the proxy serves and that every client speaks.
+
+A body is a frozen dataclass; `parse` turns decoded JSON into it and refuses what does not fit with a `BadRequest` that
+names the field. Unknown fields are refused too, with the nearest known name, because a misspelt ``final`` must not
+silently seal an episode.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from ajet_sdk.errors import BadRequest
+
+PREFIX = "/ajet/v1"
+HEADER_EPISODE = "X-AJet-Episode"
+HEADER_CALL = "X-AJet-Call"
+HEADER_TASK = "X-AJet-Task"
+HEADER_AGENT = "X-AJet-Agent"
+HEADER_EVAL = "X-AJet-Eval"
+HEADER_REWARD = "X-AJet-Reward"
+HEADER_REWARD_CALL = "X-AJet-Reward-Call"
+HEADER_FINAL = "X-AJet-Final"
+
+EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
+DISCARD_REASONS = (
+    "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_call", "stale", "filtered", "evicted",
+)
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
+KEY_PREFIX = "ajet-"
+
+
+def check_id(value: str, name: str = "episode") -> str:
+    """`value` if it can name an episode (1 to 200 of ``A-Z a-z 0-9 . _ : @ -``, not starting like a key)."""
+    if not _ID.match(value) or value.startswith(KEY_PREFIX):
+        raise BadRequest(
+            f"{name} must be 1 to 200 letters, digits or . _ : @ - and may not begin with {KEY_PREFIX!r}", param=name
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpisode:
+    """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold."""
+
+    task: str | None = None
+    model: str | None = None
+    agent: str | None = None
+    eval: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    idle_timeout: float | None = None
+    wall_timeout: float | None = None
+    members: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one."""
+
+    value: float
+    call: str | None = None
+    agent: str | None = None
+    final: bool = True
+    id: str | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept beside the state's reason."""
+
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """The body of a route that takes none: ``{}`` or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each."""
+
+    groups: int = 1
+    group_size: int | None = None
+    max_staleness: int | None = None
+    model: str | None = None
+    wait_s: float = 0.0
+    lease_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """``POST batches/ID/extend``: the lease now ends `lease_s` seconds from now."""
+
+    lease_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """``POST batches/ID/ack``: the step that trained this batch is checkpointed."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class GateClose:
+    """``POST gate/close``: hold new LLM requests; wait up to `wait_s` seconds for those in flight."""
+
+    reason: str = "weights"
+    wait_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateOpen:
+    """``POST gate/open``: let requests through again, now served by `policy_version`."""
+
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """``POST policy``: `model` is at `version`; `upstreams`, if given, replace its engines (base URLs)."""
+
+    model: str
+    version: int
+    upstreams: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``admin`` or ``any``."""
+
+    name: str
+    method: str
+    path: str
+    scope: str
+    body: type[Any] | None
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("open_episode", "POST", "/episodes", "agent", OpenEpisode),
+    Route("list_episodes", "GET", "/episodes", "admin", None),
+    Route("get_episode", "GET", "/episodes/{id}", "agent", None),
+    Route("reward", "POST", "/episodes/{id}/rewards", "agent", Reward),
+    Route("seal", "POST", "/episodes/{id}/seal", "agent", Empty),
+    Route("abort", "POST", "/episodes/{id}/abort", "agent", Abort),
+    Route("heartbeat", "POST", "/episodes/{id}/heartbeat", "agent", Empty),
+    Route("lease", "POST", "/batches/lease", "trainer", Lease),
+    Route("ack", "POST", "/batches/{id}/ack", "trainer", Ack),
+    Route("nack", "POST", "/batches/{id}/nack", "trainer", Empty),
+    Route("extend", "POST", "/batches/{id}/extend", "trainer", Extend),
+    Route("gate_close", "POST", "/gate/close", "trainer", GateClose),
+    Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
+    Route("policy", "POST", "/policy", "trainer", Policy),
+    Route("status", "GET", "/status", "any", None),
+    Route("events", "GET", "/events", "admin", None),
+)
+
+B = TypeVar("B")
+
+
+def parse(kind: type[B], body: Any) -> B:
+    """`body` (decoded JSON; None counts as ``{}``) as a `kind`, or a `BadRequest` naming the field at fault."""
+    body = {} if body is None else body
+    if not isinstance(body, Mapping):
+        raise BadRequest("the body must be a JSON object")
+    known = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for name, value in body.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; known: {', '.join(known) or 'none'}"
+            raise BadRequest(f"unknown field {name!r}{hint}", param=str(name))
+        values[name] = _coerce(name, str(known[name].type), value)
+    try:
+        return kind(**values)
+    except TypeError:
+        missing = [n for n in known if n not in values and _required(known[n])]
+        raise BadRequest(f"missing field {missing[0]!r}", param=missing[0]) from None
+
+
+def to_json(body: Any) -> dict[str, Any]:
+    """A body as the JSON object that `parse` reads back; fields at their default are left out."""
+    out = {}
+    for f in fields(body):
+        value = getattr(body, f.name)
+        if _required(f) or value != (f.default_factory() if callable(f.default_factory) else f.default):
+            out[f.name] = list(value) if isinstance(value, tuple) else value
+    return out
+
+
+def _required(f: Any) -> bool:
+    from dataclasses import MISSING
+
+    return f.default is MISSING and f.default_factory is MISSING
+
+
+def _coerce(name: str, kind: str, value: Any) -> Any:
+    """`value` checked against the annotation `kind`; numbers must be finite."""
+    if value is None and kind.endswith("| None"):
+        return None
+    base = kind.removesuffix(" | None")
+    if base == "float" and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if base == "int" and type(value) is int:
+        return value
+    if base == "bool" and type(value) is bool:
+        return value
+    if base == "str" and isinstance(value, str):
+        return value
+    if base.startswith("Mapping") and isinstance(value, Mapping):
+        if base == "Mapping[str, str]" and not all(isinstance(item, str) for item in value.values()):
+            raise BadRequest(f"{name} must map strings to strings", param=name)
+        return dict(value)
+    if base == "tuple[str, ...]" and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    words = {"float": "a finite number", "int": "an integer", "bool": "true or false", "str": "a string"}
+    raise BadRequest(f"{name} must be {words.get(base, 'a ' + base)}, not {value!r:.80}", param=name)

@@ -1,0 +1,227 @@
+"""Calls and samples: the two records that everything in ajet produces or consumes.
+
+A `Call` is one generation of one choice, exactly as the engine reported it. A `Sample` is one timeline of calls as the
+trainer sees it. Token ids are plain tuples of ints here; the codec in `ajet_sdk.frame` packs them as little-endian
+int32. A `Batch` is what a trainer leases: complete groups of episodes, each with its samples.
+
+Both records read and write the JSON lines of contract section 6. Reading checks types and lengths, so a record that
+exists is a record that is whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_sdk.errors import BadRequest
+
+PolicySpans = tuple[tuple[int, int], ...]
+"""Runs of ``(policy version, number of sampled tokens)``, in order."""
+
+
+def _ints(value: Any, name: str) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise BadRequest(f"{name} must be a list of integers", param=name)
+    for item in value:
+        if type(item) is not int:
+            raise BadRequest(f"{name} must be a list of integers, found {item!r}", param=name)
+    return tuple(value)
+
+
+def _floats(value: Any, name: str) -> tuple[float, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise BadRequest(f"{name} must be a list of numbers", param=name)
+    out = []
+    for item in value:
+        if type(item) not in (int, float) or math.isnan(item) or math.isinf(item):
+            raise BadRequest(f"{name} must be a list of finite numbers, found {item!r}", param=name)
+        out.append(float(item))
+    return tuple(out)
+
+
+def _text(record: Mapping[str, Any], name: str, default: str | None = None) -> str:
+    value = record.get(name, default)
+    if not isinstance(value, str):
+        raise BadRequest(f"{name} must be a string", param=name)
+    return value
+
+
+def spans_of(value: Any, sampled: int, name: str = "policy_version") -> PolicySpans:
+    """``int`` or ``[[version, count], …]`` as spans over `sampled` tokens; empty when nothing was sampled."""
+    if type(value) is int:
+        return ((value, sampled),) if sampled else ()
+    if not isinstance(value, (list, tuple)):
+        raise BadRequest(f"{name} must be an integer or a list of [version, count]", param=name)
+    spans = tuple(_ints(pair, name) for pair in value)
+    if any(len(pair) != 2 or pair[1] < 1 for pair in spans) or sum(pair[1] for pair in spans) != sampled:
+        raise BadRequest(f"the counts in {name} must be positive and add up to {sampled} sampled tokens", param=name)
+    return tuple((version, count) for version, count in spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One generation of one choice.
+
+    ``prompt_token_ids`` and ``token_ids`` are the engine's own; ``logprobs`` has one natural-log probability per
+    sampled token, taken from the distribution the token was sampled from; ``started_at`` is Unix time in seconds.
+    """
+
+    call: str
+    episode: str
+    model: str
+    agent: str
+    started_at: float
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+    policy_versions: PolicySpans
+    parent: str | None = None
+    identified_by: str | None = None
+    altered: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.token_ids) != len(self.logprobs):
+            raise BadRequest(
+                f"call {self.call}: {len(self.token_ids)} token_ids but {len(self.logprobs)} logprobs", param="logprobs"
+            )
+
+    @classmethod
+    def from_json(cls, record: Any) -> Call:
+        """A call from one decoded JSON line; unknown fields are ignored."""
+        if not isinstance(record, Mapping):
+            raise BadRequest("a call must be a JSON object")
+        token_ids = _ints(record.get("token_ids"), "token_ids")
+        started_at = record.get("started_at")
+        if type(started_at) not in (int, float) or not math.isfinite(started_at):
+            raise BadRequest("started_at must be a number", param="started_at")
+        parent = record.get("parent")
+        if parent is not None and not isinstance(parent, str):
+            raise BadRequest("parent must be a string", param="parent")
+        return cls(
+            call=_text(record, "call"),
+            episode=_text(record, "episode"),
+            model=_text(record, "model", ""),
+            agent=_text(record, "agent", ""),
+            started_at=float(started_at),
+            prompt_token_ids=_ints(record.get("prompt_token_ids"), "prompt_token_ids"),
+            token_ids=token_ids,
+            logprobs=_floats(record.get("logprobs"), "logprobs"),
+            finish_reason=_text(record, "finish_reason", "stop"),
+            policy_versions=spans_of(record.get("policy_version", 0), len(token_ids)),
+            parent=parent,
+            identified_by=record.get("identified_by"),
+            altered=tuple(record.get("altered") or ()),
+        )
+
+    def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
+        """The JSON object of contract section 6; without `tokens`, counts stand in for ids and logprobs."""
+        versions = self.policy_versions
+        out: dict[str, Any] = {
+            "call": self.call,
+            "episode": self.episode,
+            "model": self.model,
+            "agent": self.agent,
+            "started_at": self.started_at,
+        }
+        if tokens:
+            out["prompt_token_ids"] = list(self.prompt_token_ids)
+            out["token_ids"] = list(self.token_ids)
+            out["logprobs"] = list(self.logprobs)
+        else:
+            out["prompt_tokens"] = len(self.prompt_token_ids)
+            out["sampled_tokens"] = len(self.token_ids)
+        out["finish_reason"] = self.finish_reason
+        out["policy_version"] = versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions]
+        for name in ("parent", "identified_by"):
+            if getattr(self, name) is not None:
+                out[name] = getattr(self, name)
+        if self.altered:
+            out["altered"] = list(self.altered)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One timeline as the trainer sees it; the laws of contract section 6 hold for it.
+
+    ``token_ids``, ``loss_mask`` and ``logprobs`` are of one length; mask 1 marks a sampled token, whose logprob is the
+    engine's; elsewhere the logprob is 0.0. ``spans`` gives each call's sampled tokens as ``(call, start, end)``.
+    ``parents`` (tree rows only) holds each token's predecessor by index, -1 at a root.
+    """
+
+    sample: str
+    episode: str
+    task: str
+    model: str
+    agent: str
+    token_ids: tuple[int, ...]
+    loss_mask: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    policy_versions: PolicySpans
+    calls: tuple[str, ...]
+    spans: tuple[tuple[str, int, int], ...]
+    reward: float | None = None
+    broken_by: str | None = None
+    repaired_tokens: int = 0
+    parents: tuple[int, ...] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
+            raise BadRequest(f"sample {self.sample}: token_ids, loss_mask and logprobs differ in length")
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of contract section 6."""
+        out: dict[str, Any] = {
+            "sample": self.sample,
+            "episode": self.episode,
+            "task": self.task,
+            "model": self.model,
+            "agent": self.agent,
+            "token_ids": list(self.token_ids),
+            "loss_mask": list(self.loss_mask),
+            "logprobs": list(self.logprobs),
+            "policy_versions": [list(pair) for pair in self.policy_versions],
+            "calls": list(self.calls),
+            "spans": [list(span) for span in self.spans],
+            "reward": self.reward,
+        }
+        if self.broken_by is not None:
+            out["broken_by"] = self.broken_by
+        if self.repaired_tokens:
+            out["repaired_tokens"] = self.repaired_tokens
+        if self.parents is not None:
+            out["parents"] = list(self.parents)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEpisode:
+    """One episode of a leased group: its reward (a finite float) and its samples, in the order of their first call."""
+
+    episode: str
+    task: str
+    model: str
+    reward: float
+    rewards: tuple[Mapping[str, Any], ...]
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The episodes of one task that share a group-relative baseline."""
+
+    task: str
+    episodes: tuple[BatchEpisode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Complete groups under one lease. ``lease_until`` is Unix time in seconds by the proxy's clock."""
+
+    batch: str
+    lease_until: float
+    policy_version: int
+    groups: Sequence[Group]
