@@ -1,0 +1,93 @@
+"""A real but tiny language model for tests: two Qwen2 layers, 0.4 M parameters, its own byte-level BPE and ChatML template.
+
+Everything is made from this file alone, so two builds on one torch version are equal byte for byte and no test needs a
+download. Hidden size 128 with two heads of 64 is what vLLM's CPU attention accepts. The merges cover a few common words
+only; other text falls apart into bytes, which keeps outputs short to look at and re-tokenisation easy to provoke.
+
+    python -m tests.kit.tiny_model DIR
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+WORDS = (
+    "system user assistant tool the a an and or to of in is are you I it not yes no on at guess number higher lower right "
+    "wrong correct say vowels hello world capital Paris London France what answer help sure done next try again between"
+).split()
+TEMPLATE = (
+    "{%- if tools %}<|im_start|>system\ntools: {{ tools | tojson }}<|im_end|>\n{% endif -%}"
+    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content %}{{ m.content }}{% endif %}"
+    "{%- for call in m.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments if call.function.arguments is string '
+    "else call.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n{% endfor -%}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}"
+)
+
+
+def merges() -> list[tuple[str, str]]:
+    """BPE merges that build each word, with and without its leading space, from left to right."""
+    out: dict[tuple[str, str], None] = {}
+    for word in WORDS:
+        for text in ("Ġ" + word, word):
+            for end in range(1, len(text)):
+                out[(text[:end], text[end])] = None
+    return list(out)
+
+
+def build_tokenizer() -> Any:
+    """A `PreTrainedTokenizerFast` that decodes back to exactly what it encoded."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pairs = merges()
+    pieces = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in pairs))
+    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL[:3]))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<|im_end|>", clean_up_tokenization_spaces=False
+    )
+    fast.chat_template = TEMPLATE
+    return fast
+
+
+def build(directory: str | Path, *, seed: int = 0, max_position: int = 2048) -> Path:
+    """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing."""
+    path = Path(directory)
+    if (path / "model.safetensors").exists():
+        return path
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = build_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=max_position,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config).to(torch.float32)
+    path.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(path)
+    model.save_pretrained(path)
+    return path
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{build(sys.argv[1])}\n")
