@@ -1,0 +1,376 @@
+"""A scripted inference engine: vLLM 0.31's HTTP dialect over a deterministic model, that can misbehave on demand.
+
+    async with EngineStub(split_seed=1) as stub:
+        ... f"{stub.url}/v1/chat/completions" ...
+
+It says what vLLM would say (`engine_dialect`) from what a byte-level model would sample (`engine_tokens`). With
+`split_seed` its bytes are cut at random places, in the middle of characters and of events, and written apart.
+A `Fault` makes the next requests go wrong; in a program of its own (``python -m tests.kit.engine_stub --port P``) faults
+are given as JSON to ``POST /stub/faults``, and one request can carry its own in the header ``x-stub-fault``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from tests.kit import engine_dialect as dialect
+from tests.kit.engine_tokens import MAX_MODEL_LEN, Output, decode, encode, generate, render
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+KINDS = (
+    "status",         # answer with `status` and an error body
+    "cut",            # close the connection after `after` body bytes
+    "silent_close",   # close the connection without a byte
+    "hang",           # never answer
+    "no_token_ids",   # know nothing of return_token_ids
+    "no_logprobs",    # token ids, but no logprobs
+    "not_vllm",       # 200 with a body that is not JSON
+    "error_event",    # in a stream: an error event after `after` events, then [DONE]
+    "no_done",        # a stream that ends without [DONE]
+    "no_finish",      # a stream that ends without a finish_reason
+    "abort",          # finish_reason "abort", half of the tokens
+    "slow",           # wait `delay_s` before the answer and before each event
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What goes wrong, for the next `times` requests to an LLM route. `kind` is one of `KINDS`."""
+
+    kind: str
+    times: int = 1
+    after: int = 0
+    status: int = 500
+    delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"no fault {self.kind!r}; known: {', '.join(KINDS)}")
+
+
+@dataclass(slots=True)
+class Received:
+    """One request as the engine saw it. `cancelled`: the caller went away before the answer was complete."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+    finished: bool = False
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class EngineStub:
+    """`models` answer; `delay_s` passes before each event; `group` tokens share an event; `host`, `port` 0 is any."""
+
+    models: Sequence[str] = ("stub",)
+    split_seed: int | None = None
+    delay_s: float = 0.0
+    group: int = 1
+    port: int = 0
+    keepalive_s: float = 5.0
+    url: str = ""
+    requests: list[Received] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    paused: asyncio.Event | None = None
+    _count: int = 0
+    _runner: web.AppRunner | None = None
+
+    async def __aenter__(self) -> EngineStub:
+        self.paused = asyncio.Event()
+        self.paused.set()
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_post(CHAT, self._generate)
+        app.router.add_post(COMPLETIONS, self._generate)
+        for method, path, handler in self._plain_routes():
+            app.router.add_route(method, path, handler)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, keepalive_timeout=self.keepalive_s, access_log=None, shutdown_timeout=0.1
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._runner is not None
+        await self._runner.cleanup()
+
+    def llm_requests(self) -> list[Received]:
+        """The requests to the two generating routes, oldest first."""
+        return [request for request in self.requests if request.path in (CHAT, COMPLETIONS)]
+
+    # ---- generation
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        seen = await self._note(request)
+        fault = self._fault(request)
+        try:
+            if fault is not None and (answer := await self._broken(request, fault)) is not None:
+                return answer
+            assert self.paused is not None
+            await self.paused.wait()
+            problem = self._refusal(seen.body)
+            response = problem or await self._answer(request, seen.body, fault)
+            seen.finished = True
+            return response
+        except (asyncio.CancelledError, ConnectionResetError):
+            seen.cancelled = True
+            raise
+
+    async def _note(self, request: web.Request) -> Received:
+        raw = await request.read()
+        try:
+            body = json.loads(raw) if raw else None
+        except ValueError:
+            body = raw
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        self.requests.append(Received(request.method, request.path, headers, body))
+        return self.requests[-1]
+
+    def _fault(self, request: web.Request) -> Fault | None:
+        own = request.headers.get("x-stub-fault")
+        if own:
+            return Fault(**json.loads(own))
+        if not self.faults:
+            return None
+        fault = self.faults[0]
+        if fault.times <= 1:
+            self.faults.pop(0)
+        else:
+            self.faults[0] = Fault(**(asdict(fault) | {"times": fault.times - 1}))
+        return fault
+
+    async def _broken(self, request: web.Request, fault: Fault) -> web.StreamResponse | None:
+        """The answer of a fault that needs no generation, if `fault` is one."""
+        if fault.kind == "silent_close":
+            assert request.transport is not None
+            request.transport.abort()
+            raise ConnectionResetError
+        if fault.kind == "hang":
+            await asyncio.Event().wait()
+        if fault.kind == "status":
+            return _json(dialect.error(fault.status, "the engine is unwell", "InternalServerError"), fault.status)
+        if fault.kind == "not_vllm":
+            return web.Response(text="<html><body>It works!</body></html>", content_type="text/html")
+        return None
+
+    def _refusal(self, body: Any) -> web.Response | None:
+        if not isinstance(body, dict):
+            message = "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.1', 'msg': 'JSON decode error'}"
+            return _json(dialect.error(400, message, "Bad Request", "body.1"), 400)
+        model = body.get("model")
+        if model is not None and model not in self.models:
+            return _json(dialect.error(404, f"The model `{model}` does not exist.", "NotFoundError", "model"), 404)
+        if (body.get("max_tokens") or 0) > MAX_MODEL_LEN:
+            message = f"max_tokens={body['max_tokens']} cannot be greater than max_model_len={MAX_MODEL_LEN}."
+            return _json(dialect.error(400, message, "BadRequestError", "max_tokens"), 400)
+        return None
+
+    async def _answer(self, request: web.Request, body: dict[str, Any], fault: Fault | None) -> web.StreamResponse:
+        kind = fault.kind if fault else ""
+        reply = self._reply(request.path, _as_asked(body, kind), kind)
+        chat = request.path == CHAT
+        delay = fault.delay_s if fault and kind == "slow" else self.delay_s
+        if not body.get("stream"):
+            await asyncio.sleep(delay)
+            whole = _without_ids(dialect.chat_body(reply) if chat else dialect.completion_body(reply), kind)
+            return await self._write(request, [whole], fault, 0.0, "application/json", len(whole))
+        events = dialect.chat_events(reply, self.group) if chat else dialect.completion_events(reply, self.group)
+        events = _spoiled(events, kind, fault.after if fault else 0)
+        return await self._write(request, events, fault, delay, "text/event-stream; charset=utf-8", None)
+
+    def _reply(self, path: str, body: dict[str, Any], kind: str) -> dialect.Reply:
+        self._count += 1
+        prompts = _prompts(path, body)
+        outputs = [[generate(prompt, body, i) for i in range(body.get("n") or 1)] for prompt in prompts]
+        if kind == "abort":
+            outputs = [[_aborted(output) for output in choices] for choices in outputs]
+        prefix = "chatcmpl" if path == CHAT else "cmpl"
+        return dialect.Reply(f"{prefix}-{self._count:016x}", 1_795_000_000 + self._count, body, prompts, outputs)
+
+    async def _write(
+        self,
+        request: web.Request,
+        parts: Sequence[bytes] | Iterator[bytes],
+        fault: Fault | None,
+        delay: float,
+        content_type: str,
+        length: int | None,
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": content_type, "server": "uvicorn"})
+        if length is None:
+            response.enable_chunked_encoding()
+        else:
+            response.content_length = length
+        left = fault.after if fault and fault.kind == "cut" else None
+        await response.prepare(request)
+        async for piece in self._pieces(parts, delay):
+            if left is not None and len(piece) >= left:
+                await response.write(piece[:left])
+                assert request.transport is not None
+                request.transport.close()
+                raise ConnectionResetError
+            left = left - len(piece) if left is not None else None
+            await response.write(piece)
+        await response.write_eof()
+        return response
+
+    async def _pieces(self, parts: Sequence[bytes] | Iterator[bytes], delay: float) -> AsyncIterator[bytes]:
+        """`parts` with their delays, cut adversarially when the stub was told to."""
+        dice = random.Random(f"{self.split_seed}/{self._count}")
+        for part in parts:
+            if delay:
+                await asyncio.sleep(delay)
+            if self.split_seed is None:
+                yield part
+                continue
+            while part:
+                size = dice.choice((1, 1, 2, 3, 7, 64, 1000))
+                yield part[:size]
+                part = part[size:]
+                await asyncio.sleep(0)
+
+    # ---- everything else that an engine serves
+
+    def _plain_routes(self) -> Sequence[tuple[str, str, Any]]:
+        return (
+            ("GET", "/v1/models", self._models), ("GET", "/health", self._health), ("GET", "/version", self._version),
+            ("POST", "/tokenize", self._tokenize), ("POST", "/detokenize", self._detokenize),
+            ("POST", "/pause", self._pause), ("POST", "/resume", self._resume),
+            ("POST", "/stub/faults", self._set_faults), ("GET", "/stub/requests", self._show_requests),
+            ("POST", "/v1/embeddings", self._echo), ("POST", "/reset_prefix_cache", self._health),
+        )  # fmt: skip
+
+    async def _models(self, request: web.Request) -> web.Response:
+        await self._note(request)
+        card = {"object": "model", "created": 1_795_000_000, "owned_by": "vllm", "parent": None}
+        cards = [{"id": name} | card | {"root": name, "max_model_len": MAX_MODEL_LEN} for name in self.models]
+        return _json(dialect.dumps({"object": "list", "data": cards}))
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json(b'{"version":"0.31.0"}')
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = (await self._note(request)).body
+        ids = encode(render(body["messages"], body.get("tools")) if "messages" in body else body["prompt"])
+        known = {"count": len(ids), "max_model_len": MAX_MODEL_LEN, "tokens": ids, "token_strs": None}
+        return _json(dialect.dumps(known))
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        body = (await self._note(request)).body
+        return _json(dialect.dumps({"prompt": decode(body["tokens"], skip_chat_marks=False)}))
+
+    async def _echo(self, request: web.Request) -> web.Response:
+        """A route under /v1/ that no proxy knows: the body comes back as it was received."""
+        await self._note(request)
+        return web.Response(body=await request.read(), content_type="application/json", headers={"x-engine": "stub"})
+
+    async def _pause(self, request: web.Request) -> web.Response:
+        await self._note(request)
+        assert self.paused is not None
+        self.paused.clear()
+        return _json(b'{"status":"paused"}')
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        await self._note(request)
+        assert self.paused is not None
+        self.paused.set()
+        return _json(b'{"status":"resumed"}')
+
+    async def _set_faults(self, request: web.Request) -> web.Response:
+        self.faults = [Fault(**item) for item in await request.json()]
+        return _json(b"{}")
+
+    async def _show_requests(self, request: web.Request) -> web.Response:
+        return web.json_response([asdict(item) for item in self.requests if not isinstance(item.body, bytes)])
+
+
+def _prompts(path: str, body: dict[str, Any]) -> list[list[int]]:
+    exact = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+    if path == CHAT:
+        return [exact or encode(render(body["messages"], body.get("tools")))]
+    prompt = body.get("prompt") or ""
+    if isinstance(prompt, str):
+        return [encode(prompt)]
+    if all(isinstance(item, int) for item in prompt):
+        return [list(prompt)]
+    return [encode(item) if isinstance(item, str) else list(item) for item in prompt]
+
+
+def _as_asked(body: dict[str, Any], kind: str) -> dict[str, Any]:
+    """`body` as an engine understands it that lacks what the fault takes away."""
+    missing = {"no_token_ids": ("return_token_ids",), "no_logprobs": ("logprobs",)}.get(kind, ())
+    return {key: value for key, value in body.items() if key not in missing}
+
+
+def _aborted(output: Output) -> Output:
+    half = max(1, len(output.token_ids) // 2)
+    return Output(output.token_ids[:half], output.logprobs[:half], output.pieces[:half], "abort", None)
+
+
+def _without_ids(body: bytes, kind: str) -> bytes:
+    """`body` as another maker's server writes it: no null where a token id could be."""
+    if kind != "no_token_ids":
+        return body
+    return body.replace(b',"token_ids":null', b"").replace(b',"prompt_token_ids":null', b"")
+
+
+def _spoiled(events: Iterator[bytes], kind: str, after: int) -> Iterator[bytes]:
+    for place, event in enumerate(events):
+        if kind == "error_event" and place == after:
+            yield event_of_error()
+            yield dialect.DONE
+            return
+        if kind == "no_done" and event == dialect.DONE:
+            return
+        if kind == "no_finish" and b'"finish_reason":"' in event:
+            continue
+        yield _without_ids(event, kind)
+
+
+def event_of_error() -> bytes:
+    """How vLLM tells of a failure inside a stream that has begun with status 200."""
+    return b"data: " + dialect.error(500, "EngineCore encountered an issue.", "InternalServerError") + b"\n\n"
+
+
+def _json(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json", headers={"server": "uvicorn"})
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    stub = EngineStub(
+        models=arguments.model or ("stub",), split_seed=arguments.split_seed, delay_s=arguments.delay, port=arguments.port
+    )
+    async with stub:
+        sys.stdout.write(f"engine stub ready on {stub.url}\n")
+        sys.stdout.flush()
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A scripted engine that speaks vLLM's dialect.")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--model", action="append")
+    parser.add_argument("--split-seed", type=int)
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds before each event")
+    asyncio.run(_serve(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The stub engine's tokenizer, template and "model": bytes are tokens, and the reply is a function of the prompt and the seed.
+
+A reply that is rendered back into the next prompt gives the very ids that were sampled, as with a well-behaved engine,
+so that the calls of an episode merge. Multi-byte characters are several tokens, so text comes late, as it does in vLLM.
+A user message that contains ``say: TEXT`` decides the reply; otherwise tools are called if there are any and the last
+message is not a tool's, and else a few words are said.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+IM_START, IM_END, TOOL_START, TOOL_END = 256, 257, 258, 259
+SPECIALS = {"<|im_start|>": IM_START, "<|im_end|>": IM_END, "<tool_call>": TOOL_START, "</tool_call>": TOOL_END}
+_TEXT_OF = {token: text for text, token in SPECIALS.items()}
+WORDS = ("naïve", "hello", "guess", "日本", "higher", "lower", "yes", "🙂", "number", "seven", "done")
+MAX_MODEL_LEN = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One generated choice: `pieces[i]` is the text that token i made visible (often "" for part of a character)."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    pieces: tuple[str, ...]
+    finish_reason: str
+    stop_reason: str | None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+def encode(text: str) -> list[int]:
+    """Specials by name, everything else byte by byte."""
+    for name, token in SPECIALS.items():
+        if name in text:
+            head, tail = text.split(name, 1)
+            return [*encode(head), token, *encode(tail)]
+    return list(text.encode())
+
+
+def decode(token_ids: Sequence[int], *, skip_chat_marks: bool = True) -> str:
+    return "".join(_pieces(token_ids, skip_chat_marks=skip_chat_marks))
+
+
+def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
+    """The ChatML prompt of a conversation, ready for the assistant's turn."""
+    head = f"<|im_start|>system\ntools: {json.dumps(tools)}<|im_end|>\n" if tools else ""
+    return head + "".join(f"<|im_start|>{m['role']}\n{_content(m)}<|im_end|>\n" for m in messages) + "<|im_start|>assistant\n"
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message.get("content") or ""
+    text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    calls = (call["function"] for call in message.get("tool_calls") or ())
+    return text + "".join(tool_text(call["name"], call["arguments"]) for call in calls)
+
+
+def tool_text(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def generate(prompt: Sequence[int], body: dict[str, Any], index: int) -> Output:
+    """Choice `index` of the reply to `prompt`; the same arguments always give the same choice."""
+    key = repr((tuple(prompt), body.get("seed"), index)).encode()
+    dice = hashlib.blake2b(key, digest_size=64).digest()
+    token_ids = [*encode(_reply(body, dice)), IM_END]
+    limit = body.get("max_completion_tokens") or body.get("max_tokens") or 16 * 1024
+    finish = "stop" if len(token_ids) <= limit else "length"
+    token_ids = token_ids[:limit]
+    stops = [body["stop"]] if isinstance(body.get("stop"), str) else list(body.get("stop") or ())
+    pieces, stop = _until_stop(_pieces(token_ids), stops)
+    token_ids = token_ids[: len(pieces)]
+    logprobs = tuple(-((dice[i % 64] * 31 + i * 7) % 997 + 1) / 256 for i in range(len(token_ids)))
+    return Output(tuple(token_ids), logprobs, tuple(pieces), "stop" if stop else finish, stop)
+
+
+def _reply(body: dict[str, Any], dice: bytes) -> str:
+    messages = body.get("messages") or [{"role": "user", "content": str(body.get("prompt"))}]
+    said = _content(messages[-1]) if messages[-1]["role"] == "user" else ""
+    if "say: " in said:
+        return said.split("say: ", 1)[1]
+    tools = body.get("tools")
+    if tools and body.get("tool_choice") != "none" and messages[-1]["role"] != "tool":
+        return "ok " + tool_text(tools[0]["function"]["name"], json.dumps({"number": dice[0] % 10}))
+    return " ".join(WORDS[byte % len(WORDS)] for byte in dice[: 3 + dice[0] % 6])
+
+
+def _pieces(token_ids: Sequence[int], *, skip_chat_marks: bool = True) -> list[str]:
+    """The text that each token completes; a broken character at the end comes as U+FFFD with the last token."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    pieces = []
+    for place, token in enumerate(token_ids):
+        last = place == len(token_ids) - 1
+        if token < 256:
+            pieces.append(decoder.decode(bytes([token]), last))
+            continue
+        flushed = decoder.decode(b"", True)
+        decoder.reset()
+        pieces.append(flushed + ("" if skip_chat_marks and token in (IM_START, IM_END) else _TEXT_OF.get(token, "")))
+    return pieces
+
+
+def _until_stop(pieces: list[str], stops: Sequence[str]) -> tuple[list[str], str | None]:
+    """`pieces` as the engine shows them: enough held back that no part of a stop string is ever shown, then cut there."""
+    if not stops:
+        return pieces, None
+    held = max(len(stop) for stop in stops) - 1
+    text, shown, out = "", 0, []
+    for place, piece in enumerate(pieces):
+        text += piece
+        found = sorted((text.find(stop), stop) for stop in stops if stop in text)
+        last = place == len(pieces) - 1
+        end = found[0][0] if found else len(text) if last else max(shown, len(text) - held)
+        out.append(text[shown:end])
+        shown = max(shown, end)
+        if found:
+            return out, found[0][1]
+    return out, None
