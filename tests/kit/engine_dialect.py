@@ -115,7 +115,7 @@ def _chat_choice(reply: Reply, index: int, output: Output, group: int) -> Iterat
 
 
 def _tool_deltas(reply: Reply, index: int, output: Output) -> tuple[bool, list[dict[str, Any]]]:
-    """One delta a token, empty where the token shows nothing: text as content, a tool call as its name, then arguments."""
+    """One delta a token, empty where the token shows nothing; a tool call is its name, then pieces of arguments."""
     if TOOL_START not in output.token_ids or not reply.body.get("tools"):
         return False, [{"content": piece} if piece else {} for piece in output.pieces]
     deltas: list[dict[str, Any]] = []

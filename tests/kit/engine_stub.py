@@ -5,8 +5,8 @@
 
 It says what vLLM would say (`engine_dialect`) from what a byte-level model would sample (`engine_tokens`). With
 `split_seed` its bytes are cut at random places, in the middle of characters and of events, and written apart.
-A `Fault` makes the next requests go wrong; in a program of its own (``python -m tests.kit.engine_stub --port P``) faults
-are given as JSON to ``POST /stub/faults``, and one request can carry its own in the header ``x-stub-fault``.
+A `Fault` makes the next requests go wrong. In a program of its own (``python -m tests.kit.engine_stub --port P``)
+faults are given as JSON to ``POST /stub/faults``, and one request can carry its own in the header ``x-stub-fault``.
 """
 
 from __future__ import annotations
@@ -355,7 +355,10 @@ def _json(body: bytes, status: int = 200) -> web.Response:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     stub = EngineStub(
-        models=arguments.model or ("stub",), split_seed=arguments.split_seed, delay_s=arguments.delay, port=arguments.port
+        models=arguments.model or ("stub",),
+        split_seed=arguments.split_seed,
+        delay_s=arguments.delay,
+        port=arguments.port,
     )
     async with stub:
         sys.stdout.write(f"engine stub ready on {stub.url}\n")

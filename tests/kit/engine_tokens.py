@@ -1,4 +1,4 @@
-"""The stub engine's tokenizer, template and "model": bytes are tokens, and the reply is a function of the prompt and the seed.
+"""The stub engine's tokenizer, template and "model": bytes are tokens, the reply is a function of prompt and seed.
 
 A reply that is rendered back into the next prompt gives the very ids that were sampled, as with a well-behaved engine,
 so that the calls of an episode merge. Multi-byte characters are several tokens, so text comes late, as it does in vLLM.
@@ -53,7 +53,11 @@ def decode(token_ids: Sequence[int], *, skip_chat_marks: bool = True) -> str:
 def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
     """The ChatML prompt of a conversation, ready for the assistant's turn."""
     head = f"<|im_start|>system\ntools: {json.dumps(tools)}<|im_end|>\n" if tools else ""
-    return head + "".join(f"<|im_start|>{m['role']}\n{_content(m)}<|im_end|>\n" for m in messages) + "<|im_start|>assistant\n"
+    return (
+        head
+        + "".join(f"<|im_start|>{m['role']}\n{_content(m)}<|im_end|>\n" for m in messages)
+        + "<|im_start|>assistant\n"
+    )
 
 
 def _content(message: dict[str, Any]) -> str:
@@ -109,7 +113,7 @@ def _pieces(token_ids: Sequence[int], *, skip_chat_marks: bool = True) -> list[s
 
 
 def _until_stop(pieces: list[str], stops: Sequence[str]) -> tuple[list[str], str | None]:
-    """`pieces` as the engine shows them: enough held back that no part of a stop string is ever shown, then cut there."""
+    """`pieces` as the engine shows them: enough held back to never show part of a stop string, then cut there."""
     if not stops:
         return pieces, None
     held = max(len(stop) for stop in stops) - 1

@@ -49,11 +49,13 @@ CHAT_CASES: dict[str, dict[str, Any]] = {
     "utf8": {"messages": ASK, "structured_outputs": {"regex": "[é日😀]{5}"}},
     "length": {"messages": ASK, "max_tokens": 1},
     "tool": {"messages": ASK, "tools": [TOOL], "structured_outputs": {"regex": f"ok{CALL}"}, "max_tokens": 120},
-    "tools2": {"messages": ASK, "tools": [TOOL], "structured_outputs": {"regex": rf"{CALL}\n{CALL}"}, "max_tokens": 240},
+    "tools2": {"messages": ASK, "tools": [TOOL], "structured_outputs": {"regex": rf"{CALL}\n{CALL}"},
+               "max_tokens": 240},
     "tool-n2": {"messages": ASK, "n": 2, "tools": [TOOL], "structured_outputs": {"regex": CALL}, "max_tokens": 120},
     "tool-required": {"messages": ASK, "tools": [TOOL], "tool_choice": "required", "max_tokens": 160},
     "tool-named": {
-        "messages": ASK, "tools": [TOOL], "max_tokens": 160, "tool_choice": {"type": "function", "function": {"name": "guess"}},
+        "messages": ASK, "tools": [TOOL], "max_tokens": 160,
+        "tool_choice": {"type": "function", "function": {"name": "guess"}},
     },
     "error-400": {"messages": ASK, "max_tokens": 100_000},
     "error-type": {"messages": "not a list"},
@@ -82,7 +84,8 @@ def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
             options = body.pop("stream_options", None)
             if options is None or name == "usage":
                 yield f"{kind}-{name}", route, body
-            yield f"{kind}-{name}-stream", route, body | {"stream": True} | ({"stream_options": options} if options else {})
+            streamed = body | {"stream": True} | ({"stream_options": options} if options else {})
+            yield f"{kind}-{name}-stream", route, streamed
 
 
 def as_proxy(route: str, body: dict[str, Any]) -> dict[str, Any]:

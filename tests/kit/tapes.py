@@ -1,4 +1,4 @@
-"""Tapes: exchanges recorded from a real vLLM, as raw as they came, so that unit tests replay the engine and not our idea of it.
+"""Tapes: exchanges recorded from a real vLLM, raw as they came, so that tests replay the engine, not our idea of it.
 
 Each request stands on tape twice, once as an agent asks it and once as the proxy asks it on the agent's behalf (with
 token ids and logprobs), with one seed. So a tape also says what the agent must see: take from the proxy's answer what
@@ -24,7 +24,7 @@ AGENT, PROXY = "agent", "proxy"
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """One exchange. `asked_by` is ``agent`` or ``proxy``; `request` is the JSON body as sent; header names are lower-case."""
+    """One exchange. `asked_by` is ``agent`` or ``proxy``; `request` is the JSON body sent; header names lower-case."""
 
     name: str
     asked_by: str

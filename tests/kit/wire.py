@@ -38,7 +38,8 @@ async def send(
         parts = urlsplit(url)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         try:
-            writer.write(_request(method, parts.path + (f"?{parts.query}" if parts.query else ""), parts.netloc, body, headers))
+            path = parts.path + (f"?{parts.query}" if parts.query else "")
+            writer.write(_request(method, path, parts.netloc, body, headers))
             await writer.drain()
             return await _answer(reader)
         finally:
