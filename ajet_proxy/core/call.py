@@ -1,0 +1,96 @@
+"""What became of one choice: `Captured`, with everything a `Call` needs from the engine, or `Lost` with its reason.
+
+A failed capture is a value and not an exception: the agent's answer does not depend on it. An exchange is whole or lost
+as a whole; within a whole exchange, a choice that the engine did not describe exactly is lost by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ajet_sdk.sample import Call
+
+DISCONNECTED = "disconnected"
+"""The client went away before its answer was whole."""
+REFUSED = "refused"
+"""The engine answered with an error status: nothing was generated."""
+ENGINE_ERROR = "engine_error"
+"""The engine reported an error in the middle of its answer, or could not be reached."""
+ENGINE_ABORTED = "engine_aborted"
+"""The engine ended the generation before it was done (finish reason ``abort``)."""
+TRUNCATED = "truncated"
+"""The engine's answer ended before every choice was finished."""
+NO_TOKEN_IDS = "no_token_ids"
+"""The engine gave no token ids: it is not vLLM, or hides them."""
+NO_LOGPROBS = "no_logprobs"
+"""The engine did not give one finite logprob for each sampled token."""
+CAPTURE_FAILED = "capture_failed"
+"""The answer is not what this dialect says it should be; the agent got it as it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One whole choice, as the engine reported it. ``index`` is its place among the request's choices."""
+
+    index: int
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A choice that will never be trained."""
+
+    index: int
+    reason: str
+
+
+Outcome = Captured | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the proxy knows about a call before the engine answers; ``calls`` has one id for each choice."""
+
+    calls: tuple[str, ...]
+    episode: str
+    model: str
+    agent: str
+    started_at: float
+    policy_version: int
+    identified_by: str
+    altered: tuple[str, ...]
+
+
+def to_call(captured: Captured, origin: Origin) -> Call:
+    """The record of one choice; a request that named no model takes the name that the engine answered with."""
+    sampled = len(captured.token_ids)
+    return Call(
+        call=origin.calls[captured.index],
+        episode=origin.episode,
+        model=origin.model or captured.model,
+        agent=origin.agent,
+        started_at=origin.started_at,
+        prompt_token_ids=captured.prompt_token_ids,
+        token_ids=captured.token_ids,
+        logprobs=captured.logprobs,
+        finish_reason=captured.finish_reason,
+        policy_versions=((origin.policy_version, sampled),) if sampled else (),
+        identified_by=origin.identified_by,
+        altered=origin.altered,
+    )
+
+
+def prompt_hash(prompt_token_ids: Iterable[int]) -> str:
+    """The task of an episode that was given none: equal prompts, equal tasks."""
+    ids = array("q", prompt_token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return f"prompt-{hashlib.sha256(ids.tobytes()).hexdigest()[:24]}"

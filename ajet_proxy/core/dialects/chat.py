@@ -1,0 +1,64 @@
+"""``POST /v1/chat/completions`` as vLLM speaks it.
+
+Asked with ``return_token_ids`` and ``logprobs``, vLLM reports the prompt's ids once (at the top of the answer, in a
+stream in the first event of each choice) and, beside each piece of text, the ids and logprobs of the tokens that made
+it. Two things differ in a stream besides those values: an event whose text a tool or reasoning parser still holds back
+is sent all the same, with an empty ``delta``; an agent that asked for neither ids nor logprobs would not have got it,
+so it is taken out. And the first event of a choice, which only names the role, has no ``token_ids`` at all.
+
+``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request that
+vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
+
+Next: ajet_proxy/core/exchange.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ajet_proxy.core.dialects.reading import MAX_CHOICES, Ask, asked, choices_of
+from ajet_proxy.core.dialects.spans import Spanned
+
+
+class Chat:
+    """The `Dialect` of chat completions."""
+
+    name = "chat"
+    path = "/v1/chat/completions"
+
+    def ask(self, request: Mapping[str, Any]) -> Ask:
+        choices = choices_of(request)
+        if request.get("use_beam_search"):
+            return Ask(skip="beam_search")
+        if choices > MAX_CHOICES:
+            return Ask(skip="too_many_choices")
+        fields = {}
+        hide_ids = not asked(request, "return_token_ids")
+        if hide_ids:
+            fields["return_token_ids"] = "true"
+        hide_logprobs = False
+        if not asked(request, "logprobs"):
+            hide_logprobs = not request.get("top_logprobs") and not request.get("logprob_token_ids")
+            if hide_logprobs:
+                fields["logprobs"] = "true"
+        if request.get("top_logprobs", 0) is None and not request.get("logprob_token_ids"):
+            hide_logprobs = True
+            fields["top_logprobs"] = "0"
+        return Ask(fields=fields, choices=choices, hide_ids=hide_ids, hide_logprobs=hide_logprobs)
+
+    def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
+        return answer
+
+    def logprobs(self, value: Any) -> list[Any]:
+        return [token.get("logprob") for token in value.get("content") or ()]
+
+    def wordless(self, choice: Spanned) -> bool:
+        delta = choice.values.get("delta")
+        return isinstance(delta, dict) and "role" in delta and choice.values.get("finish_reason") is None
+
+    def is_filler(self, choice: Spanned) -> bool:
+        return choice.values.get("delta") == {} and choice.values.get("finish_reason") is None
+
+
+CHAT = Chat()

@@ -1,0 +1,205 @@
+"""What all dialects share: the question put to the engine, and the bookkeeping of its answer.
+
+vLLM reports each choice's token ids and logprobs where it reports the text. `Reading` adds them up, choice by choice,
+and puts back to null what only the proxy asked for, by exchanging those values in the text and touching nothing else.
+Invariant: a choice is `Captured` only if every part of its answer came with ids, and if prompt ids, one finite logprob
+for each sampled token and a finish reason are there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ajet_proxy.core.call import (
+    CAPTURE_FAILED,
+    ENGINE_ABORTED,
+    ENGINE_ERROR,
+    NO_LOGPROBS,
+    NO_TOKEN_IDS,
+    TRUNCATED,
+    Captured,
+    Lost,
+    Outcome,
+)
+from ajet_proxy.core.dialects.spans import Spanned, scan, splice
+
+MAX_CHOICES = 16384
+"""More than this the engine refuses as well (vLLM's VLLM_MAX_N_SEQUENCES)."""
+DONE = b"[DONE]"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come,
+    and what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
+
+    fields: Mapping[str, str] = field(default_factory=dict)
+    choices: int = 1
+    hide_ids: bool = False
+    hide_logprobs: bool = False
+    skip: str | None = None
+
+
+class Dialect(Protocol):
+    """The names of one protocol."""
+
+    name: str
+    path: str
+
+    def ask(self, request: Mapping[str, Any]) -> Ask:
+        """How to put `request` to the engine so that it reports ids and logprobs."""
+
+    def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
+        """The object that carries ``prompt_token_ids`` for `choice`."""
+
+    def logprobs(self, value: Any) -> list[Any]:
+        """One logprob for each token in the ``logprobs`` of a choice."""
+
+    def wordless(self, choice: Spanned) -> bool:
+        """Whether `choice` opens the answer and says nothing yet, so that no ids belong to it."""
+
+    def is_filler(self, choice: Spanned) -> bool:
+        """Whether the engine sends this event only because ids or logprobs were asked for."""
+
+
+def asked(request: Mapping[str, Any], name: str) -> bool:
+    """Whether `request` asks for the optional thing `name`, as opposed to leaving it out, null or false."""
+    value = request.get(name)
+    return value is not None and value is not False
+
+
+def choices_of(request: Mapping[str, Any]) -> int:
+    """``n``; one where it is left out or where the engine will refuse it."""
+    n = request.get("n")
+    return n if type(n) is int and n > 0 else 1
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What came of one choice so far."""
+
+    prompt: Any = None
+    ids: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: Any = None
+    told: bool = False
+    silent: bool = False
+
+
+class Reading:
+    """One answer, read event by event or as a whole document."""
+
+    def __init__(self, dialect: Dialect, ask: Ask) -> None:
+        self._dialect = dialect
+        self._ask = ask
+        self._tallies = [_Tally() for _ in range(ask.choices)]
+        self._unfinished = ask.choices
+        self._model = ""
+        self._error = False
+        self.ended = False
+        """Whether the engine has said its last: every choice is finished, or the stream says that it is done."""
+
+    def event(self, data: bytes) -> bytes | None:
+        """What the agent sees in place of `data`, the payload of one event; None: nothing at all.
+
+        Raises ValueError, TypeError, KeyError or AttributeError for an answer that is not of this dialect.
+        """
+        if data == DONE:
+            self.ended = True
+            return data
+        text = data.decode()
+        answer = scan(text, deep="choices")
+        choices = answer.values.get("choices", ())
+        edits = self._read(answer, choices)
+        if not choices:
+            return data
+        if self._is_filler(choices):
+            return None
+        return splice(text, edits).encode() if edits else data
+
+    def document(self, body: bytes) -> bytes:
+        """What the agent sees in place of `body`; raises like `event`."""
+        text = body.decode()
+        answer = scan(text, deep="choices")
+        edits = self._read(answer, answer.values.get("choices", ()))
+        self.ended = True
+        return splice(text, edits).encode() if edits else body
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each choice."""
+        if self._error or self._unfinished:
+            reason = ENGINE_ERROR if self._error else TRUNCATED
+            return tuple(Lost(index, reason) for index in range(len(self._tallies)))
+        return tuple(self._outcome(index, tally) for index, tally in enumerate(self._tallies))
+
+    def _read(self, answer: Spanned, choices: Any) -> dict[tuple[int, int], str]:
+        """Add `choices` to their tallies; the spans to be put back."""
+        values = answer.values
+        self._error = self._error or (bool(values.get("error")) and not choices)
+        self._model = values.get("model") or self._model
+        edits: dict[tuple[int, int], str] = {}
+        for choice in choices:
+            tally = self._tally(choice.values["index"])
+            owner = self._dialect.prompt_owner(answer, choice)
+            if (prompt := owner.values.get("prompt_token_ids")) is not None:
+                tally.prompt = prompt
+                if self._ask.hide_ids:
+                    edits[owner.spans["prompt_token_ids"]] = "null"
+            self._add(tally, choice, edits)
+        return edits
+
+    def _add(self, tally: _Tally, choice: Spanned, edits: dict[tuple[int, int], str]) -> None:
+        values = choice.values
+        if (ids := values.get("token_ids")) is not None:
+            tally.ids += ids
+            tally.told = True
+            if self._ask.hide_ids:
+                edits[choice.spans["token_ids"]] = "null"
+        elif not self._dialect.wordless(choice):
+            tally.silent = True
+        if (logprobs := values.get("logprobs")) is not None:
+            tally.logprobs += self._dialect.logprobs(logprobs)
+            if self._ask.hide_logprobs:
+                edits[choice.spans["logprobs"]] = "null"
+        if (finish_reason := values.get("finish_reason")) is not None and tally.finish_reason is None:
+            tally.finish_reason = finish_reason
+            self._unfinished -= 1
+            self.ended = self._unfinished == 0
+
+    def _tally(self, index: Any) -> _Tally:
+        if type(index) is not int or not 0 <= index < len(self._tallies):
+            raise ValueError(f"the answer has a choice {index!r}; {len(self._tallies)} were asked for")
+        return self._tallies[index]
+
+    def _is_filler(self, choices: list[Spanned]) -> bool:
+        """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""
+        return self._ask.hide_ids and self._ask.hide_logprobs and all(map(self._dialect.is_filler, choices))
+
+    def _outcome(self, index: int, tally: _Tally) -> Outcome:
+        if tally.silent or not tally.told or tally.prompt is None:
+            return Lost(index, NO_TOKEN_IDS)
+        if not _all_ints(tally.prompt) or not _all_ints(tally.ids) or not isinstance(tally.finish_reason, str):
+            return Lost(index, CAPTURE_FAILED)
+        if tally.finish_reason == "abort":
+            return Lost(index, ENGINE_ABORTED)
+        if len(tally.logprobs) != len(tally.ids) or not _all_finite(tally.logprobs):
+            return Lost(index, NO_LOGPROBS)
+        return Captured(
+            index=index,
+            model=self._model,
+            prompt_token_ids=tuple(tally.prompt),
+            token_ids=tuple(tally.ids),
+            logprobs=tuple(map(float, tally.logprobs)),
+            finish_reason=tally.finish_reason,
+        )
+
+
+def _all_ints(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in values)
+
+
+def _all_finite(values: list[Any]) -> bool:
+    return all(type(value) in (int, float) and math.isfinite(value) for value in values)

@@ -1,0 +1,108 @@
+"""JSON objects with the place of each value in the text, so that one value can be exchanged and all else stays as it is.
+
+Re-serialising would change how numbers, escapes and spaces are written. Here the text is decoded by the standard
+library's scanner, value by value, and `splice` puts new text in place of old. Invariant: outside the exchanged values
+the text stays the same, character for character.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+_scan_value = json.JSONDecoder().raw_decode
+_scan_string = json.decoder.scanstring
+_space = re.compile(r"[ \t\n\r]*").match
+
+
+class Spanned(NamedTuple):
+    """A decoded object: its values, where each of them stands in the text, and where the closing brace stands."""
+
+    values: dict[str, Any]
+    spans: dict[str, tuple[int, int]]
+    end: int
+
+
+def scan(text: str, *, deep: str = "") -> Spanned:
+    """The one object that `text` holds; a list under the key `deep` becomes a list of `Spanned`.
+
+    Raises ValueError if `text` is anything else, RecursionError if it is nested too deeply.
+    """
+    found = _object(text, _skip(text, 0), deep)
+    if _skip(text, found.end + 1) != len(text):
+        raise ValueError("text after the end of the object")
+    return found
+
+
+def splice(text: str, edits: Mapping[tuple[int, int], str]) -> str:
+    """`text` with each span replaced; spans do not overlap."""
+    parts = []
+    at = 0
+    for (start, end), value in sorted(edits.items()):
+        parts += (text[at:start], value)
+        at = end
+    parts.append(text[at:])
+    return "".join(parts)
+
+
+def with_fields(text: str, found: Spanned, fields: Mapping[str, str]) -> str:
+    """`text` with top-level `fields` (name to JSON text) set: in place where they stand, else at the end."""
+    edits = {found.spans[name]: value for name, value in fields.items() if name in found.spans}
+    added = [f"{json.dumps(name)}:{value}" for name, value in fields.items() if name not in found.spans]
+    if added:
+        comma = "," if found.values else ""
+        edits[(found.end, found.end)] = comma + ",".join(added)
+    return splice(text, edits)
+
+
+def _skip(text: str, at: int) -> int:
+    found = _space(text, at)
+    assert found is not None  # the pattern matches the empty string
+    return found.end()
+
+
+def _object(text: str, at: int, deep: str) -> Spanned:
+    if not text.startswith("{", at):
+        raise ValueError(f"expected an object at character {at}")
+    values: dict[str, Any] = {}
+    spans: dict[str, tuple[int, int]] = {}
+    at = _skip(text, at + 1)
+    if text.startswith("}", at):
+        return Spanned(values, spans, at)
+    while True:
+        if not text.startswith('"', at):
+            raise ValueError(f"expected a name at character {at}")
+        name, at = _scan_string(text, at + 1)
+        at = _skip(text, at)
+        if not text.startswith(":", at):
+            raise ValueError(f"expected ':' at character {at}")
+        start = _skip(text, at + 1)
+        if name == deep and text.startswith("[", start):
+            values[name], at = _objects(text, start)
+        else:
+            values[name], at = _scan_value(text, start)
+        spans[name] = (start, at)
+        at = _skip(text, at)
+        if text.startswith("}", at):
+            return Spanned(values, spans, at)
+        if not text.startswith(",", at):
+            raise ValueError(f"expected ',' or '}}' at character {at}")
+        at = _skip(text, at + 1)
+
+
+def _objects(text: str, at: int) -> tuple[list[Spanned], int]:
+    """The list of objects that begins at `at`, and where the text goes on after it."""
+    items: list[Spanned] = []
+    at = _skip(text, at + 1)
+    if text.startswith("]", at):
+        return items, at + 1
+    while True:
+        items.append(_object(text, at, ""))
+        at = _skip(text, items[-1].end + 1)
+        if text.startswith("]", at):
+            return items, at + 1
+        if not text.startswith(",", at):
+            raise ValueError(f"expected ',' or ']' at character {at}")
+        at = _skip(text, at + 1)

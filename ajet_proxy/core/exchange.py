@@ -1,0 +1,184 @@
+"""One LLM exchange as a state machine: the request as the engine gets it, the answer as the agent gets it, and the calls.
+
+::
+
+    waiting ──on_headers──▶ refused   (an error status)         all bytes pass
+                        ├─▶ document  (one JSON body)           kept back until `finish`
+                        ├─▶ stream    (server-sent events)      each event passes at once …
+                        └─▶ opaque    (not to be captured)      all bytes pass
+                            stream ──last choice finished──▶ … and that event is kept back until `release`, then opaque
+
+Invariant: whatever was fed comes out once and in order, but for the values and events that only the proxy asked for.
+The bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent
+can know of them. If reading fails, the rest passes as it came and the calls are lost: an agent never pays for a capture
+that went wrong.
+
+Next: ajet_proxy/core/timeline.py
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ajet_proxy.core.call import CAPTURE_FAILED, REFUSED, TRUNCATED, Lost, Outcome
+from ajet_proxy.core.dialects.reading import Dialect, Reading
+from ajet_proxy.core.dialects.spans import Spanned, scan, with_fields
+from ajet_proxy.core.sse import SseEvent, SseParser
+from ajet_sdk.errors import BadRequest
+
+
+class Request:
+    """A client's JSON body, decoded, with the place of each field."""
+
+    __slots__ = ("_found", "_text")
+
+    def __init__(self, body: bytes) -> None:
+        """Raises `BadRequest` unless `body` is a JSON object in UTF-8."""
+        try:
+            self._text = body.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
+        try:
+            self._found: Spanned = scan(self._text)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return self._found.values
+
+    @property
+    def model(self) -> str:
+        """The model asked for; empty when none is named."""
+        model = self._found.values.get("model")
+        return model if isinstance(model, str) else ""
+
+    def with_fields(self, fields: dict[str, str]) -> bytes:
+        """The body with `fields` (name to JSON text) set and all else as it was written."""
+        return with_fields(self._text, self._found, fields).encode()
+
+
+class Exchange:
+    """One request and its answer. Feed it the engine's bytes; it gives the client's."""
+
+    def __init__(self, dialect: Dialect, request: Request, *, model: str | None = None) -> None:
+        """`model`, if given, replaces the request's."""
+        ask = dialect.ask(request.fields)
+        fields = dict(ask.fields)
+        if model is not None and model != request.model:
+            fields["model"] = json.dumps(model)
+        self.choices = ask.choices
+        """How many calls the exchange makes."""
+        self.altered = tuple(fields)
+        """The names of the request's fields that the engine sees otherwise than the client sent them."""
+        self.upstream_body = request.with_fields(fields)
+        self.buffered = False
+        """Whether the answer is one document, which `finish` gives as a whole."""
+        self.settled = False
+        """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
+        self._skip = ask.skip
+        self._reading = Reading(dialect, ask)
+        self._parser = SseParser()
+        self._document: list[bytes] = []
+        self._held: list[bytes] = []
+        self._opaque = False
+        self._outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each choice, in order; empty until `settled`."""
+        return self._outcomes
+
+    def on_headers(self, status: int, content_type: str) -> None:
+        """The engine's answer begins."""
+        if status >= 400:
+            self._lose(REFUSED)
+        elif self._skip is not None:
+            self._lose(self._skip)
+        else:
+            self.buffered = not content_type.lower().startswith("text/event-stream")
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bytes from the engine; what of them the client gets now."""
+        if self._opaque:
+            return self._pass(data)
+        if self.buffered:
+            self._document.append(data)
+            return []
+        return self._events(self._parser.feed(data))
+
+    def release(self) -> list[bytes]:
+        """The bytes that were kept back until the calls were durable."""
+        held, self._held = self._held, []
+        return held
+
+    def finish(self) -> list[bytes]:
+        """The engine's answer ended as it should; the rest of the client's bytes. `settled` holds afterwards."""
+        if self.buffered and not self.settled:
+            return self._finish_document()
+        out = [] if self._opaque else self._events(self._parser.finish())
+        if not self.settled:
+            self._settle(self._reading.outcomes())
+        return out + self.release()
+
+    def abort(self, reason: str = TRUNCATED) -> list[bytes]:
+        """The exchange broke off; the bytes that came and were not passed on. `settled` holds afterwards."""
+        rest = [*self._held, *self._document, self._parser.take()]
+        self._held, self._document = [], []
+        if not self.settled:
+            self._lose(reason)
+        return [part for part in rest if part]
+
+    def _events(self, events: list[SseEvent]) -> list[bytes]:
+        out: list[bytes] = []
+        for number, event in enumerate(events, start=1):
+            seen: bytes | None = event.raw
+            try:
+                seen = self._event(event)
+            except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
+                self._lose(CAPTURE_FAILED)
+            else:
+                if self._reading.ended:
+                    self._settle(self._reading.outcomes())
+            if self.settled:
+                rest = (seen, *(later.raw for later in events[number:]), self._parser.take())
+                self._held = [part for part in rest if part]
+                return out
+            if seen:
+                out.append(seen)
+        return out
+
+    def _event(self, event: SseEvent) -> bytes | None:
+        """What the client sees of `event`."""
+        if event.data is None:
+            return event.raw
+        shown = self._reading.event(event.data)
+        if shown is event.data:
+            return event.raw
+        return None if shown is None else event.with_data(shown)
+
+    def _finish_document(self) -> list[bytes]:
+        body = b"".join(self._document)
+        self._document = []
+        try:
+            body = self._reading.document(body)
+        except Exception:  # as in feed
+            self._lose(CAPTURE_FAILED)
+        else:
+            self._settle(self._reading.outcomes())
+        return [body]
+
+    def _pass(self, data: bytes) -> list[bytes]:
+        if self._held:
+            self._held.append(data)
+            return []
+        return [data]
+
+    def _lose(self, reason: str) -> None:
+        self._settle(tuple(Lost(index, reason) for index in range(self.choices)))
+
+    def _settle(self, outcomes: tuple[Outcome, ...]) -> None:
+        self._outcomes = outcomes
+        self._opaque = True
+        self.settled = True

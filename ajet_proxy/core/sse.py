@@ -1,0 +1,106 @@
+"""Server-sent events, cut out of a byte stream at any split.
+
+An event leaves `SseParser.feed` with the very bytes it came in (`raw`), so that a relay can pass on what it does not
+change. Invariant: the `raw` parts of all events, joined, plus what `take` returns, are the bytes that were fed; and the
+`data` of the events does not depend on how the stream was split.
+
+Lines end with LF, CRLF or CR (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream).
+A CR at the end of a read ends its line at once: when the LF of a CRLF arrives later, it forms an event without data.
+Nothing is decoded here, so a character cut in two by a split stays whole.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_BLANK_LINE = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class SseEvent:
+    """One event, blank line included. ``data`` is None for comments and for events without a data field."""
+
+    raw: bytes
+    data: bytes | None
+
+    def with_data(self, data: bytes) -> bytes:
+        """This event's bytes with `data`, a single line, in place of its own."""
+        if self.data is not None and self.raw.count(self.data) == 1:
+            return self.raw.replace(self.data, data)
+        out = []
+        told = False
+        for line, end in _lines(self.raw):
+            if _field(line) is None:
+                out.append(line + end)
+            elif not told:
+                out.append(b"data: " + data + end)
+                told = True
+        return b"".join(out)
+
+
+class SseParser:
+    """Bytes in, whole events out."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._searched = 0
+
+    def feed(self, data: bytes) -> list[SseEvent]:
+        """The events that `data` completes."""
+        buffer = self._buffer = self._buffer + data if self._buffer else data
+        events = []
+        at = 0
+        search = self._searched
+        while at < len(buffer):
+            if buffer[at] in b"\r\n":
+                end = at + (2 if buffer.startswith(b"\r\n", at) else 1)
+            else:
+                found = _BLANK_LINE.search(buffer, max(at, search))
+                if found is None:
+                    break
+                end = found.end()
+            events.append(_event(buffer[at:end]))
+            at = end
+        self._buffer = buffer[at:]
+        self._searched = max(0, len(self._buffer) - 3)
+        return events
+
+    def take(self) -> bytes:
+        """Hand over the bytes of the event that is still incomplete, and forget them."""
+        rest, self._buffer, self._searched = self._buffer, b"", 0
+        return rest
+
+    def finish(self) -> list[SseEvent]:
+        """The stream is over: the last event, if its blank line is missing."""
+        rest = self.take()
+        return [_event(rest)] if rest else []
+
+
+def _event(raw: bytes) -> SseEvent:
+    if raw.startswith(b"data: ") and raw.endswith(b"\n\n"):
+        data = raw[6:-2]
+        if b"\n" not in data and b"\r" not in data:
+            return SseEvent(raw, data)
+    fields = [value for line, _ in _lines(raw) if (value := _field(line)) is not None]
+    return SseEvent(raw, b"\n".join(fields) if fields else None)
+
+
+def _lines(raw: bytes) -> list[tuple[bytes, bytes]]:
+    """The lines of `raw`, each with its line end (empty where the last line has none)."""
+    out = []
+    at = 0
+    for found in _LINE_END.finditer(raw):
+        out.append((raw[at : found.start()], found.group()))
+        at = found.end()
+    return [*out, (raw[at:], b"")] if at < len(raw) else out
+
+
+def _field(line: bytes) -> bytes | None:
+    """The value of a data line."""
+    name, colon, value = line.removeprefix(_BOM).partition(b":")
+    if name != b"data":
+        return None
+    return value.removeprefix(b" ") if colon else b""
