@@ -1,0 +1,162 @@
+"""``ajet-proxy``: the daemon and its tools.
+
+Only this module reads argv and ends the process. Bad usage is exit 2 and a failure exit 1, each with one line on
+stderr; a user's mistake never shows a traceback. Everything heavy is imported after the arguments are parsed, so that
+`--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TextIO, TypeVar
+
+import click
+
+from ajet_proxy.config import Config, ConfigError, load
+
+F = TypeVar("F", bound=Callable[..., Any])
+TYPES = {"int": int, "float": float, "bool": bool}
+
+
+def config_options(command: F) -> F:
+    """One flag for each field of `Config` that may stand on the command line."""
+    for f in reversed(dataclasses.fields(Config)):
+        if f.metadata["flag"]:
+            kind = str(f.type)
+            shown = f" [{f.default}]" if f.default not in (None, "", False, ()) and not kind.startswith("tuple") else ""
+            command = click.option(
+                f"--{f.name.replace('_', '-')}", f.name, multiple=kind.startswith("tuple"), default=None,
+                is_flag=kind == "bool", type=TYPES.get(kind, str), metavar=f.metadata["metavar"],
+                help=f.metadata["help"] + shown,
+            )(command)
+    return click.option("--config", "file", metavar="FILE", help="TOML file with the same keys as the flags.")(command)
+
+
+def _load(file: str | None, flags: dict[str, Any]) -> Config:
+    given = {name: value for name, value in flags.items() if value not in (None, (), False)}
+    return load(file, os.environ, given)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="ajet", prog_name="ajet-proxy")
+def cli() -> None:
+    """The proxy between LLM agents and the engine: records, rewards, delivers to the trainer."""
+
+
+@cli.command()
+@config_options
+def serve(file: str | None, **flags: Any) -> None:
+    """Run the proxy until SIGTERM, which lets requests in flight finish."""
+    config = _load(file, flags)
+    from ajet_proxy import app
+
+    app.main(config, lambda url: click.echo(f"ajet-proxy ready on {url}"))
+
+
+@cli.command()
+@click.argument("calls", type=click.File("r", encoding="utf-8"))
+@click.option("--policy", type=click.Choice(["strict", "repair", "off"]), default="strict", help="How calls join.")
+@click.option("--tree", is_flag=True, help="One row per tree, with `parents`; every shared token once.")
+def merge(calls: TextIO, policy: str, tree: bool) -> None:
+    """Turn calls (JSON lines; - is stdin) into samples on stdout."""
+    from ajet_proxy import offline
+
+    _write(offline.merge_lines(calls, policy, tree))
+
+
+@cli.command()
+@click.argument("data_dir", type=click.Path(exists=True, file_okay=False))
+def replay(data_dir: str) -> None:
+    """Rebuild samples from a journal, bit for bit what was delivered."""
+    from ajet_proxy import offline
+
+    _write(offline.replay_lines(data_dir))
+
+
+@cli.command()
+@config_options
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
+    """Check the engines, the disk, permissions and the clock; say what to do about each fault."""
+    config = _load(file, flags)
+    from ajet_proxy import doctor as checks
+
+    findings = checks.run(config)
+    click.echo(checks.as_json(findings) if as_json else checks.as_text(findings))
+    if any(finding.level == "fault" for finding in findings):
+        sys.exit(1)
+
+
+@cli.command("issue-key")
+@config_options
+@click.option("--scope", type=click.Choice(["agent", "trainer", "admin"]), required=True, help="What the key may do.")
+@click.option("--tenant", default="", help="Whose episodes an agent's key reaches.")
+@click.option("--ttl", type=float, default=30 * 86400.0, show_default=True, help="Lifetime in seconds.")
+def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: Any) -> None:
+    """Print a signed key for the proxy that uses this data directory."""
+    config = _load(file, flags)
+    from ajet_proxy import app
+
+    click.echo(app.issue_key(config, scope, tenant, ttl))
+
+
+@cli.command("install-service", context_settings={"ignore_unknown_options": True})
+@click.option("--user", is_flag=True, help="For the user's own systemd instead of the machine's.")
+@click.option("--print", "only_print", is_flag=True, help="Print the unit and write nothing.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) -> None:
+    """Write the hardened systemd unit; ARGUMENTS are those of `serve`."""
+    from ajet_proxy import service
+
+    config = serve.make_context("serve", list(arguments)).params
+    drain_s = _load(config.pop("file"), config).drain_s
+    text = service.unit(arguments, user=user, drain_s=drain_s)
+    if only_print:
+        click.echo(text, nl=False)
+        return
+    path = service.unit_path(user=user, env=os.environ)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    scope = " --user" if user else ""
+    click.echo(f"wrote {path}\nnow run: systemctl{scope} daemon-reload && systemctl{scope} enable --now {path.name}")
+
+
+def _write(lines: Iterator[str]) -> None:
+    for line in lines:
+        click.echo(line)
+
+
+def main() -> NoReturn:
+    """The console script."""
+    from ajet_sdk.errors import AjetError
+
+    try:
+        code = cli.main(prog_name="ajet-proxy", standalone_mode=False)
+    except click.UsageError as error:
+        _fail(2, error.format_message())
+    except click.ClickException as error:
+        _fail(1, error.format_message())
+    except ConfigError as error:
+        _fail(2, str(error))
+    except AjetError as error:
+        _fail(1, error.message)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        _fail(1, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(code: int, message: str) -> NoReturn:
+    click.echo(f"ajet-proxy: {' '.join(message.split())}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""The daemon's one configuration object, and where its values come from.
+
+Later sources win: defaults, the TOML file, ``AJET_*`` variables, command-line flags. A key that no field has is an
+error that names the nearest one, because a misspelt limit must not silently be no limit. Each field carries the
+sentence that `--help` and the documentation show, so neither can drift from the code.
+
+The admin secret comes from the environment or from a file and never from argv, which every user of the machine can
+read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the message is one line and names the key."""
+
+
+def _opt(default: Any, text: str, *, flag: bool = True, metavar: str | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "flag": flag, "metavar": metavar})
+
+
+ENV_PREFIX = "AJET_"
+FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_AGENT", "AJET_API_KEY", "AJET_MODEL")
+"""Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
+FOREIGN_ENV_PREFIXES = ("AJET_TRAINER_", "AJET_QUICKSTART_", "AJET_TEST_")
+MIN_SECRET = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that can be set. Times are in seconds, sizes in bytes."""
+
+    upstream: tuple[str, ...] = _opt(
+        (), "Base URL of an inference engine, for one model if NAME is given; repeatable. Without one, requests wait "
+        "until a trainer announces its engines.", metavar="[NAME=]URL",
+    )
+    listen: str = _opt("127.0.0.1:8484", "Address of the HTTP front; port 0 takes a free one.", metavar="HOST:PORT")
+    intercept: str | None = _opt(
+        None, "Also run an HTTPS proxy here for programs that hard-code a provider's address.", metavar="HOST:PORT"
+    )
+    intercept_host: tuple[str, ...] = _opt(
+        ("api.openai.com", "api.anthropic.com"), "Host whose TLS the HTTPS proxy terminates; repeatable. All others "
+        "pass through unread.", metavar="HOST",
+    )
+    data_dir: str = _opt("", "Journal, keys and CA; by default the user's or systemd's state directory.", metavar="DIR")
+    admin_secret: str | None = _opt(None, "The admin key. From the environment only.", flag=False)
+    admin_secret_file: str | None = _opt(None, "File that holds the admin key.", metavar="FILE")
+    upstream_key: str | None = _opt(None, "API key for the engines. From the environment only.", flag=False)
+    tls_cert: str | None = _opt(None, "Certificate chain (PEM); the front then speaks HTTPS.", metavar="FILE")
+    tls_key: str | None = _opt(None, "Private key of the certificate (PEM).", metavar="FILE")
+    trusted_front: bool = _opt(False, "A reverse proxy of yours terminates TLS and is the only one to reach us.")
+    insecure: bool = _opt(False, "Serve a non-loopback address without TLS all the same.")
+    public_url: str | None = _opt(
+        None, "Base URL under which agents reach the proxy; by default the address they asked at.", metavar="URL"
+    )
+    allow_route: tuple[str, ...] = _opt(
+        (), "Further engine route that agents may call, such as /v2/rerank; repeatable.", metavar="PATH"
+    )
+    group_size: int = _opt(8, "Episodes of one task that make a complete group, unless the trainer says otherwise.")
+    idle_timeout: float = _opt(1800.0, "An open episode without a sign of life for this long is discarded.")
+    wall_timeout: float = _opt(86400.0, "An open episode older than this is discarded.")
+    merge_policy: str = _opt("strict", "How calls become samples: strict or off.")
+    gate_mode: str = _opt(
+        "drain", "While weights change: drain (wait for calls in flight) or pause (freeze them in the engine)."
+    )
+    gate_hold_s: float = _opt(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
+    connect_timeout: float = _opt(60.0, "Limit for connecting to an engine.")
+    read_timeout: float = _opt(0.0, "Limit for an engine's silence within one answer; 0 is none.")
+    drain_s: float = _opt(60.0, "After SIGTERM, requests in flight have this long to finish.")
+    key_ttl_s: float = _opt(7 * 86400.0, "Lifetime of an episode's key.")
+    max_body: int = _opt(64 << 20, "Largest request body.")
+    max_header: int = _opt(64 << 10, "Largest request header, and longest request line.")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return split_address(self.listen, "listen")
+
+    @property
+    def upstreams(self) -> Mapping[str, tuple[str, ...]]:
+        """Model name (``""``: any) to base URLs without a trailing ``/`` or ``/v1``."""
+        found: dict[str, tuple[str, ...]] = {}
+        for item in self.upstream:
+            name, url = split_upstream(item)
+            found[name] = (*found.get(name, ()), url)
+        return found
+
+
+def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """The configuration from all sources, checked; `flags` holds only what was given on the command line."""
+    values: dict[str, Any] = {}
+    if file is not None:
+        values.update(_from_toml(file))
+    values.update(_from_env(env))
+    values.update({name: _convert(name, value, f"--{name.replace('_', '-')}") for name, value in flags.items()})
+    if not values.get("data_dir"):
+        values["data_dir"] = default_data_dir(env)
+    if values.get("admin_secret") is None and values.get("admin_secret_file"):
+        values["admin_secret"] = _read_secret(values["admin_secret_file"])
+    config = Config(**values)
+    check(config)
+    return config
+
+
+def default_data_dir(env: Mapping[str, str]) -> str:
+    """systemd's STATE_DIRECTORY, else ``ajet`` under the XDG state directory."""
+    state = env.get("STATE_DIRECTORY", "").split(":")[0]
+    if state:
+        return state
+    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "ajet")
+
+
+def check(config: Config) -> None:
+    """Raise `ConfigError` for values that are wrong by themselves or together (contract section 5, last lines)."""
+    host, _ = config.address
+    for item in config.upstream:
+        split_upstream(item)
+    for name, allowed in (("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "off"))):
+        if getattr(config, name) not in allowed:
+            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(config, name)!r}")
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if type(value) in (int, float) and (value < 0 or (value == 0 and f.name != "read_timeout")):
+            raise ConfigError(f"{f.name} must be above 0, not {value}")
+    for path in config.allow_route:
+        if not path.startswith("/"):
+            raise ConfigError(f"allow_route must begin with '/', not {path!r}")
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("tls_cert and tls_key belong together: give both or neither")
+    if config.admin_secret is not None and len(config.admin_secret) < MIN_SECRET:
+        raise ConfigError(f"the admin secret must have at least {MIN_SECRET} characters")
+    if not is_loopback(host):
+        _check_exposed(config, host)
+    if config.intercept is not None:
+        exposed, _ = split_address(config.intercept, "intercept")
+        if not is_loopback(exposed) and not config.insecure:
+            raise ConfigError(f"intercept on {exposed} would be an open proxy: use a loopback address, or --insecure")
+
+
+def _check_exposed(config: Config, host: str) -> None:
+    if config.admin_secret is None:
+        raise ConfigError(
+            f"listening on {host} (not loopback) needs an admin secret: set AJET_ADMIN_SECRET or --admin-secret-file"
+        )
+    if config.tls_cert is None and not config.trusted_front and not config.insecure:
+        raise ConfigError(
+            f"listening on {host} (not loopback) needs --tls-cert and --tls-key, --trusted-front, or --insecure"
+        )
+
+
+def split_address(text: str, name: str) -> tuple[str, int]:
+    """``HOST:PORT`` (IPv6 in brackets) as its parts."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{name} must be HOST:PORT, not {text!r}")
+    return host, int(port)
+
+
+def split_upstream(text: str) -> tuple[str, str]:
+    """``[NAME=]URL`` as (name or ``""``, base URL without ``/v1``)."""
+    name, sign, url = text.partition("=")
+    if not sign or "://" in name:
+        name, url = "", text
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
+    return name, url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address) can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def table() -> str:
+    """Every setting as rows of a Markdown table, for the documentation."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for f in dataclasses.fields(Config):
+        default = ", ".join(f.default) if isinstance(f.default, tuple) else f.default
+        shown = "" if default in (None, "", False) else f"`{default}`"
+        rows.append(f"| `{f.name}` | {shown} | {f.metadata['help']} |")
+    return "\n".join(rows)
+
+
+def _from_toml(file: str) -> dict[str, Any]:
+    import tomllib
+
+    try:
+        with open(file, "rb") as stream:
+            table = tomllib.load(stream)
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not TOML: {error}") from error
+    known = [f.name for f in dataclasses.fields(Config) if f.name not in ("admin_secret", "upstream_key")]
+    for name in table:
+        if name not in known:
+            raise ConfigError(f"{file}: unknown key {name!r}{_nearest(name, known)}")
+    return {name: _convert(name, value, f"{file}: {name}") for name, value in table.items()}
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
+    known = {ENV_PREFIX + f.name.upper(): f.name for f in dataclasses.fields(Config)}
+    values = {}
+    for variable, text in env.items():
+        if not variable.startswith(ENV_PREFIX) or variable in FOREIGN_ENV or variable.startswith(FOREIGN_ENV_PREFIXES):
+            continue
+        if variable not in known:
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, list(known))}")
+        values[known[variable]] = _convert(known[variable], text, variable)
+    return values
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+
+
+def _convert(name: str, value: Any, where: str) -> Any:
+    """`value`, from TOML or as text, as the type of field `name`; text lists are separated by commas."""
+    kind = str(next(f.type for f in dataclasses.fields(Config) if f.name == name)).removesuffix(" | None")
+    try:
+        if kind == "tuple[str, ...]":
+            items = [item for item in value.split(",") if item] if isinstance(value, str) else list(value)
+            if all(isinstance(item, str) for item in items):
+                return tuple(item.strip() for item in items)
+        elif kind == "bool":
+            words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+            return value if isinstance(value, bool) else words[value.lower()]
+        elif kind == "int" and not isinstance(value, (bool, float)):
+            return int(value)
+        elif kind == "float" and not isinstance(value, bool):
+            if (number := float(value)) < float("inf"):
+                return number
+        elif kind == "str" and isinstance(value, str):
+            return value
+    except (ValueError, TypeError, KeyError, AttributeError):
+        pass
+    words_of = {"tuple[str, ...]": "a list of strings", "bool": "true or false", "int": "an integer",
+                "float": "a number", "str": "text"}
+    raise ConfigError(f"{where} must be {words_of[kind]}, not {value!r}")
+
+
+def _read_secret(file: str) -> str:
+    try:
+        secret = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"cannot read admin_secret_file {file}: {reason}") from error
+    return secret

@@ -1,0 +1,116 @@
+"""Keys: what a caller may do, signed so that no list of keys exists anywhere.
+
+A key is ``ajet-PAYLOAD.SIGNATURE``: the claims as base64url JSON and an HMAC-SHA256 over them. Whoever holds the
+signing secret can check a key without a lookup, and an episode's key stays good over a restart of the proxy. Only
+``A-Z a-z 0-9 - _ .`` occur, so a key also fits into a URL path.
+
+Invariant: `Keys.verify` returns claims only for a key that `Keys.issue` made with the same secret and that has not
+expired, or for the admin secret itself. Comparison is in constant time. No error message repeats a key.
+
+The signing secret is random and never derived from the admin secret: an agent that holds a signed key must not be able
+to search for a guessable admin secret offline.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ajet_sdk.errors import Forbidden, Unauthorized
+from ajet_sdk.routes import KEY_PREFIX
+
+Scope = Literal["agent", "trainer", "admin"]
+SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a key says: its scope, the tenant it belongs to, the one episode it is limited to (None: all of the
+    tenant's), and until when (Unix seconds) it holds."""
+
+    scope: Scope
+    tenant: str = ""
+    episode: str | None = None
+    expires: float = float("inf")
+
+
+EVERYTHING = Claims(scope="admin")
+"""What a request without a key may do while the proxy listens on loopback and no admin secret is set."""
+
+
+class Keys:
+    """Issues and checks keys.
+
+    `admin_secret` is accepted as an admin key as it stands. Without one (`is_open`), a request with no key, or with a
+    key that was never ours (``EMPTY``, ``sk-…``), may do everything; a key of ours is still held to its claims.
+    """
+
+    def __init__(self, secret: bytes, *, admin_secret: str | None = None) -> None:
+        self._secret = secret
+        self._admin_secret = admin_secret
+        self.is_open = admin_secret is None
+
+    def issue(self, claims: Claims) -> str:
+        """The key that says `claims`."""
+        expires = None if claims.expires == float("inf") else claims.expires
+        fields = [SCOPES.index(claims.scope), claims.tenant, claims.episode, expires]
+        payload = _encode(json.dumps(fields, separators=(",", ":")).encode())
+        return f"{KEY_PREFIX}{payload}.{self._sign(payload)}"
+
+    def verify(self, key: str, now: float) -> Claims:
+        """The claims of `key` at Unix time `now`; `Unauthorized` if it is forged, expired or not a key."""
+        if self._admin_secret is not None and hmac.compare_digest(_bytes(key), _bytes(self._admin_secret)):
+            return EVERYTHING
+        payload, dot, signature = key.removeprefix(KEY_PREFIX).partition(".")
+        if not key.startswith(KEY_PREFIX) or not dot:
+            raise Unauthorized("this API key is not one of this proxy", code="invalid_api_key")
+        if not hmac.compare_digest(_bytes(signature), _bytes(self._sign(payload))):
+            raise Unauthorized("this API key was not issued by this proxy", code="invalid_api_key")
+        scope, tenant, episode, expires = json.loads(_decode(payload))
+        claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires)
+        if now >= claims.expires:
+            raise Unauthorized("this API key has expired", code="expired_api_key")
+        return claims
+
+    def authenticate(self, key: str | None, now: float) -> Claims:
+        """The claims of a request that carries `key` (None: it carries none), or `Unauthorized`."""
+        if self.is_open and (key is None or not key.startswith(KEY_PREFIX)):
+            return EVERYTHING
+        if key is None:
+            raise Unauthorized("no API key: send one as 'Authorization: Bearer KEY'", code="missing_api_key")
+        return self.verify(key, now)
+
+    def _sign(self, payload: str) -> str:
+        return _encode(hmac.digest(self._secret, _bytes(payload), hashlib.sha256))
+
+
+def key_in(headers: Mapping[str, str]) -> str | None:
+    """The key a request carries (header names in lower case): ``Authorization: Bearer`` first, then ``x-api-key``."""
+    word, _, rest = headers.get("authorization", "").strip().partition(" ")
+    if word.lower() == "bearer" and rest.strip():
+        return rest.strip()
+    return headers.get("x-api-key", "").strip() or None
+
+
+def check_scope(claims: Claims, needed: str) -> None:
+    """Raise `Forbidden` unless `claims` reach a route that needs scope `needed` (``any``: every key does)."""
+    if needed != "any" and claims.scope not in (needed, "admin"):
+        raise Forbidden(f"this needs a key of scope {needed!r}, not {claims.scope!r}", code="wrong_scope")
+
+
+def _encode(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _decode(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def _bytes(text: str) -> bytes:
+    """Header text as it came over the socket, whatever its bytes were."""
+    return text.encode("utf-8", "surrogateescape")

@@ -1,0 +1,207 @@
+"""Checks of everything the proxy depends on, each with what to do about a fault.
+
+A check returns findings and never raises; the proxy itself is not touched, so `doctor` may run beside it. A warning is
+something that works but will surprise; a fault is something that does not work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import stat
+import time
+from dataclasses import asdict, dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+
+from ajet_proxy.config import Config
+
+LOW_DISK = 1 << 30
+CLOCK_SKEW_S = 30.0
+TESTED_VLLM = ((0, 31), (0, 33))
+"""The vLLM releases, first and last, whose dialect was read or recorded for this proxy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check's result. ``advice`` says what to do; it is empty when there is nothing to do."""
+
+    check: str
+    level: Literal["ok", "warning", "fault"]
+    message: str
+    advice: str = ""
+
+
+def run(config: Config) -> list[Finding]:
+    """Every check, in the order in which faults should be repaired."""
+    return [*_data_dir(config), *asyncio.run(_upstreams(config))]
+
+
+def as_text(findings: list[Finding]) -> str:
+    """One line a finding, with its advice below it."""
+    lines = []
+    for item in findings:
+        lines.append(f"{item.level:8}{item.check}: {item.message}")
+        if item.advice:
+            lines.append(f"        → {item.advice}")
+    return "\n".join(lines)
+
+
+def as_json(findings: list[Finding]) -> str:
+    return json.dumps({"ok": all(f.level != "fault" for f in findings), "findings": [asdict(f) for f in findings]})
+
+
+def _data_dir(config: Config) -> list[Finding]:
+    path = Path(config.data_dir)
+    if not path.exists():
+        parent = next(p for p in path.absolute().parents if p.exists())
+        if os.access(parent, os.W_OK | os.X_OK):
+            return [Finding("data directory", "ok", f"{path} does not exist yet and can be made"), _disk(parent)]
+        return [Finding("data directory", "fault", f"{path} does not exist and {parent} is not writable",
+                        f"make it for the user that runs the proxy: mkdir -m 700 {path}, or choose --data-dir")]
+    if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return [Finding("data directory", "fault", f"{path} is not a directory that this user can write",
+                        "chown it to the user that runs the proxy, or choose another --data-dir")]
+    found = [Finding("data directory", "ok", str(path))]
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        found.append(Finding("permissions", "warning", f"others can look into {path}", f"chmod 700 {path}"))
+    found += [
+        Finding("permissions", "fault", f"{secret} is readable by others", f"chmod 600 {secret}")
+        for secret in (path / "secret", path / "ca" / "mitmproxy-ca.pem")
+        if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077
+    ]
+    return [*found, _disk(path), _lock(path)]
+
+
+def _disk(path: Path) -> Finding:
+    free = shutil.disk_usage(path).free
+    text = f"{free / 2**30:.1f} GiB free under {path}"
+    if free < LOW_DISK:
+        return Finding("disk", "fault", text, "free some space: the proxy refuses calls while it cannot write")
+    return Finding("disk", "ok", text)
+
+
+def _lock(path: Path) -> Finding:
+    lock = path / "lock"
+    if not lock.exists():
+        return Finding("lock", "ok", "no proxy has used this data directory yet")
+    with lock.open() as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Finding("lock", "ok", "a proxy is running on this data directory; a second one would be refused")
+    return Finding("lock", "ok", "no proxy is running on this data directory")
+
+
+async def _upstreams(config: Config) -> list[Finding]:
+    if not config.upstream:
+        return [Finding("upstream", "warning", "none configured: requests wait until a trainer announces its engines",
+                        "give --upstream URL if an engine is already there")]
+    headers = {"Authorization": f"Bearer {config.upstream_key}"} if config.upstream_key else {}
+    timeout = aiohttp.ClientTimeout(total=60, connect=10)
+    found: list[Finding] = []
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        for urls in config.upstreams.values():
+            for url in urls:
+                found += await _upstream(session, url, config)
+    return found
+
+
+async def _upstream(session: aiohttp.ClientSession, url: str, config: Config) -> list[Finding]:
+    check = f"upstream {url}"
+    try:
+        status, models, date = await _get(session, f"{url}/v1/models")
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return [Finding(check, "fault", f"cannot be reached: {error or type(error).__name__}",
+                        "start the engine, or correct --upstream")]
+    if status == 401:
+        return [Finding(check, "fault", "wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
+    names = [item.get("id") for item in _list(models, "data")]
+    if status != 200 or not names:
+        return [Finding(check, "fault", f"GET /v1/models answered {status} without a model",
+                        "is this an OpenAI-compatible server? --upstream is its base URL")]
+    found = [Finding(check, "ok", f"serves {', '.join(map(str, names))}"), *_clock(check, date)]
+    found.append(await _version(session, url, check))
+    found += [item for name in names[:1] for item in await _generation(session, url, check, str(name))]
+    if config.gate_mode == "pause":
+        found.append(await _pause(session, url, check))
+    return found
+
+
+def _clock(check: str, date: str | None) -> list[Finding]:
+    if date is None:
+        return []
+    try:
+        skew = abs(parsedate_to_datetime(date).timestamp() - time.time())
+    except ValueError:
+        return []
+    if skew > CLOCK_SKEW_S:
+        return [Finding(check, "warning", f"its clock is {skew:.0f} s from ours", "run NTP on both machines")]
+    return [Finding(check, "ok", "its clock agrees with ours")]
+
+
+async def _version(session: aiohttp.ClientSession, url: str, check: str) -> Finding:
+    status, body, _ = await _get(session, f"{url}/version")
+    version = body.get("version") if isinstance(body, dict) else None
+    if status != 200 or not isinstance(version, str):
+        return Finding(check, "warning", "does not say it is vLLM (no /version)",
+                       "calls can be recorded only from an engine that gives token ids, such as vLLM")
+    first, last = TESTED_VLLM
+    try:
+        major_minor = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    except ValueError:
+        major_minor = last
+    if not first <= major_minor <= last:
+        return Finding(check, "warning", f"vLLM {version} is outside the tested releases",
+                       f"tested are {first[0]}.{first[1]} to {last[0]}.{last[1]}")
+    return Finding(check, "ok", f"vLLM {version}")
+
+
+async def _generation(session: aiohttp.ClientSession, url: str, check: str, model: str) -> list[Finding]:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "logprobs": True,
+            "return_token_ids": True}
+    async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+        status, reply = answer.status, await _json(answer)
+    choice = next(iter(_list(reply, "choices")), {})
+    if status != 200:
+        return [Finding(check, "fault", f"a chat completion answered {status}: {json.dumps(reply)[:200]}",
+                        "look into the engine's log")]
+    if not choice.get("token_ids") or not reply.get("prompt_token_ids"):
+        return [Finding(check, "fault", "gives no token ids: every episode would be discarded as incomplete_call",
+                        "use vLLM ≥ 0.10.2, which knows return_token_ids")]
+    logprobs = _list(choice.get("logprobs") or {}, "content")
+    if len(logprobs) != len(choice["token_ids"]):
+        return [Finding(check, "fault", f"gives {len(logprobs)} logprobs for {len(choice['token_ids'])} tokens",
+                        "start vLLM without --max-logprobs 0")]
+    return [Finding(check, "ok", "gives exact token ids and a logprob for each")]
+
+
+async def _pause(session: aiohttp.ClientSession, url: str, check: str) -> Finding:
+    status, _, _ = await _get(session, f"{url}/is_paused")
+    if status == 404:
+        return Finding(check, "fault", "gate_mode is pause, but it has no /pause",
+                       "start vLLM with VLLM_SERVER_DEV_MODE=1, or use --gate-mode drain")
+    return Finding(check, "ok", "can be paused while weights change")
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, Any, str | None]:
+    async with session.get(url) as answer:
+        return answer.status, await _json(answer), answer.headers.get("Date")
+
+
+async def _json(answer: aiohttp.ClientResponse) -> Any:
+    try:
+        return json.loads(await answer.read())
+    except ValueError:
+        return {}
+
+
+def _list(body: Any, name: str) -> list[dict[str, Any]]:
+    value = body.get(name) if isinstance(body, dict) else None
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

@@ -1,0 +1,25 @@
+"""Time and identity, the two things the pure core may not make for itself.
+
+`Clock.now` is Unix time that never runs backwards while the process lives: it is read once from the wall clock and then
+advances with the monotonic clock, so that a step of the system's clock neither expires leases nor reorders calls.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+
+class Clock:
+    """Unix seconds and fresh ids."""
+
+    def __init__(self) -> None:
+        self._offset = time.time() - time.monotonic()
+
+    def now(self) -> float:
+        """Unix time in seconds; non-decreasing."""
+        return self._offset + time.monotonic()
+
+    def new_id(self, kind: str) -> str:
+        """A fresh id such as ``ep-1f0c…`` (64 random bits; no underscore, which verl's keys do not take)."""
+        return f"{kind}-{secrets.token_hex(8)}"

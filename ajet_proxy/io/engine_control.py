@@ -1,0 +1,44 @@
+"""Freezing engines while weights change: vLLM's ``/pause?mode=keep`` and ``/resume``.
+
+Calls in flight stop between two tokens and go on after `resume`; their clients notice nothing but time. The routes
+exist when vLLM runs with ``VLLM_SERVER_DEV_MODE=1``; an engine without them is an error that says so, and the gate
+then stays closed until the trainer drains or opens it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+
+from ajet_sdk.errors import EngineError
+
+
+class EngineControl:
+    """Speaks to the engines' control routes with the daemon's own HTTP session."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, key: str | None = None, limit_s: float = 60.0) -> None:
+        self._session = session
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._timeout = aiohttp.ClientTimeout(total=limit_s)
+
+    async def pause(self, urls: tuple[str, ...]) -> None:
+        """Freeze every engine; `EngineError` if one did not."""
+        await asyncio.gather(*(self._post(url, "/pause?mode=keep") for url in urls))
+
+    async def resume(self, urls: tuple[str, ...]) -> None:
+        """Let every engine go on; `EngineError` if one did not."""
+        await asyncio.gather(*(self._post(url, "/resume") for url in urls))
+
+    async def _post(self, url: str, route: str) -> None:
+        try:
+            async with self._session.post(url + route, headers=self._headers, timeout=self._timeout) as answer:
+                if answer.status == 404:
+                    raise EngineError(
+                        f"engine {url} has no {route.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1, "
+                        "or use gate_mode drain", code="engine_cannot_pause",
+                    )
+                if answer.status >= 400:
+                    raise EngineError(f"engine {url} answered {answer.status} to {route}", code="engine_cannot_pause")
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise EngineError(f"engine {url} cannot be reached: {error}", code="engine_unreachable") from error

@@ -1,0 +1,168 @@
+"""Counters and histograms, rendered as Prometheus text (https://prometheus.io/docs/instrumenting/exposition_formats/).
+
+Names and their labels are declared in one table, so that an operator can read what exists and a typing error cannot
+make a new series. Label values are bounded: after `MAX_SERIES` combinations of one metric, further ones count as
+``other``, so that no client can fill the memory by inventing names. What the ledger already counts is read from it at
+render time and not counted twice.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_SERIES = 200
+SECONDS = (0.005, 0.02, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0, 300.0, 1800.0)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One declared metric. ``kind`` is counter, gauge or histogram."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("ajet_requests_total", "counter", "Requests answered, by route and status.", ("route", "status")),
+    Metric("ajet_request_seconds", "histogram", "From a request's first byte to its answer's last.", ("route",)),
+    Metric("ajet_first_byte_seconds", "histogram", "From a request to its answer's first byte.", ("route",)),
+    Metric("ajet_gate_wait_seconds", "histogram", "Time a request was held at the gate."),
+    Metric("ajet_captures_total", "counter", "Choices captured whole, or lost with their reason.", ("outcome",)),
+    Metric("ajet_upstream_errors_total", "counter", "Engine requests that failed, by kind.", ("kind",)),
+    Metric("ajet_upstream_retries_total", "counter", "Engine requests repeated on a fresh connection."),
+    Metric("ajet_commit_seconds", "histogram", "Time until events were on disk."),
+    Metric("ajet_intercepted_connections_total", "counter", "Connections to the HTTPS proxy.", ("kind",)),
+)
+
+
+class Metrics:
+    """The daemon's own counters. One thread, the event loop's, uses it."""
+
+    def __init__(self) -> None:
+        self._declared = {metric.name: metric for metric in METRICS}
+        self._values: dict[str, dict[tuple[str, ...], float]] = {m.name: {} for m in METRICS if m.kind != "histogram"}
+        self._histograms: dict[str, dict[tuple[str, ...], _Histogram]] = {
+            m.name: {} for m in METRICS if m.kind == "histogram"
+        }
+
+    def inc(self, name: str, value: float = 1, **labels: object) -> None:
+        """Add `value` to a counter."""
+        series = self._values[name]
+        key = _key(self._declared[name], labels, series)
+        series[key] = series.get(key, 0) + value
+
+    def observe(self, name: str, value: float, **labels: object) -> None:
+        """Count `value` (seconds) in a histogram."""
+        series = self._histograms[name]
+        key = _key(self._declared[name], labels, series)
+        if key not in series:
+            series[key] = _Histogram()
+        series[key].observe(value)
+
+    def render(self, gauges: Iterable[tuple[Metric, Mapping[tuple[str, ...], float]]] = ()) -> str:
+        """Everything as Prometheus text; `gauges` come from elsewhere, each with its value for each label tuple."""
+        lines: list[str] = []
+        for metric in METRICS:
+            if metric.kind == "histogram":
+                _head(metric, lines)
+                for key, histogram in self._histograms[metric.name].items():
+                    histogram.render(metric, key, lines)
+            else:
+                _plain(metric, self._values[metric.name], lines)
+        for metric, values in gauges:
+            _plain(metric, values, lines)
+        return "\n".join(lines) + "\n"
+
+
+class _Histogram:
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(SECONDS) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(SECONDS, value)] += 1
+        self.total += value
+
+    def render(self, metric: Metric, key: tuple[str, ...], lines: list[str]) -> None:
+        below = 0
+        for bound, count in zip((*map(_number, SECONDS), "+Inf"), self.counts, strict=True):
+            below += count
+            lines.append(f"{metric.name}_bucket{_labels((*metric.labels, 'le'), (*key, bound))} {below}")
+        lines.append(f"{metric.name}_sum{_labels(metric.labels, key)} {_number(self.total)}")
+        lines.append(f"{metric.name}_count{_labels(metric.labels, key)} {below}")
+
+
+def ledger_gauges(status: Mapping[str, Any]) -> list[tuple[Metric, dict[tuple[str, ...], float]]]:
+    """The terms of `GET status` as gauges; a term that is no number is left out."""
+    models = status.get("models", {})
+    states = {key: value for key, value in _numbers(status.get("episodes", {})).items() if key != ("opened",)}
+    return [
+        (Metric("ajet_episodes", "gauge", "Episodes by state.", ("state",)), states),
+        (
+            Metric("ajet_episodes_opened_total", "counter", "Episodes ever opened; the sum of all states."),
+            {(): _numbers(status.get("episodes", {})).get(("opened",), 0)},
+        ),
+        (
+            Metric("ajet_policy_version", "gauge", "Weights that serve a model.", ("model",)),
+            {(name,): model.get("policy_version", 0) for name, model in models.items()},
+        ),
+        (
+            Metric("ajet_engines", "gauge", "Engines known for a model.", ("model",)),
+            {(name,): len(model.get("upstreams", ())) for name, model in models.items()},
+        ),
+        (Metric("ajet_groups", "gauge", "Groups by state.", ("state",)), _numbers(status.get("groups", {}))),
+        (Metric("ajet_tokens", "gauge", "Tokens of sealed episodes, by kind.", ("kind",)),
+         _numbers(status.get("tokens", {}))),
+        (Metric("ajet_broken_timelines", "gauge", "Timelines by what broke them.", ("broken_by",)),
+         _numbers(status.get("drift", {}))),
+    ]
+
+
+def gauge(name: str, text: str, value: float) -> tuple[Metric, dict[tuple[str, ...], float]]:
+    """One gauge without labels."""
+    return Metric(name, "gauge", text), {(): value}
+
+
+def _numbers(terms: Any) -> dict[tuple[str, ...], float]:
+    if not isinstance(terms, Mapping):
+        return {}
+    return {(str(name),): value for name, value in terms.items() if isinstance(value, (int, float))}
+
+
+def _key(metric: Metric, labels: Mapping[str, object], series: Mapping[tuple[str, ...], object]) -> tuple[str, ...]:
+    if tuple(sorted(labels)) != tuple(sorted(metric.labels)):
+        raise ValueError(f"{metric.name} has labels {metric.labels}, not {tuple(labels)}")
+    key = tuple(str(labels[name]) for name in metric.labels)
+    return key if key in series or len(series) < MAX_SERIES else ("other",) * len(key)
+
+
+def _head(metric: Metric, lines: list[str]) -> None:
+    lines.append(f"# HELP {metric.name} {metric.help}")
+    lines.append(f"# TYPE {metric.name} {metric.kind}")
+
+
+def _plain(metric: Metric, values: Mapping[tuple[str, ...], float], lines: list[str]) -> None:
+    _head(metric, lines)
+    for key, value in values.items():
+        lines.append(f"{metric.name}{_labels(metric.labels, key)} {_number(value)}")
+
+
+def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    pairs = [f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True)]
+    return "{" + ",".join(pairs) + "}" if pairs else ""
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)

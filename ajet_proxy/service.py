@@ -1,0 +1,104 @@
+"""Running under systemd: the unit, and the datagrams that tell systemd how we are.
+
+The unit gives the daemon its own dynamic user, one writable directory and nothing else of the machine. `notify`
+speaks the protocol of sd_notify(3), a datagram to the socket named in ``NOTIFY_SOCKET``, so that dependants start
+when the proxy accepts requests and a hung proxy is restarted.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+WATCHDOG_S = 60
+UNIT_NAME = "ajet-proxy.service"
+
+_UNIT = """\
+[Unit]
+Description=ajet proxy: records LLM agents so that their model can be trained
+Documentation=https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+Type=notify
+ExecStart={command}
+Restart=on-failure
+RestartSec=2
+TimeoutStartSec=300
+TimeoutStopSec={stop_s}
+WatchdogSec={watchdog_s}
+StateDirectory=ajet
+StateDirectoryMode=0700
+UMask=0077
+LimitNOFILE=65536
+MemoryMax=80%
+{identity}NoNewPrivileges=yes
+ProtectSystem=strict
+PrivateTmp=yes
+RestrictSUIDSGID=yes
+RestrictNamespaces=yes
+RestrictRealtime=yes
+LockPersonality=yes
+RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+
+[Install]
+WantedBy={wanted_by}
+"""
+_SYSTEM_ONLY = """\
+DynamicUser=yes
+ProtectHome=read-only
+PrivateDevices=yes
+ProtectKernelTunables=yes
+ProtectKernelModules=yes
+ProtectKernelLogs=yes
+ProtectControlGroups=yes
+ProtectClock=yes
+ProtectHostname=yes
+CapabilityBoundingSet=
+EnvironmentFile=-/etc/ajet/proxy.env
+"""
+_USER_ONLY = """\
+EnvironmentFile=-%E/ajet/proxy.env
+"""
+
+
+def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float) -> str:
+    """The unit's text; `arguments` follow ``ajet-proxy serve``. Settings and the admin secret (``AJET_ADMIN_SECRET``)
+    go into the environment file that it names, which only its owner should read."""
+    program = [sys.executable, "-m", "ajet_proxy.cli", "serve", *arguments]
+    return _UNIT.format(
+        command=" ".join(shlex.quote(item).replace("%", "%%").replace("$", "$$") for item in program),
+        stop_s=int(drain_s) + 30,
+        watchdog_s=WATCHDOG_S,
+        identity=_USER_ONLY if user else _SYSTEM_ONLY,
+        wanted_by="default.target" if user else "multi-user.target",
+    )
+
+
+def unit_path(*, user: bool, env: Mapping[str, str]) -> Path:
+    """Where systemd looks for the unit."""
+    if not user:
+        return Path("/etc/systemd/system") / UNIT_NAME
+    config = env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(config) / "systemd" / "user" / UNIT_NAME
+
+
+def notify(state: str, env: Mapping[str, str]) -> bool:
+    """Tell systemd `state` (``READY=1``, ``STOPPING=1``, ``WATCHDOG=1``); False when nobody listens."""
+    address = env.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        try:
+            channel.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+        except OSError:
+            return False
+    return True

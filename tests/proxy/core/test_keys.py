@@ -1,0 +1,111 @@
+"""Keys: what is signed holds, and nothing else does."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.keys import EVERYTHING, SCOPES, Claims, Keys, check_scope, key_in
+from ajet_sdk.errors import Forbidden, Unauthorized
+
+SECRET = b"s" * 32
+ADMIN = "correct horse battery staple"
+claims = st.builds(
+    Claims, scope=st.sampled_from(SCOPES), tenant=st.text(max_size=20), episode=st.none() | st.text(max_size=20),
+    expires=st.floats(min_value=1, max_value=4e9) | st.just(float("inf")),
+)
+
+
+@given(claims)
+def test_an_issued_key_says_its_claims_and_fits_into_a_path(wanted: Claims) -> None:
+    key = Keys(SECRET).issue(wanted)
+    assert re.fullmatch(r"ajet-[A-Za-z0-9_.-]+", key)
+    assert Keys(SECRET).verify(key, now=0.5) == wanted
+
+
+@given(claims, st.integers(min_value=0), st.integers(min_value=1, max_value=127))
+def test_a_changed_key_is_refused(wanted: Claims, where: int, flip: int) -> None:
+    keys = Keys(SECRET)
+    key = keys.issue(wanted)
+    index = where % len(key)
+    forged = key[:index] + chr(ord(key[index]) ^ flip) + key[index + 1 :]
+    with pytest.raises(Unauthorized):
+        keys.verify(forged, now=0.5)
+
+
+@pytest.mark.parametrize("key", ["", "ajet-", "ajet-.", "ajet-a", "ajet-a.b", "sk-abc", "\udc80", "ajet-\udcff.x", "."])
+def test_what_is_no_key_is_refused_in_words_that_do_not_repeat_it(key: str) -> None:
+    with pytest.raises(Unauthorized) as caught:
+        Keys(SECRET, admin_secret=ADMIN).verify(key, now=0.0)
+    assert len(key) < 4 or key not in caught.value.message
+
+
+def test_another_proxys_key_is_refused() -> None:
+    with pytest.raises(Unauthorized):
+        Keys(SECRET).verify(Keys(b"other").issue(Claims("admin")), now=0.0)
+
+
+def test_a_key_holds_until_it_expires() -> None:
+    keys = Keys(SECRET)
+    key = keys.issue(Claims("agent", expires=100.0))
+    assert keys.verify(key, now=99.9).scope == "agent"
+    with pytest.raises(Unauthorized) as caught:
+        keys.verify(key, now=100.0)
+    assert caught.value.code == "expired_api_key"
+
+
+@pytest.mark.parametrize("key", [None, "EMPTY", "sk-abc", "anything"])
+def test_without_an_admin_secret_a_foreign_key_or_none_may_do_everything(key: str | None) -> None:
+    assert Keys(SECRET).authenticate(key, now=0.0) == EVERYTHING
+
+
+def test_without_an_admin_secret_our_own_keys_are_still_held_to_their_claims() -> None:
+    keys = Keys(SECRET)
+    assert keys.authenticate(keys.issue(Claims("agent", "t", "e")), now=0.0) == Claims("agent", "t", "e")
+    with pytest.raises(Unauthorized):
+        keys.authenticate("ajet-forged.key", now=0.0)
+
+
+@pytest.mark.parametrize("key", [None, "EMPTY", "sk-abc", ADMIN + "x", ADMIN[:-1]])
+def test_with_an_admin_secret_a_foreign_key_or_none_is_refused(key: str | None) -> None:
+    with pytest.raises(Unauthorized):
+        Keys(SECRET, admin_secret=ADMIN).authenticate(key, now=0.0)
+
+
+def test_the_admin_secret_is_an_admin_key() -> None:
+    assert Keys(SECRET, admin_secret=ADMIN).authenticate(ADMIN, now=0.0) == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({}, None),
+        ({"authorization": "Bearer a"}, "a"),
+        ({"authorization": "bearer  a "}, "a"),
+        ({"authorization": "Basic a"}, None),
+        ({"authorization": "Bearer "}, None),
+        ({"x-api-key": "b"}, "b"),
+        ({"authorization": "Bearer a", "x-api-key": "b"}, "a"),
+        ({"authorization": "Basic a", "x-api-key": "b"}, "b"),
+        ({"x-api-key": " "}, None),
+    ],
+)
+def test_where_a_request_carries_its_key(headers: dict[str, str], key: str | None) -> None:
+    assert key_in(headers) == key
+
+
+def test_scopes() -> None:
+    allowed = {
+        ("agent", "agent"), ("agent", "any"), ("trainer", "trainer"), ("trainer", "any"),
+        ("admin", "agent"), ("admin", "trainer"), ("admin", "admin"), ("admin", "any"),
+    }
+    for scope in SCOPES:
+        for needed in ("agent", "trainer", "admin", "any"):
+            if (scope, needed) in allowed:
+                check_scope(Claims(scope), needed)
+            else:
+                with pytest.raises(Forbidden):
+                    check_scope(Claims(scope), needed)

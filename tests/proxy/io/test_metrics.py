@@ -1,0 +1,78 @@
+"""Prometheus text: the format, the declared names, the bound on series."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from ajet_proxy.io.metrics import MAX_SERIES, METRICS, Metrics, gauge, ledger_gauges
+
+LINE = re.compile(r'[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\.)*"(,[a-z_]+="(?:[^"\\\n]|\\.)*")*\})? -?[0-9.e+-]+')
+
+
+def test_counters_add_up_and_label_values_are_escaped() -> None:
+    metrics = Metrics()
+    metrics.inc("ajet_requests_total", route='a"b\\c\nd', status=200)
+    metrics.inc("ajet_requests_total", 2, route='a"b\\c\nd', status=200)
+    assert r'ajet_requests_total{route="a\"b\\c\nd",status="200"} 3' in metrics.render().splitlines()
+
+
+def test_a_histogram_counts_at_and_below_each_bound() -> None:
+    metrics = Metrics()
+    for value in (0.005, 0.0051, 9999.0):
+        metrics.observe("ajet_request_seconds", value, route="chat")
+    lines = metrics.render().splitlines()
+    assert 'ajet_request_seconds_bucket{route="chat",le="0.005"} 1' in lines
+    assert 'ajet_request_seconds_bucket{route="chat",le="0.02"} 2' in lines
+    assert 'ajet_request_seconds_bucket{route="chat",le="1800"} 2' in lines
+    assert 'ajet_request_seconds_bucket{route="chat",le="+Inf"} 3' in lines
+    assert 'ajet_request_seconds_count{route="chat"} 3' in lines
+    assert 'ajet_request_seconds_sum{route="chat"} 9999.0101' in lines
+
+
+def test_undeclared_names_and_labels_are_refused() -> None:
+    metrics = Metrics()
+    with pytest.raises(KeyError):
+        metrics.inc("ajet_nothing_total")
+    with pytest.raises(ValueError, match="labels"):
+        metrics.inc("ajet_requests_total", route="x")
+
+
+def test_a_client_cannot_make_series_without_end() -> None:
+    metrics = Metrics()
+    for number in range(MAX_SERIES + 50):
+        metrics.inc("ajet_captures_total", outcome=number)
+    series = [line for line in metrics.render().splitlines() if line.startswith("ajet_captures_total")]
+    assert len(series) == MAX_SERIES + 1
+    assert 'ajet_captures_total{outcome="other"} 50' in series
+
+
+def test_every_line_is_well_formed_and_every_metric_has_help_and_type() -> None:
+    metrics = Metrics()
+    for metric in METRICS:
+        labels = dict.fromkeys(metric.labels, "x")
+        if metric.kind == "histogram":
+            metrics.observe(metric.name, 0.1, **labels)
+        else:
+            metrics.inc(metric.name, **labels)
+    status = {
+        "version": "0", "models": {"m": {"policy_version": 3, "gate": "open", "upstreams": ["u", "v"]}},
+        "episodes": {"opened": 5, "open": 1, "ready": 4}, "groups": {"ready": 1}, "tokens": {"sampled": 7},
+        "drift": {"retokenized": 2, "note": "no number"},
+    }
+    lines = metrics.render([*ledger_gauges(status), gauge("ajet_gate_open", "Open.", True)]).splitlines()
+    names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    assert names == {line.split()[2] for line in lines if line.startswith("# HELP")}
+    for line in lines:
+        assert line.startswith("# ") or LINE.fullmatch(line), line
+    assert 'ajet_policy_version{model="m"} 3' in lines
+    assert 'ajet_engines{model="m"} 2' in lines
+    assert 'ajet_episodes{state="ready"} 4' in lines
+    assert "ajet_episodes_opened_total 5" in lines
+    assert 'ajet_broken_timelines{broken_by="retokenized"} 2' in lines
+    assert "ajet_gate_open 1" in lines
+
+
+def test_a_status_without_terms_renders() -> None:
+    assert "ajet_episodes_opened_total 0" in Metrics().render(ledger_gauges({}))
