@@ -1,23 +1,35 @@
-"""What every test stands on: which ones can run here, and the reason where one cannot."""
+"""Which tests run where: folders decide the environment, and what cannot run here is skipped with the command that runs it.
+
+`tests/e2e` and `tests/trainer/engine` need `.venv-engine` (torch, vLLM, verl); `tests/proxy` needs the daemon's Python.
+Plain ``pytest`` in either environment therefore runs what that environment can; ``make test`` runs each test once.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
-GPU_COMMAND = ".venv-engine/bin/python -m pytest -m gpu"
+HERE = Path(__file__).parent
+ENGINE_FOLDERS = ("e2e", "trainer/engine")
+HAS_ENGINE = importlib.util.find_spec("torch") is not None
+
+collect_ignore = [*([] if HAS_ENGINE else ENGINE_FOLDERS), *([] if sys.version_info >= (3, 12) else ["proxy"])]
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips what this machine or this environment lacks, and says how to run it."""
-    no_gpu = pytest.mark.skip(reason=f"needs an NVIDIA GPU; on a machine with one: {GPU_COMMAND}")
-    no_engine = pytest.mark.skip(reason="needs .venv-engine: .venv-engine/bin/python -m pytest -m 'engine or e2e'")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    no_gpu = pytest.mark.skip(
+        reason="needs an NVIDIA GPU with vLLM and verl; there: .venv-engine/bin/python -m pytest -m gpu"
+    )
     has_gpu = shutil.which("nvidia-smi") is not None
-    has_engine = importlib.util.find_spec("torch") is not None
     for item in items:
+        folder = item.path.relative_to(HERE).as_posix()
+        if folder.startswith(ENGINE_FOLDERS):
+            item.add_marker("engine")
+        if folder.startswith("e2e/"):
+            item.add_marker("e2e")
         if "gpu" in item.keywords and not has_gpu:
             item.add_marker(no_gpu)
-        if "engine" in item.keywords and not has_engine:
-            item.add_marker(no_engine)

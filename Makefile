@@ -1,0 +1,38 @@
+# make setup       builds .venv and .venv-engine (the other targets do it too, once)
+# make quickstart  trains a real language model from an unmodified agent, on this machine
+# make proof       repeats the quick start with several seeds and against a control that does not learn
+# make test        everything: lint, types, and all tests in both environments
+# make lint        ruff and mypy alone
+# make bench       the figures of the proxy and the SDK
+# make clean       removes what the targets made, the environments included
+
+.PHONY: setup quickstart proof test lint bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+setup:
+	@.ci/setup
+
+quickstart: setup
+	@.venv-engine/bin/ajet-trainer quickstart
+
+proof: setup
+	@.venv-engine/bin/ajet-trainer quickstart --proof
+
+test:
+	@.ci/run
+
+lint:
+	@.ci/setup daemon
+	@.ci/lint
+
+bench: setup
+	@.venv/bin/python -m tests.bench.overhead
+	@.venv/bin/python -m tests.bench.imports
+	@.venv/bin/python -m tests.bench.merge
+
+clean:
+	rm -rf .venv .venv-engine .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,134 @@
+"""The real proxy as a child process, as a user starts it: ``ajet-proxy serve`` from `.venv`, on a port of its own.
+
+`ProxyProcess` can be killed as hard as the machine can and started again on the same data directory and port, which is
+what the restart tests do.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from tests.kit.ports import free_port
+from tests.kit.source import ROOT
+
+PROXY = ROOT / ".venv" / "bin" / "ajet-proxy"
+READY = "ajet-proxy ready on "
+
+
+class ProxyFailed(RuntimeError):
+    """The proxy ended, or said nothing, before it was ready; the message ends with what it wrote."""
+
+
+class ProxyProcess:
+    """``with ProxyProcess(upstream, data_dir) as proxy: proxy.url``; its output is in `data_dir`'s sibling ``.log``."""
+
+    def __init__(
+        self,
+        upstream: str | None,
+        data_dir: Path,
+        *,
+        options: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        port: int | None = None,
+    ) -> None:
+        self.port = port or free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.data_dir = data_dir
+        self.log = data_dir.with_suffix(".log")
+        upstreams = ["--upstream", upstream] if upstream else []
+        listen = ["--listen", f"127.0.0.1:{self.port}"]
+        self._command = [str(PROXY), "serve", *upstreams, *listen, "--data-dir", str(data_dir), *options]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
+        self._env = clean | {"PYTHONUNBUFFERED": "1"} | dict(env or {})
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> ProxyProcess:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.stop()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, ready_s: float = 20.0) -> ProxyProcess:
+        """Returns once the proxy has said that it accepts requests."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, env=self._env)
+        line = self._first_line(ready_s)
+        if not line.startswith(READY):
+            self.kill()
+            raise ProxyFailed(f"instead of {READY!r} the proxy said {line!r} and wrote:\n{self.errors()}")
+        return self
+
+    def _first_line(self, ready_s: float) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], ready_s)
+        return self._process.stdout.readline().decode() if ready else ""
+
+    def kill(self) -> None:
+        """SIGKILL: no chance to write another byte."""
+        self._end(signal.SIGKILL)
+
+    def stop(self, timeout: float = 20.0) -> int:
+        """SIGTERM and wait; the exit status."""
+        return self._end(signal.SIGTERM, timeout)
+
+    def wait(self, timeout: float = 20.0) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout)
+
+    def errors(self) -> str:
+        """What the proxy has written to its standard error, in all its lives."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def cpu_seconds(self) -> float:
+        """User and system time that the running process has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _end(self, number: signal.Signals, timeout: float = 20.0) -> int:
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            raise ProxyFailed(
+                f"the proxy ignored {number.name} for {timeout:.0f} s; it wrote:\n{self.errors()}"
+            ) from None
+        finally:
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+
+
+def failed_start(
+    command_options: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 20.0
+) -> tuple[int, str]:
+    """Exit status and standard error of an ``ajet-proxy serve`` that is expected not to come up."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
+    began = time.monotonic()
+    done = subprocess.run(
+        [str(PROXY), "serve", *command_options],
+        capture_output=True,
+        timeout=timeout,
+        env=clean | dict(env or {}),
+        check=False,
+    )
+    assert time.monotonic() - began < timeout
+    return done.returncode, done.stderr.decode()

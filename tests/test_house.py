@@ -1,0 +1,52 @@
+"""The house's sizes, and that nothing in the repository knows the machine it was written on."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kit.source import FOLDERS, PACKAGES, ROOT, modules, tree
+
+MACHINE = re.compile(r"(?<![\w.~{}])/(?:work|root|opt|home)/|\.pyenv/")
+
+
+@pytest.mark.parametrize("module", modules(*FOLDERS), ids=str)
+def test_files_and_functions_stay_small(module: Path) -> None:
+    lines = len((ROOT / module).read_text().splitlines())
+    assert lines < 400
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length < 60, f"{node.name} has {length} lines"
+
+
+@pytest.mark.parametrize("module", modules(*PACKAGES, "integrations"), ids=str)
+def test_every_module_says_what_it_is(module: Path) -> None:
+    empty = not tree(module).body
+    assert empty or ast.get_docstring(tree(module))
+
+
+def test_no_file_names_this_machine() -> None:
+    found = []
+    for name in tracked():
+        try:
+            text = (ROOT / name).read_text()
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+        found += [f"{name}:{n}: {line.strip()}" for n, line in enumerate(text.splitlines(), 1) if MACHINE.search(line)]
+    assert not [line for line in found if not line.startswith("tests/test_house.py:")]
+
+
+def test_no_large_file_is_tracked() -> None:
+    large = [name for name in tracked() if (ROOT / name).exists() and (ROOT / name).stat().st_size > 1_000_000]
+    assert not large
+
+
+def tracked() -> list[str]:
+    """The files of the repository, by git."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return listed.stdout.split("\n")[:-1]
