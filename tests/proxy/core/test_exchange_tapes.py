@@ -1,0 +1,168 @@
+"""The capture core against what a real vLLM wrote: every recorded exchange, whole, byte by byte and split at random.
+
+The engine's answer to the proxy's question goes in; what comes out must be the engine's own answer to the agent's
+question, and the calls must hold exactly the ids and logprobs on the tape.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.call import Captured, Outcome
+from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.exchange import Exchange, Request
+from tests.kit import tapes
+from tests.kit.tapes import AGENT, PROXY, Tape
+
+NAMES = tapes.names()
+PASSED_THROUGH = [name for name in NAMES if "echo" in name]
+CAPTURABLE = [name for name in NAMES if name not in PASSED_THROUGH]
+
+
+def exchange_for(name: str) -> Exchange:
+    tape = tapes.load()[name, AGENT]
+    return Exchange(CAPTURED[tape.route], Request(json.dumps(tape.request).encode()))
+
+
+def replay(name: str, parts: list[bytes], tape: Tape) -> tuple[bytes, bytes, tuple[Outcome, ...]]:
+    """``(what the client gets before the calls are settled, everything it gets, the outcomes)``."""
+    exchange = exchange_for(name)
+    exchange.on_headers(tape.status, tape.headers["content-type"])
+    early = b""
+    late = b""
+    for part in parts:
+        was_settled = exchange.settled
+        out = b"".join(exchange.feed(part))
+        early, late = (early, late + out) if was_settled else (early + out, late)
+        if exchange.settled:
+            late += b"".join(exchange.release())
+    return early, early + late + b"".join(exchange.finish()), exchange.outcomes
+
+
+def pieces(body: bytes, dice: random.Random) -> list[bytes]:
+    out = []
+    while body:
+        size = dice.choice((1, 2, 3, 5, 17, 100, 1000))
+        out.append(body[:size])
+        body = body[size:]
+    return out
+
+
+def events(body: bytes) -> Iterator[Any]:
+    for event in body.decode().split("\n\n"):
+        if event:
+            data = event.removeprefix("data: ")
+            yield data if data == "[DONE]" else json.loads(data)
+
+
+def told(body: bytes) -> Any:
+    """A stream without the accident of how many tokens shared an event: per choice the joined text, the tool calls and
+    the end, and every shape of event that was sent, key by key."""
+    choices: dict[int, dict[str, Any]] = {}
+    shapes, tail = set(), []
+    for event in events(body):
+        if event == "[DONE]" or not event.get("choices"):
+            tail.append(event)
+            continue
+        event.pop("usage", None)
+        for choice in event["choices"]:
+            known = choices.setdefault(choice["index"], {"text": "", "calls": "", "rows": [], "ids": []})
+            delta = choice.get("delta", {})
+            known["text"] += delta.get("content") or choice.get("text") or ""
+            known["rows"] += rows(choice.get("logprobs"))
+            known["ids"] += choice.get("token_ids") or []
+            for call in delta.get("tool_calls") or ():
+                known["calls"] += f"{call.get('type', '')}{call['function'].get('name', '')}"
+                known["calls"] += call["function"].get("arguments", "")
+            for key in ("finish_reason", "stop_reason"):
+                known[key] = choice.get(key)
+            shapes.add((tuple(event), tuple(choice), choice.get("logprobs") is None, choice.get("token_ids") is None))
+    return choices, shapes, tail
+
+
+def rows(logprobs: dict[str, Any] | None) -> list[float]:
+    if not logprobs:
+        return []
+    if "content" in logprobs:
+        return [row["logprob"] for row in logprobs["content"]]
+    return list(logprobs["token_logprobs"])
+
+
+def expected_calls(tape: Tape) -> dict[int, tuple[list[int], list[int], list[float], str]]:
+    """``index → (prompt ids, ids, logprobs, finish reason)`` as the tape has them, read without any of our code."""
+    calls: dict[int, tuple[list[int], list[int], list[float], str]] = {}
+    bodies = events(tape.body) if tape.stream else iter([json.loads(tape.body)])
+    for body in bodies:
+        for choice in [] if body == "[DONE]" else body["choices"]:
+            prompt, ids, logprobs, finish = calls.get(choice["index"], ([], [], [], ""))
+            prompt = prompt or body.get("prompt_token_ids") or choice.get("prompt_token_ids") or []
+            ids, logprobs = ids + (choice.get("token_ids") or []), logprobs + rows(choice["logprobs"])
+            calls[choice["index"]] = (prompt, ids, logprobs, choice["finish_reason"] or finish)
+    return calls
+
+
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_the_engine_is_asked_what_stands_on_the_tape(name: str) -> None:
+    """Fails when the proxy asks otherwise than when the tapes were recorded: record them anew."""
+    assert json.loads(exchange_for(name).upstream_body) == tapes.load()[name, PROXY].request
+
+
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_the_agent_sees_what_it_would_have_seen(name: str) -> None:
+    direct, tape = tapes.load()[name, AGENT], tapes.load()[name, PROXY]
+    _, seen, _ = replay(name, [chunk.encode() for chunk in tape.chunks], tape)
+    seen, direct_body = tapes.steady(seen), tapes.steady(direct.body)
+    if not direct.stream or direct.status != 200:
+        assert seen == direct_body
+    elif seen.count(b"\n\n") == direct_body.count(b"\n\n"):
+        assert seen.split(b"\n\n") == direct_body.split(b"\n\n") or told(seen) == told(direct_body)
+    else:  # the engine itself puts one or several tokens in an event, as time allows
+        assert told(seen) == told(direct_body)
+
+
+@pytest.mark.parametrize("name", CAPTURABLE)
+def test_any_split_gives_the_same_bytes_and_calls(name: str) -> None:
+    tape = tapes.load()[name, PROXY]
+    _, whole, outcomes = replay(name, [tape.body], tape)
+    dice = random.Random(name)
+    splits = [[tape.body[i : i + 1] for i in range(len(tape.body))], *(pieces(tape.body, dice) for _ in range(5))]
+    for split in splits:
+        early, seen, again = replay(name, split, tape)
+        assert seen == whole
+        assert again == outcomes
+        if tape.status == 200:
+            assert not early.endswith(b"data: [DONE]\n\n"), "an answer may be complete only once its calls are durable"
+
+
+@pytest.mark.parametrize("name", [name for name in CAPTURABLE if tapes.load()[name, AGENT].status == 200])
+def test_the_calls_are_the_engines_own(name: str) -> None:
+    tape = tapes.load()[name, PROXY]
+    _, _, outcomes = replay(name, [chunk.encode() for chunk in tape.chunks], tape)
+    captured = {}
+    for outcome in outcomes:
+        assert isinstance(outcome, Captured), outcome
+        ids = (list(outcome.prompt_token_ids), list(outcome.token_ids), list(outcome.logprobs), outcome.finish_reason)
+        captured[outcome.index] = ids
+    assert captured == expected_calls(tape)
+    assert captured
+
+
+@pytest.mark.parametrize("name", PASSED_THROUGH)
+def test_what_cannot_be_captured_passes_as_it_is(name: str) -> None:
+    direct = tapes.load()[name, AGENT]
+    exchange = exchange_for(name)
+    assert json.loads(exchange.upstream_body) == direct.request
+    _, seen, outcomes = replay(name, [direct.body], direct)
+    assert seen == direct.body
+    assert not any(isinstance(outcome, Captured) for outcome in outcomes)
+
+
+def test_tapes_of_both_askers_exist_for_every_request() -> None:
+    assert len(NAMES) > 50
+    assert {asked_by for _, asked_by in tapes.load()} == {AGENT, PROXY}
+    assert len(tapes.load()) == 2 * len(NAMES)
