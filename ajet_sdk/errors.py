@@ -99,12 +99,10 @@ class ProxyUnreachable(AjetError):
     type = "proxy_unreachable"
 
 
-_BY_STATUS: dict[int, type[AjetError]] = {
-    cls.status: cls
-    for cls in (
-        BadRequest, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, OverQuota, EngineError, NotReady, EngineTimeout,
-    )
-}
+_KINDS = (
+    BadRequest, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, OverQuota, EngineError, NotReady, EngineTimeout,
+)
+_BY_STATUS: dict[int, type[AjetError]] = {kind.status: kind for kind in _KINDS}
 
 
 def from_body(status: int, body: Any, *, retry_after: float | None = None) -> AjetError:
@@ -113,9 +111,10 @@ def from_body(status: int, body: Any, *, retry_after: float | None = None) -> Aj
     if not isinstance(detail, dict):
         detail = {"message": f"HTTP {status}: {str(body)[:200]}"}
     cls = _BY_STATUS.get(status, AjetError)
+    code, param = detail.get("code"), detail.get("param")
     return cls(
         str(detail.get("message") or f"HTTP {status}"),
-        code=detail.get("code"),
-        param=detail.get("param"),
+        code=code if isinstance(code, str) else None,
+        param=param if isinstance(param, str) else None,
         retry_after=retry_after,
     )

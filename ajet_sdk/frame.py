@@ -11,6 +11,7 @@ Next: ajet_trainer/link.py
 
 from __future__ import annotations
 
+import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ from typing import Any
 import msgpack
 
 from ajet_sdk.errors import BadRequest, TooLarge
-from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
+from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample, spans_of
 
 VERSION = 1
 CONTENT_TYPE = "application/msgpack"
@@ -86,16 +87,25 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
         raise TooLarge(f"frame of {len(data)} bytes is over the limit of {max_bytes}", code="frame_too_large")
     try:
         body = msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise FrameError(f"frame of {len(data)} bytes is truncated or not MessagePack: {error}") from error
     if not isinstance(body, dict):
         raise FrameError("a frame must be a MessagePack map")
     version = _field(body, "version", int, "frame")
     if version not in (VERSION, VERSION - 1):
         raise FrameError(f"frame has wire version {version}; this reader knows {VERSION}", code="wire_version")
+    try:
+        return _decode_body(body)
+    except FrameError:
+        raise
+    except BadRequest as error:
+        raise FrameError(error.message, param=error.param) from error
+
+
+def _decode_body(body: Any) -> Batch:
     return Batch(
         batch=_field(body, "batch", str, "frame"),
-        lease_until=float(_field(body, "lease_until", (int, float), "frame")),
+        lease_until=_finite(_field(body, "lease_until", (int, float), "frame"), "frame: lease_until"),
         policy_version=_field(body, "policy_version", int, "frame"),
         groups=tuple(
             Group(
@@ -147,8 +157,8 @@ def _decode_episode(body: Any) -> BatchEpisode:
         episode=episode,
         task=task,
         model=model,
-        reward=float(_field(body, "reward", (int, float), where)),
-        rewards=tuple(_field(body, "rewards", list, where)),
+        reward=_finite(_field(body, "reward", (int, float), where), f"{where}: reward"),
+        rewards=tuple(_each(body, "rewards", dict, where)),
         samples=tuple(_decode_sample(item, episode, task, model) for item in _field(body, "samples", list, where)),
     )
 
@@ -157,7 +167,10 @@ def _decode_sample(body: Any, episode: str, task: str, model: str) -> Sample:
     name = _field(body, "sample", str, f"sample of {episode}")
     where = f"sample {name}"
     token_ids = unpack_ints(_field(body, "token_ids", bytes, where), f"{where}: token_ids")
-    parents = body.get("parents")
+    loss_mask = unpack_mask(_field(body, "loss_mask", list, where), len(token_ids))
+    reward, broken_by, parents = body.get("reward"), body.get("broken_by"), body.get("parents")
+    if not isinstance(broken_by, (str, type(None))):
+        raise FrameError(f"{where}: 'broken_by' has type {type(broken_by).__name__}", param="broken_by")
     return Sample(
         sample=name,
         episode=episode,
@@ -165,16 +178,46 @@ def _decode_sample(body: Any, episode: str, task: str, model: str) -> Sample:
         model=model,
         agent=_field(body, "agent", str, where),
         token_ids=token_ids,
-        loss_mask=unpack_mask(_field(body, "loss_mask", list, where), len(token_ids)),
+        loss_mask=loss_mask,
         logprobs=unpack_floats(_field(body, "logprobs", bytes, where), f"{where}: logprobs"),
-        policy_versions=tuple((version, count) for version, count in _field(body, "policy_versions", list, where)),
-        calls=tuple(_field(body, "calls", list, where)),
-        spans=tuple((call, start, end) for call, start, end in _field(body, "spans", list, where)),
-        reward=body.get("reward"),
-        broken_by=body.get("broken_by"),
-        repaired_tokens=body.get("repaired_tokens", 0),
-        parents=None if parents is None else unpack_ints(parents, f"{where}: parents"),
+        policy_versions=spans_of(
+            _field(body, "policy_versions", list, where), sum(loss_mask), f"{where}: policy_versions"
+        ),
+        calls=tuple(_each(body, "calls", str, where)),
+        spans=tuple(_span(span, len(token_ids), where) for span in _each(body, "spans", list, where)),
+        reward=None if reward is None else _finite(reward, f"{where}: reward"),
+        broken_by=broken_by,
+        repaired_tokens=_field(body, "repaired_tokens", int, where) if "repaired_tokens" in body else 0,
+        parents=None if parents is None else _parents(parents, len(token_ids), where),
     )
+
+
+def _span(value: list[Any], length: int, where: str) -> tuple[str, int, int]:
+    if [type(item) for item in value] != [str, int, int] or not 0 <= value[1] <= value[2] <= length:
+        raise FrameError(f"{where}: a span must be [call, start, end] within its {length} tokens", param="spans")
+    call, start, end = value
+    return call, start, end
+
+
+def _parents(value: Any, length: int, where: str) -> tuple[int, ...]:
+    parents = unpack_ints(value, f"{where}: parents") if isinstance(value, bytes) else ()
+    if len(parents) != length or any(not -1 <= parent < index for index, parent in enumerate(parents)):
+        raise FrameError(f"{where}: parents must name an earlier token, or -1, for each of {length}", param="parents")
+    return parents
+
+
+def _each(body: Any, name: str, kind: type, where: str) -> list[Any]:
+    items: list[Any] = _field(body, name, list, where)
+    for item in items:
+        if not isinstance(item, kind):
+            raise FrameError(f"{where}: {name!r} holds a {type(item).__name__}", param=name)
+    return items
+
+
+def _finite(value: Any, name: str) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise FrameError(f"{name} must be a finite number, found {value!r:.80}")
+    return float(value)
 
 
 def _field(body: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:

@@ -3,6 +3,9 @@
 A body is a frozen dataclass; `parse` turns decoded JSON into it and refuses what does not fit with a `BadRequest` that
 names the field. Unknown fields are refused too, with the nearest known name, because a misspelt ``final`` must not
 silently seal an episode.
+
+Invariant: whatever `parse` returns can be written as UTF-8, as strict JSON and as MessagePack: no lone surrogates, no
+NaN or infinity, no integer over 64 bits, no deep nesting. JSON itself allows all four, a journal does not.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from ajet_sdk.errors import BadRequest
@@ -25,6 +28,9 @@ HEADER_EVAL = "X-AJet-Eval"
 HEADER_REWARD = "X-AJet-Reward"
 HEADER_REWARD_CALL = "X-AJet-Reward-Call"
 HEADER_FINAL = "X-AJet-Final"
+HEADER_WIRE = "X-AJet-Wire"
+"""With ``POST batches/lease``: the frame versions that the trainer reads, separated by commas. If the proxy writes none
+of them it answers 400 with code ``wire_version`` and leases nothing."""
 
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
 DISCARD_REASONS = (
@@ -32,6 +38,7 @@ DISCARD_REASONS = (
 )
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
 KEY_PREFIX = "ajet-"
+MAX_NESTING = 32
 
 
 def check_id(value: str, name: str = "episode") -> str:
@@ -164,6 +171,14 @@ ROUTES: tuple[Route, ...] = (
 B = TypeVar("B")
 
 
+def route(name: str) -> Route:
+    """The route called `name`; `KeyError` for a name that is not in the table."""
+    for candidate in ROUTES:
+        if candidate.name == name:
+            return candidate
+    raise KeyError(name)
+
+
 def parse(kind: type[B], body: Any) -> B:
     """`body` (decoded JSON; None counts as ``{}``) as a `kind`, or a `BadRequest` naming the field at fault."""
     body = {} if body is None else body
@@ -195,8 +210,6 @@ def to_json(body: Any) -> dict[str, Any]:
 
 
 def _required(f: Any) -> bool:
-    from dataclasses import MISSING
-
     return f.default is MISSING and f.default_factory is MISSING
 
 
@@ -205,7 +218,8 @@ def _coerce(name: str, kind: str, value: Any) -> Any:
     if value is None and kind.endswith("| None"):
         return None
     base = kind.removesuffix(" | None")
-    if base == "float" and type(value) in (int, float) and math.isfinite(value):
+    _check_storable(value, name)
+    if base == "float" and type(value) in (int, float):
         return float(value)
     if base == "int" and type(value) is int:
         return value
@@ -220,4 +234,26 @@ def _coerce(name: str, kind: str, value: Any) -> Any:
     if base == "tuple[str, ...]" and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return tuple(value)
     words = {"float": "a finite number", "int": "an integer", "bool": "true or false", "str": "a string"}
-    raise BadRequest(f"{name} must be {words.get(base, 'a ' + base)}, not {value!r:.80}", param=name)
+    raise BadRequest(f"{name} must be {words.get(base, 'a ' + base)}, not {repr(value)[:80]}", param=name)
+
+
+def _check_storable(value: Any, name: str, depth: int = 0) -> None:
+    """Refuses what JSON can say and UTF-8, strict JSON or MessagePack cannot."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRequest(f"{name} must be a finite number, not {value}", param=name)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise BadRequest(f"{name} must be a finite number of at most 64 bits", param=name)
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise BadRequest(f"{name} must be text that UTF-8 can hold, without lone surrogates", param=name) from None
+    if depth > MAX_NESTING:
+        raise BadRequest(f"{name} is nested more than {MAX_NESTING} deep", param=name)
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            _check_storable(key, name, depth + 1)
+            _check_storable(item, name, depth + 1)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_storable(item, name, depth + 1)

@@ -24,21 +24,28 @@ PolicySpans = tuple[tuple[int, int], ...]
 def _ints(value: Any, name: str) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
         raise BadRequest(f"{name} must be a list of integers", param=name)
-    for item in value:
-        if type(item) is not int:
-            raise BadRequest(f"{name} must be a list of integers, found {item!r}", param=name)
+    if not set(map(type, value)) <= {int}:
+        found = next(item for item in value if type(item) is not int)
+        raise BadRequest(f"{name} must be a list of integers, found {repr(found)[:80]}", param=name)
+    if value and (min(value) < -(2**31) or max(value) >= 2**31):
+        raise BadRequest(f"{name} must be a list of 32-bit integers", param=name)
     return tuple(value)
 
 
 def _floats(value: Any, name: str) -> tuple[float, ...]:
     if not isinstance(value, (list, tuple)):
         raise BadRequest(f"{name} must be a list of numbers", param=name)
-    out = []
-    for item in value:
-        if type(item) not in (int, float) or math.isnan(item) or math.isinf(item):
-            raise BadRequest(f"{name} must be a list of finite numbers, found {item!r}", param=name)
-        out.append(float(item))
-    return tuple(out)
+    return tuple(_number(item, name) for item in value)
+
+
+def _number(value: Any, name: str) -> float:
+    """`value` as a finite float; an integer too large for one is refused, not an error of its own."""
+    try:
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+    except OverflowError:
+        pass
+    raise BadRequest(f"{name} must be finite numbers, found {repr(value)[:80]}", param=name)
 
 
 def _text(record: Mapping[str, Any], name: str, default: str | None = None) -> str:
@@ -94,26 +101,26 @@ class Call:
         if not isinstance(record, Mapping):
             raise BadRequest("a call must be a JSON object")
         token_ids = _ints(record.get("token_ids"), "token_ids")
-        started_at = record.get("started_at")
-        if type(started_at) not in (int, float) or not math.isfinite(started_at):
-            raise BadRequest("started_at must be a number", param="started_at")
-        parent = record.get("parent")
-        if parent is not None and not isinstance(parent, str):
-            raise BadRequest("parent must be a string", param="parent")
+        for name in ("parent", "identified_by"):
+            if not isinstance(record.get(name), (str, type(None))):
+                raise BadRequest(f"{name} must be a string", param=name)
+        altered = record.get("altered") or ()
+        if not isinstance(altered, (list, tuple)) or not all(isinstance(item, str) for item in altered):
+            raise BadRequest("altered must be a list of strings", param="altered")
         return cls(
             call=_text(record, "call"),
             episode=_text(record, "episode"),
             model=_text(record, "model", ""),
             agent=_text(record, "agent", ""),
-            started_at=float(started_at),
+            started_at=_number(record.get("started_at"), "started_at"),
             prompt_token_ids=_ints(record.get("prompt_token_ids"), "prompt_token_ids"),
             token_ids=token_ids,
             logprobs=_floats(record.get("logprobs"), "logprobs"),
             finish_reason=_text(record, "finish_reason", "stop"),
             policy_versions=spans_of(record.get("policy_version", 0), len(token_ids)),
-            parent=parent,
+            parent=record.get("parent"),
             identified_by=record.get("identified_by"),
-            altered=tuple(record.get("altered") or ()),
+            altered=tuple(altered),
         )
 
     def to_json(self, *, tokens: bool = True) -> dict[str, Any]:

@@ -1,0 +1,237 @@
+"""``ajet``: the agent's side on the command line.
+
+Only click is loaded to parse arguments and to print help; the rest of the SDK is loaded by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ajet_sdk import __version__
+from ajet_sdk.command import INTERRUPTED, run_command
+
+if TYPE_CHECKING:
+    from ajet_sdk.client import Client
+    from ajet_sdk.episodes import Episode
+    from ajet_sdk.runner import Program
+
+F = TypeVar("F", bound=Callable[..., Any])
+PROXY_HELP = "The proxy's address.  [default: AJET_PROXY_URL, else http://127.0.0.1:8484]"
+EPISODE_HELP = "Which episode.  [default: AJET_EPISODE]"
+AWAIT_PROXY_S = 60.0
+
+
+def proxy_option(command: F) -> F:
+    return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
+
+
+@click.group(no_args_is_help=False)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def ajet() -> None:
+    """Run agents against an ajet proxy and reward what they did.
+
+    The key comes from AJET_API_KEY, or from OPENAI_API_KEY if ajet issued it.
+    """
+
+
+@ajet.command(context_settings={"allow_interspersed_args": False})
+@click.option("--task", required=True, help="What the program attempts; runs of one task form a group.")
+@click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="How many episodes.")
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="P", help="How many at once.")
+@click.option("--reward-cmd", metavar="CMD", help="Run CMD by a shell after the program; its last number counts.")
+@click.option(
+    "--reward-from",
+    type=click.Choice(["exit-code", "stdout", "file"]),
+    help="exit-code: 1.0 for 0, else 0.0. stdout: the last line that is a number. file: the same, in the file that "
+    "AJET_REWARD_FILE names.  [default: what the program gives itself, else exit-code]",
+)
+@click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")
+@click.option("--agent", metavar="NAME", help="The agent's name in the records.")
+@click.option("--model", metavar="NAME", help="The model whose episodes these are.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no output of the programs, only the table.")
+@proxy_option
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    task: str, repeat: int, parallel: int, reward_cmd: str | None, reward_from: str | None, is_eval: bool,
+    agent: str | None, model: str | None, quiet: bool, proxy: str | None, program: tuple[str, ...],
+) -> int:
+    """Run PROGRAM once per episode, unmodified, then reward and seal the episode.
+
+    The program finds its model by OPENAI_BASE_URL and OPENAI_API_KEY (or their ANTHROPIC_ twins), and its task in
+    AJET_TASK. It fails only when no episode was rewarded.
+
+    Example: ajet run --task sum/1 --repeat 8 -- python agent.py
+    """
+    from ajet_sdk.runner import Program
+
+    if reward_cmd is not None and reward_from is not None:
+        raise click.UsageError("--reward-cmd and --reward-from cannot both say what the reward is")
+    check_program(program[0])
+    what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd)
+    with client_for(proxy) as client:
+        await_proxy(client)
+        return run_and_tell(client, what, task, repeat, parallel, is_eval, agent, model, quiet)
+
+
+@ajet.command(context_settings={"ignore_unknown_options": True})
+@click.argument("value", type=float)
+@click.option("--episode", metavar="ID", help=EPISODE_HELP)
+@click.option("--call", metavar="ID", help="Reward this call only.")
+@click.option("--agent", metavar="NAME", help="Reward this agent's samples only.")
+@click.option("--not-final", is_flag=True, help="More rewards will come: do not seal the episode.")
+@proxy_option
+def reward(
+    value: float, episode: str | None, call: str | None, agent: str | None, not_final: bool, proxy: str | None
+) -> None:
+    """Give an episode the reward VALUE (a finite number; -1 is one too)."""
+    from ajet_sdk.episodes import current_episode, finite, rewarding
+    from ajet_sdk.errors import BadRequest
+
+    try:
+        value = finite(value)
+    except BadRequest as error:
+        raise click.BadParameter(error.message, param_hint="VALUE") from None
+    found = current_episode(episode)
+    with client_for(proxy) as client:
+        client.drive(
+            rewarding(
+                client.target, found, value, call=call, agent=agent, final=not not_final, note=None,
+                patience=client.patience,
+            )
+        )
+
+
+@ajet.command()
+@click.option("--episode", metavar="ID", help=EPISODE_HELP)
+@click.option("--reason", help="Why, in your own words.")
+@proxy_option
+def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
+    """Give an episode up: none of it is trained."""
+    from ajet_sdk.episodes import aborting, current_episode
+
+    found = current_episode(episode)
+    with client_for(proxy) as client:
+        client.drive(aborting(client.target, found, reason, client.patience))
+
+
+@ajet.command()
+@click.option("--json", "as_json", is_flag=True, help="Print what the proxy answered.")
+@proxy_option
+def status(as_json: bool, proxy: str | None) -> None:
+    """Show the proxy's models, gate, and episodes by state."""
+    from ajet_sdk.views import status_view
+
+    with client_for(proxy) as client:
+        show_json_or(as_json, client.ask("status").json(), status_view)
+
+
+@ajet.command()
+@click.argument("episode")
+@click.option("--json", "as_json", is_flag=True, help="Print the record, with token ids and logprobs.")
+@proxy_option
+def show(episode: str, as_json: bool, proxy: str | None) -> None:
+    """Show one episode: its rewards, its calls, and the timelines they form."""
+    from ajet_sdk.episodes import reading
+    from ajet_sdk.views import episode_view
+
+    with client_for(proxy) as client:
+        show_json_or(as_json, client.drive(reading(client.target, episode, as_json, client.patience)), episode_view)
+
+
+@ajet.command()
+@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS")
+@proxy_option
+def top(every: float, proxy: str | None) -> None:
+    """Show the status again and again, until Ctrl-C."""
+    import time
+
+    from ajet_sdk.views import status_view
+
+    with client_for(proxy) as client:
+        while True:
+            view = status_view(client.ask("status").json())
+            click.clear()
+            click.echo(view)
+            time.sleep(every)
+
+
+def client_for(proxy: str | None) -> Client:
+    from ajet_sdk.client import Client
+
+    return Client(proxy)
+
+
+def show_json_or(as_json: bool, answer: Any, view: Callable[[Any], str]) -> None:
+    import json
+
+    click.echo(json.dumps(answer, indent=2) if as_json else view(answer))
+
+
+def check_program(name: str) -> None:
+    """Refuses a program that is not there before any episode is opened for it."""
+    import shutil
+
+    if shutil.which(name) is None:
+        raise click.UsageError(f"there is no program {name!r}")
+
+
+def await_proxy(client: Client) -> None:
+    """Waits for a proxy that is still starting, and says so."""
+    from dataclasses import replace
+
+    from ajet_sdk.errors import NotReady, ProxyUnreachable
+    from ajet_sdk.protocol import exchange
+
+    try:
+        client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=0.0)))
+    except (ProxyUnreachable, NotReady):
+        click.echo(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}", err=True)
+        client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=AWAIT_PROXY_S)))
+
+
+def run_and_tell(
+    client: Client, program: Program, task: str, repeat: int, parallel: int, is_eval: bool, agent: str | None,
+    model: str | None, quiet: bool,
+) -> int:
+    """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
+    import signal
+    import threading
+
+    from ajet_sdk.results import RunResult, RunResults
+    from ajet_sdk.runner import run_program
+
+    done: list[RunResult] = []
+    writing = threading.Lock()
+
+    def on_output(episode: Episode, stream: str, line: bytes) -> None:
+        out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+        with writing:
+            if parallel > 1:
+                out.write(f"[{episode.id}] ".encode() + line.rstrip(b"\r\n") + b"\n")
+            else:
+                out.write(line)
+            out.flush()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        run_program(
+            program, [task], repeat=repeat, parallel=parallel, model=model, agent=agent, eval=is_eval, client=client,
+            on_output=None if quiet else on_output, on_result=done.append,
+        )
+        code = 0 if any(result.ok for result in done) else 1
+    except KeyboardInterrupt:
+        click.echo("interrupted: the open episodes are aborted", err=True)
+        code = INTERRUPTED
+    click.echo(RunResults(tuple(sorted(done, key=lambda result: result.index))).table())
+    return code
+
+
+def main() -> None:
+    run_command(ajet, "ajet")

@@ -1,0 +1,96 @@
+"""The blocking client: carries out the operations of `ajet_sdk.protocol` over one pool of connections.
+
+httpx is imported when the first request is made, so that ``import ajet_sdk`` stays quick. A `Client` may be shared by
+threads. It holds no state but its connections, which a forked child must not share: give each process its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
+
+if TYPE_CHECKING:
+    import httpx
+
+MAX_CONNECTIONS = 256
+
+
+def http_options(target: Target) -> dict[str, Any]:
+    """What both clients tell httpx: no TLS set-up for plain HTTP, and no proxy of the environment to this machine."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=64, keepalive_expiry=15.0)
+    return {"verify": target.url.startswith("https:"), "trust_env": not target.local, "limits": limits}
+
+
+class Client:
+    """A connection to one proxy's control plane.
+
+    `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
+    long each operation may try to be acknowledged. `transport` replaces the network in tests.
+    """
+
+    def __init__(
+        self,
+        proxy_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        deadline: float = DEADLINE_S,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self.target = Target.resolve(proxy_url, api_key)
+        self.patience = Patience(deadline)
+        self._transport = transport
+        self._http: httpx.Client | None = None
+        self._making = threading.Lock()
+
+    def drive(self, talk: Talk[T]) -> T:
+        """Carries an operation out to its end."""
+        outcome: Reply | NoReply | None = None
+        while True:
+            try:
+                effect = talk.send(outcome)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            outcome = self._perform(effect)
+
+    def ask(self, name: str, body: Any = None, *, id: str | None = None, wait: float = 0.0, **query: Any) -> Reply:
+        """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`.
+
+        `body` is that route's dataclass; `wait` are seconds that the proxy itself was asked to wait.
+        """
+        return self.drive(exchange(self.target, name, body, patience=self.patience, id=id, query=query, wait=wait))
+
+    def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
+        import httpx
+
+        if isinstance(effect, Sleep):
+            time.sleep(effect.seconds)
+            return None
+        with self._making:
+            if self._http is None:
+                self._http = httpx.Client(transport=self._transport, **http_options(self.target))
+        try:
+            answer = self._http.request(
+                effect.method, effect.url, headers=effect.headers, content=effect.content, timeout=effect.timeout
+            )
+        except httpx.RequestError as error:
+            return NoReply(f"{type(error).__name__}: {error}")
+        return Reply(answer.status_code, answer.headers, answer.content)
+
+    def close(self) -> None:
+        if self._http is not None:
+            self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

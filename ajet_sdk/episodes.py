@@ -1,0 +1,375 @@
+"""What an agent's author touches: an episode that is open, rewarded, and settled.
+
+`EpisodeLife` knows the life of an episode and does no I/O: its methods are operations (see `ajet_sdk.protocol`).
+`Episode` carries them out with blocking calls; `ajet_sdk.aio.Episode` does the same with ``await``.
+
+Invariant: leaving the ``with`` block settles the episode. A final reward, a seal or an abort, whoever gave it (another
+process may have, or a header of the agent's), is left as it is; rewards that are not final are sealed; no reward at all
+aborts; and so does an exception, whose text becomes the reason. A failure to abort never hides that exception.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Any
+
+from ajet_sdk import routes
+from ajet_sdk.client import Client
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
+from ajet_sdk.protocol import DEADLINE_S, Patience, Talk, Target, exchange
+
+ABORT_DEADLINE_S = 10.0
+"""How long an abort on the way out of an exception may try to be acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The proxy's answer to ``POST episodes``."""
+
+    episode: str
+    base_url: str
+    api_key: str
+    policy_version: int
+    task: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an episode ended: its reward (None: none), or why it was given up (None: it was not)."""
+
+    reward: float | None = None
+    aborted: str | None = None
+
+
+def opening(target: Target, body: routes.OpenEpisode, patience: Patience) -> Talk[Opened]:
+    """Opens an episode."""
+    reply = yield from exchange(target, "open_episode", body, patience=patience)
+    answer = reply.json()
+    try:
+        return Opened(
+            episode=str(answer["episode"]),
+            base_url=str(answer["base_url"]),
+            api_key=str(answer["api_key"]),
+            policy_version=int(answer["policy_version"]),
+            task=body.task,
+            env={str(name): str(value) for name, value in (answer.get("env") or {}).items()},
+        )
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise AjetError(f"{target.url} is no ajet proxy: it answered {repr(answer)[:120]}") from error
+
+
+def rewarding(
+    target: Target,
+    episode: str,
+    value: float,
+    *,
+    call: str | None,
+    agent: str | None,
+    final: bool,
+    note: str | None,
+    patience: Patience,
+) -> Talk[None]:
+    """Gives a reward under an id made here, so that it counts once however often it has to be sent."""
+    body = routes.Reward(
+        value=finite(value), call=call, agent=agent, final=final, id=f"rew-{uuid.uuid4().hex}", note=note
+    )
+    yield from exchange(target, "reward", body, id=episode, patience=patience)
+
+
+def aborting(target: Target, episode: str, reason: str | None, patience: Patience) -> Talk[None]:
+    """Gives the episode up; an episode that was aborted before stays so."""
+    try:
+        yield from exchange(target, "abort", routes.Abort(reason), id=episode, patience=patience)
+    except Conflict:
+        record = yield from reading(target, episode, False, patience)
+        if (record.get("state"), record.get("reason")) != ("discarded", "aborted"):
+            raise
+
+
+def sealing(target: Target, episode: str, patience: Patience) -> Talk[None]:
+    """No more will come; an episode that was sealed before stays so."""
+    try:
+        yield from exchange(target, "seal", routes.Empty(), id=episode, patience=patience)
+    except Conflict:
+        record = yield from reading(target, episode, False, patience)
+        if record.get("state") in ("open", "discarded"):
+            raise
+
+
+def reading(target: Target, episode: str, tokens: bool, patience: Patience) -> Talk[dict[str, Any]]:
+    """The episode's record (contract section 5), with token ids and logprobs if `tokens`."""
+    query = {"tokens": 1} if tokens else None
+    reply = yield from exchange(target, "get_episode", id=episode, query=query, patience=patience)
+    record = reply.json()
+    if not isinstance(record, dict):
+        raise AjetError(f"{target.url} is no ajet proxy: it answered {repr(record)[:120]}")
+    return record
+
+
+def finite(value: Any) -> float:
+    """`value` (a number, or what converts to one, such as a numpy scalar or a bool) as a finite float."""
+    try:
+        number = float(value) if not isinstance(value, (str, bytes)) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadRequest(f"a reward must be a finite number, not {repr(value)[:80]}", param="value")
+    return number
+
+
+def reason_of(error: BaseException) -> str:
+    """An exception as an abort's reason: its type and the first 500 characters of its text."""
+    text = str(error).strip().encode("utf-8", "replace").decode()
+    return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
+
+
+class EpisodeLife:
+    """The part of an episode that does no I/O; both `Episode` classes build on it."""
+
+    def __init__(self, opened: Opened, target: Target, patience: Patience) -> None:
+        self._opened = opened
+        self._target = replace(target, key=opened.api_key or target.key)
+        self._patience = patience
+        self._steps: float | None = None
+        self.outcome: Outcome | None = None
+        """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
+
+    @property
+    def id(self) -> str:
+        return self._opened.episode
+
+    @property
+    def task(self) -> str | None:
+        return self._opened.task
+
+    @property
+    def base_url(self) -> str:
+        """What OpenAI clients call ``base_url``: ends in ``/v1``."""
+        return self._opened.base_url
+
+    @property
+    def api_key(self) -> str:
+        """The key of this one episode."""
+        return self._opened.api_key
+
+    @property
+    def policy_version(self) -> int:
+        """The policy version that served when the episode was opened."""
+        return self._opened.policy_version
+
+    def env(self) -> dict[str, str]:
+        """The variables that let a program in any language find its model and its episode (contract section 3)."""
+        opened = self._opened
+        anthropic = opened.base_url.removesuffix("/").removesuffix("/v1")
+        return {
+            "OPENAI_BASE_URL": opened.base_url,
+            "OPENAI_API_BASE": opened.base_url,
+            "OPENAI_API_KEY": opened.api_key,
+            "ANTHROPIC_BASE_URL": anthropic,
+            "ANTHROPIC_API_KEY": opened.api_key,
+            "AJET_PROXY_URL": self._target.url,
+            "AJET_EPISODE": opened.episode,
+            "AJET_TASK": opened.task or "",
+            **opened.env,
+        }
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} task={self.task!r} outcome={self.outcome}>"
+
+    def _reward(
+        self, value: float, call: str | None, agent: str | None, final: bool, note: str | None
+    ) -> Talk[None]:
+        yield from rewarding(
+            self._target, self.id, value, call=call, agent=agent, final=final, note=note, patience=self._patience
+        )
+        steps, value = self._steps or 0.0, finite(value)
+        if final:
+            self.outcome = Outcome(reward=steps + value)
+        else:
+            self._steps = steps + value
+
+    def _seal(self) -> Talk[None]:
+        yield from sealing(self._target, self.id, self._patience)
+        self.outcome = self.outcome or Outcome()
+
+    def _abort(self, reason: str | None) -> Talk[None]:
+        yield from aborting(self._target, self.id, reason, self._patience)
+        self.outcome = Outcome(aborted=reason or "aborted")
+
+    def _heartbeat(self) -> Talk[None]:
+        yield from exchange(self._target, "heartbeat", routes.Empty(), id=self.id, patience=self._patience)
+
+    def _record(self, tokens: bool) -> Talk[dict[str, Any]]:
+        return (yield from reading(self._target, self.id, tokens, self._patience))
+
+    def _leave(self, error: BaseException | None) -> Talk[None]:
+        """Settles the episode; after an `error`, in little time and without a second one."""
+        if error is not None:
+            if self.outcome is None:
+                yield from self._give_up(error)
+            return
+        if self.outcome is not None and self.outcome != Outcome():
+            return
+        record = yield from self._record(False)
+        if record.get("state") == "open" and (self._steps is not None or record.get("rewards")):
+            yield from self._seal()
+            record = yield from self._record(False)
+        elif record.get("state") == "open":
+            yield from self._abort("left without a reward")
+            return
+        self.outcome = outcome_of(record)
+
+    def _give_up(self, error: BaseException) -> Talk[None]:
+        reason = reason_of(error)
+        patience = replace(self._patience, deadline=min(ABORT_DEADLINE_S, self._patience.deadline))
+        try:
+            yield from aborting(self._target, self.id, reason, patience)
+        except Conflict:
+            pass  # the proxy has discarded it already
+        except AjetError:
+            return
+        self.outcome = Outcome(aborted=reason)
+
+
+def outcome_of(record: Mapping[str, Any]) -> Outcome:
+    """How an episode with this record ended."""
+    if record.get("state") == "discarded":
+        return Outcome(aborted=f"discarded by the proxy: {record.get('reason')}")
+    return Outcome(reward=record.get("reward"))
+
+
+class Episode(EpisodeLife):
+    """One run of an agent on one task. Use it as a context manager; make it with `ajet_sdk.episode`.
+
+    Every method raises an `AjetError` when the proxy refuses, and `ProxyUnreachable` when none has acknowledged within
+    the deadline.
+    """
+
+    def __init__(self, client: Client, opened: Opened, *, owns_client: bool = False) -> None:
+        super().__init__(opened, client.target, client.patience)
+        self._client = client
+        self._owns_client = owns_client
+
+    def reward(
+        self,
+        value: float,
+        *,
+        call: str | None = None,
+        agent: str | None = None,
+        final: bool = True,
+        note: str | None = None,
+    ) -> None:
+        """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it."""
+        self._client.drive(self._reward(value, call, agent, final, note))
+
+    def seal(self) -> None:
+        """Says that no more calls or rewards will come."""
+        self._client.drive(self._seal())
+
+    def abort(self, reason: str | None = None) -> None:
+        """Gives the episode up: none of it is trained."""
+        self._client.drive(self._abort(reason))
+
+    def heartbeat(self) -> None:
+        """Says that the agent is alive though it calls no model, so that the episode does not idle out."""
+        self._client.drive(self._heartbeat())
+
+    def record(self, *, tokens: bool = False) -> dict[str, Any]:
+        """The episode as the proxy has it, with its calls; with `tokens`, also their ids and logprobs."""
+        return self._client.drive(self._record(tokens))
+
+    def close(self) -> None:
+        """Lets go of the connections; the episode itself stays as it is."""
+        if self._owns_client:
+            self._client.close()
+
+    def __enter__(self) -> Episode:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._client.drive(self._leave(error))
+        finally:
+            self.close()
+
+
+def open_with(client: Client, body: routes.OpenEpisode) -> Episode:
+    """An episode over a client that others use too, and that it therefore does not close."""
+    return Episode(client, client.drive(opening(client.target, body, client.patience)))
+
+
+def episode(
+    task: str | None = None,
+    *,
+    model: str | None = None,
+    agent: str | None = None,
+    eval: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    idle_timeout: float | None = None,
+    wall_timeout: float | None = None,
+    members: Mapping[str, str] | None = None,
+    proxy_url: str | None = None,
+    api_key: str | None = None,
+    deadline: float = DEADLINE_S,
+) -> Episode:
+    """Opens an episode; timeouts and `deadline` are in seconds.
+
+    `eval` episodes are recorded and never trained. Episodes of one `task` form the group that their advantages are
+    relative to; without a task, the first prompt is the task. `deadline` is how long each operation may try to be
+    acknowledged. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
+    """
+    client = Client(proxy_url, api_key, deadline=deadline)
+    body = routes.OpenEpisode(task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members)
+    try:
+        return Episode(client, client.drive(opening(client.target, body, client.patience)), owns_client=True)
+    except BaseException:
+        client.close()
+        raise
+
+
+def current_episode(given: str | None = None, environ: Mapping[str, str] | None = None) -> str:
+    """The episode that this process belongs to: `given`, or the one in ``AJET_EPISODE``."""
+    found = given or (os.environ if environ is None else environ).get("AJET_EPISODE")
+    if not found:
+        raise NotFound(
+            "no episode here: AJET_EPISODE is not set. Start the program with `ajet run`, pass Episode.env() on to it, "
+            "or name the episode",
+            code="no_episode",
+            param="AJET_EPISODE",
+        )
+    return found
+
+
+def reward(
+    value: float,
+    *,
+    call: str | None = None,
+    agent: str | None = None,
+    final: bool = True,
+    note: str | None = None,
+    episode: str | None = None,
+    deadline: float = DEADLINE_S,
+) -> None:
+    """Rewards the episode that this process belongs to (see `current_episode`); returns once the reward is on disk."""
+    found = current_episode(episode)
+    with Client(deadline=deadline) as client:
+        client.drive(
+            rewarding(
+                client.target, found, value, call=call, agent=agent, final=final, note=note, patience=client.patience
+            )
+        )
+
+
+def abort(reason: str | None = None, *, episode: str | None = None, deadline: float = DEADLINE_S) -> None:
+    """Gives up the episode that this process belongs to."""
+    found = current_episode(episode)
+    with Client(deadline=deadline) as client:
+        client.drive(aborting(client.target, found, reason, client.patience))

@@ -1,0 +1,206 @@
+"""What a client says to the control plane and what it makes of the answers, without doing any I/O.
+
+Each operation is a generator: it yields effects (`Send`, `Sleep`), is sent what came of them (`Reply`, `NoReply`), and
+returns its result. `ajet_sdk.client` carries the effects out with blocking calls and `ajet_sdk.aio` with asyncio, so
+the two faces of the SDK share every decision: what is retried, for how long, and what counts as acknowledged.
+
+Invariant: an operation returns only what the proxy has acknowledged. Otherwise it raises: a refusal (4xx) at once and
+as the error that the proxy named; anything that may pass (no answer, 429, 502, 503, 504) after it was tried again, with
+jittered backoff or when ``Retry-After`` says, until the deadline. Repeating is safe: rewards carry an id, sealing and
+aborting twice is the same as once, and an episode opened twice leaves one that nobody uses and that idles out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlencode, urlsplit
+
+from ajet_sdk import routes
+from ajet_sdk.errors import AjetError, BadRequest, NotReady, OverQuota, ProxyUnreachable, from_body
+
+DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
+DEADLINE_S = 60.0
+"""How long an operation goes on trying to be acknowledged."""
+ATTEMPT_S = 30.0
+"""How long one attempt waits for a connection, and then for its answer, beyond what the operation asked to wait."""
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+PASSING = (429, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the proxy is (``scheme://host:port``, no trailing slash) and the key to show it, if any."""
+
+    url: str
+    key: str | None = None
+
+    @classmethod
+    def resolve(
+        cls, url: str | None = None, key: str | None = None, environ: Mapping[str, str] | None = None
+    ) -> Target:
+        """From arguments, else ``AJET_PROXY_URL`` and ``AJET_API_KEY``, else an ``OPENAI_API_KEY`` that ajet issued.
+
+        An ``OPENAI_API_KEY`` of another issuer is never shown to the proxy. `BadRequest` for a URL that is none.
+        """
+        environ = os.environ if environ is None else environ
+        url = (url or environ.get("AJET_PROXY_URL") or DEFAULT_PROXY_URL).rstrip("/")
+        try:
+            parts = urlsplit(url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+        except ValueError:
+            usable = False
+        if not usable or parts.query or parts.fragment:
+            raise BadRequest(f"the proxy's URL must look like {DEFAULT_PROXY_URL}, not {url!r}", param="AJET_PROXY_URL")
+        issued = environ.get("OPENAI_API_KEY", "")
+        key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(routes.KEY_PREFIX) else None)
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise BadRequest("the API key holds characters that no key has", param="AJET_API_KEY")
+        return cls(url=url, key=key)
+
+    @property
+    def local(self) -> bool:
+        """Whether the proxy is on this machine, so that no HTTP proxy of the environment may stand between."""
+        host = urlsplit(self.url).hostname or ""
+        return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to go on (`deadline`, in seconds), and the clock and the dice to go on by."""
+
+    deadline: float = DEADLINE_S
+    clock: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.random
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Make this HTTP request once; `timeout` is in seconds, for each of connecting, writing and reading."""
+
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    content: bytes | None
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An HTTP answer; `headers` have lower-case names."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        """The decoded body, or its text where it is not JSON."""
+        try:
+            return json.loads(self.content)
+        except ValueError:
+            return self.content.decode("utf-8", "replace")
+
+
+@dataclass(frozen=True, slots=True)
+class NoReply:
+    """The request may or may not have arrived; no answer did. `reason` says what went wrong."""
+
+    reason: str
+
+
+T = TypeVar("T")
+Talk = Generator[Send | Sleep, Reply | NoReply | None, T]
+"""An operation: sends, sleeps, and in the end a result of type `T`."""
+
+
+def exchange(
+    target: Target,
+    name: str,
+    body: Any = None,
+    *,
+    patience: Patience,
+    id: str | None = None,
+    query: Mapping[str, Any] | None = None,
+    wait: float = 0.0,
+) -> Talk[Reply]:
+    """Asks the route called `name` until it is acknowledged; `wait` seconds are the proxy's to keep us waiting.
+
+    `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules.
+    """
+    send = _request(target, name, body, id, query)
+    started, attempts = patience.clock(), 0
+    while True:
+        left = patience.deadline - (patience.clock() - started)
+        timeout = wait + min(ATTEMPT_S, max(1.0, left))
+        outcome = yield Send(send.method, send.url, send.headers, send.content, timeout)
+        attempts += 1
+        if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
+            return outcome
+        failure = _failure(outcome)
+        left = patience.deadline - (patience.clock() - started)
+        if not _may_pass(outcome):
+            raise failure
+        if left <= 0:
+            raise _gave_up(failure, send, attempts, patience.deadline)
+        pause = failure.retry_after
+        if pause is None:
+            pause = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempts - 1, 16))
+        yield Sleep(min(left, max(pause, BACKOFF_FIRST_S) * (1.0 + 0.5 * patience.chance())))
+
+
+def _request(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:
+    route = routes.route(name)
+    path = route.path if id is None else route.path.replace("{id}", routes.check_id(id, "id"))
+    headers = {"accept": "application/json"}
+    if target.key:
+        headers["authorization"] = f"Bearer {target.key}"
+    content = None
+    if route.method == "POST":
+        fields = {} if body is None else routes.to_json(body)
+        if body is not None:
+            routes.parse(type(body), fields)
+        content = json.dumps(fields).encode()
+        headers["content-type"] = "application/json"
+    if name == "lease":
+        headers["accept"] = "application/msgpack, application/json"
+    url = target.url + routes.PREFIX + path + ("?" + urlencode(query) if query else "")
+    return Send(route.method, url, headers, content, ATTEMPT_S)
+
+
+def _may_pass(outcome: Reply | NoReply | None) -> bool:
+    return not isinstance(outcome, Reply) or outcome.status in PASSING
+
+
+def _failure(outcome: Reply | NoReply | None) -> AjetError:
+    if not isinstance(outcome, Reply):
+        return ProxyUnreachable(outcome.reason if outcome else "not tried")
+    try:
+        after: float | None = max(0.0, float(outcome.headers["retry-after"]))
+    except (KeyError, ValueError):
+        after = None
+    return from_body(outcome.status, outcome.json(), retry_after=after)
+
+
+def _gave_up(failure: AjetError, send: Send, attempts: int, deadline: float) -> AjetError:
+    """The error that ends all trying: it says what was asked, how often, for how long, and what came last."""
+    tried = f"{send.method} {send.url}: {attempts} {'attempt' if attempts == 1 else 'attempts'} in {deadline:g} s"
+    if isinstance(failure, (NotReady, OverQuota)):
+        return type(failure)(
+            f"{failure.message} ({tried})", code=failure.code, param=failure.param, retry_after=failure.retry_after
+        )
+    return ProxyUnreachable(
+        f"no proxy acknowledged {tried}; the last one: {failure.message}. "
+        "Is `ajet-proxy serve` running, and is AJET_PROXY_URL its address?",
+        code="unreachable",
+    )

@@ -1,0 +1,84 @@
+"""What came of running an agent: one `RunResult` for each attempted episode, and the table of them.
+
+An attempt ends in one of three ways: ``rewarded`` (the proxy has acknowledged its reward), ``aborted`` (it was given
+up, by the agent's own wish or by its exception) or ``failed`` (it could not be opened or settled, so the proxy's
+timeouts will end it). Only the first is a success, whatever the reward's value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One attempt: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time."""
+
+    task: str
+    index: int
+    episode: str | None
+    outcome: str
+    reward: float | None
+    reason: str | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == "rewarded"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResults(Sequence[RunResult]):
+    """All attempts, in the order in which they were begun."""
+
+    items: tuple[RunResult, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[index]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the attempts that were rewarded."""
+        return [item.reward for item in self.items if item.ok and item.reward is not None]
+
+    @property
+    def mean_reward(self) -> float | None:
+        """Their mean; None when none was rewarded."""
+        rewards = self.rewards
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def failures(self) -> list[RunResult]:
+        """The attempts that were aborted or failed."""
+        return [item for item in self.items if not item.ok]
+
+    def table(self) -> str:
+        """A plain-text table, one attempt a line, and a line that sums up."""
+        head = ("task", "#", "episode", "outcome", "reward", "seconds", "reason")
+        rows = [head]
+        for item in self.items:
+            rewarded = "" if item.reward is None else f"{item.reward:g}"
+            reason = " ".join((item.reason or "").split())[:120]
+            rows.append(
+                (item.task, str(item.index), item.episode or "-", item.outcome, rewarded, f"{item.seconds:.1f}", reason)
+            )
+        counts = Counter(item.outcome for item in self.items)
+        parts = [f"{counts[outcome]} {outcome}" for outcome in ("rewarded", "aborted", "failed") if counts[outcome]]
+        mean = self.mean_reward
+        if mean is not None:
+            parts.append(f"mean reward {mean:.4g}")
+        total = f"{len(self.items)} {'episode' if len(self.items) == 1 else 'episodes'}: "
+        return align(rows) + "\n" + total + (", ".join(parts) or "none begun")
+
+
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells as lines of padded columns."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(lines)

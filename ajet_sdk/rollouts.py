@@ -1,0 +1,230 @@
+"""Runs an agent over tasks, several episodes of each, many at a time.
+
+The attempts of one task are begun together, so that groups complete early. An agent's failure is a result, never an
+exception that would end the others: its episode is aborted with the reason, and the run goes on. Only the caller's own
+mistakes (tasks that cannot be iterated or named) and an interrupt end the run, the latter after aborting what is open.
+
+Workers are daemon threads, because an agent that hangs must not keep an interrupted program alive.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_sdk import routes
+from ajet_sdk.client import Client
+from ajet_sdk.episodes import Episode, EpisodeLife, aborting, open_with, reason_of
+from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
+from ajet_sdk.protocol import DEADLINE_S, Patience
+from ajet_sdk.results import RunResult, RunResults
+
+Agent = Callable[[Any, Episode], Any]
+INTERRUPTED = "the run was interrupted"
+STOP_DEADLINE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """The `index`-th run at `task`; `number` counts all attempts of the run from 0."""
+
+    number: int
+    task: Any
+    index: int
+
+
+def attempts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Attempt]:
+    """Every task `repeat` times, task by task; `tasks` may be endless."""
+    number = 0
+    for task in tasks:
+        for index in range(repeat):
+            yield Attempt(number, task, index)
+            number += 1
+
+
+def name_of(task: Any) -> str:
+    """What the proxy is to call a task: a string or integer itself, or the ``task`` or ``id`` of a mapping."""
+    if isinstance(task, Mapping):
+        task = task.get("task", task.get("id"))
+    if isinstance(task, (str, int)) and not isinstance(task, bool) and str(task):
+        return str(task)
+    raise BadRequest(
+        "a task must be a string, an integer, or a mapping with one of them under 'task' or 'id'; pass name= to say "
+        f"what {repr(task)[:80]} is called",
+        param="tasks",
+    )
+
+
+def check_counts(repeat: int, parallel: int) -> None:
+    for name, value in (("repeat", repeat), ("parallel", parallel)):
+        if value < 1:
+            raise BadRequest(f"{name} must be at least 1, not {value}", param=name)
+
+
+def result_of(
+    attempt: Attempt, task: str, episode: EpisodeLife | None, error: BaseException | None, seconds: float
+) -> RunResult:
+    """What came of an attempt; without an `episode`, none could be opened."""
+    reason = reason_of(error) if error is not None else None
+    settled = episode.outcome if episode is not None else None
+    if settled is None:
+        outcome, reward = "failed", None
+    elif settled.aborted is not None:
+        outcome, reward, reason = "aborted", None, settled.aborted
+    elif settled.reward is None:
+        outcome, reward, reason = "aborted", None, reason or "sealed without a reward"
+    else:
+        outcome, reward = "rewarded", settled.reward
+    return RunResult(task, attempt.index, episode.id if episode else None, outcome, reward, reason, seconds)
+
+
+class Rollouts:
+    """One run over `tasks`. `opening` says how a task's episodes are opened; `on_stop` is called on an interrupt."""
+
+    def __init__(
+        self,
+        client: Client,
+        agent: Agent,
+        tasks: Iterable[Any],
+        *,
+        repeat: int,
+        parallel: int,
+        opening: Callable[[Any], routes.OpenEpisode],
+        on_result: Callable[[RunResult], None] | None = None,
+        on_stop: Callable[[], None] | None = None,
+    ) -> None:
+        check_counts(repeat, parallel)
+        self._client, self._agent, self._opening = client, agent, opening
+        self._on_result, self._on_stop = on_result, on_stop
+        self._attempts = attempts_at(tasks, repeat)
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(parallel)]
+        self._lock = threading.Lock()
+        self._open: dict[str, Episode] = {}
+        self._done: dict[int, RunResult] = {}
+        self._stopped = False
+        self._fault: BaseException | None = None
+
+    @property
+    def results(self) -> RunResults:
+        """What is done so far, in the order in which it was begun."""
+        with self._lock:
+            return RunResults(tuple(self._done[number] for number in sorted(self._done)))
+
+    def run(self) -> RunResults:
+        """Runs to the end; an exception in this thread, such as KeyboardInterrupt, stops the run first."""
+        try:
+            for thread in self._threads:
+                thread.start()
+            for thread in self._threads:
+                thread.join()
+        except BaseException:
+            self.stop()
+            raise
+        if self._fault is not None:
+            raise self._fault
+        return self.results
+
+    def stop(self) -> None:
+        """Begins no more, aborts what is open, and waits a little for the workers to notice."""
+        with self._lock:
+            self._stopped = True
+            still_open = list(self._open.values())
+        if self._on_stop is not None:
+            self._on_stop()
+        for episode in still_open:
+            if episode.outcome is not None:
+                continue
+            try:
+                self._client.drive(
+                    aborting(self._client.target, episode.id, INTERRUPTED, Patience(STOP_DEADLINE_S))
+                )
+            except (ProxyUnreachable, NotReady):
+                break  # one wait for a proxy that is away is enough: its timeouts will end the others
+            except AjetError:
+                continue
+        until = time.monotonic() + STOP_DEADLINE_S / 2
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def _next(self) -> Attempt | None:
+        with self._lock:
+            if self._stopped or self._fault is not None:
+                return None
+            try:
+                return next(self._attempts, None)
+            except Exception as error:
+                self._fault = error
+                return None
+
+    def _work(self) -> None:
+        while (attempt := self._next()) is not None:
+            try:
+                result = self._attempt(attempt)
+                with self._lock:
+                    self._done[attempt.number] = result
+                if self._on_result is not None:
+                    self._on_result(result)
+            except BaseException as error:  # the caller's own: a task without a name, a callback that raised
+                self._fault = error
+                return
+
+    def _attempt(self, attempt: Attempt) -> RunResult:
+        started = time.monotonic()
+        body = self._opening(attempt.task)
+        episode: Episode | None = None
+        error: BaseException | None = None
+        try:
+            episode = open_with(self._client, body)
+            with self._lock:
+                self._open[episode.id] = episode
+            with episode:
+                if self._stopped:
+                    episode.abort(INTERRUPTED)
+                else:
+                    value = self._agent(attempt.task, episode)
+                    if value is not None:
+                        episode.reward(value)
+        except (Exception, SystemExit) as caught:
+            error = caught
+        finally:
+            if episode is not None:
+                with self._lock:
+                    self._open.pop(episode.id, None)
+        return result_of(attempt, body.task or "", episode, error, time.monotonic() - started)
+
+
+def run(
+    agent: Agent,
+    tasks: Iterable[Any],
+    repeat: int = 8,
+    parallel: int = 32,
+    *,
+    name: Callable[[Any], str] = name_of,
+    model: str | None = None,
+    agent_name: str | None = None,
+    eval: bool = False,
+    on_result: Callable[[RunResult], None] | None = None,
+    proxy_url: str | None = None,
+    api_key: str | None = None,
+    deadline: float = DEADLINE_S,
+) -> RunResults:
+    """Runs ``agent(task, episode)`` `repeat` times for each task, up to `parallel` at once, each in its own thread.
+
+    What the agent returns is the episode's final reward; None means that it rewarded or aborted the episode itself (one
+    that it left without a reward is aborted). Whatever it raises aborts its episode and is recorded in the results.
+    `name` turns a task into its name; `on_result` is called as each attempt ends, by the thread that ran it.
+    KeyboardInterrupt aborts the open episodes and is raised again.
+    """
+
+    def opening(task: Any) -> routes.OpenEpisode:
+        return routes.OpenEpisode(task=name(task), model=model, agent=agent_name, eval=eval)
+
+    with Client(proxy_url, api_key, deadline=deadline) as client:
+        rollouts = Rollouts(
+            client, agent, tasks, repeat=repeat, parallel=parallel, opening=opening, on_result=on_result
+        )
+        return rollouts.run()

@@ -1,0 +1,263 @@
+"""Runs an unmodified program, in any language, once per episode: the agent behind ``ajet run``.
+
+The program is told where its model is by environment variables alone. Its reward is, in this order: what `reward_cmd`
+or `reward_from` says, if one was asked for; what the program gave itself; 1.0 for exit code 0 and 0.0 for any other.
+A program that was killed, or a reward that is no number, aborts the episode with that reason.
+
+A program whose episode the proxy has discarded meanwhile (it idled out, or ran too long) is ended, so that a program
+that hangs does not hold its place for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ajet_sdk import routes
+from ajet_sdk.client import Client
+from ajet_sdk.episodes import Episode, reading
+from ajet_sdk.errors import AjetError, BadRequest, Conflict
+from ajet_sdk.processes import Child, describe
+from ajet_sdk.protocol import Patience
+from ajet_sdk.results import RunResult, RunResults
+from ajet_sdk.rollouts import INTERRUPTED, Rollouts
+
+REWARD_SOURCES = ("exit-code", "stdout", "file")
+REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
+END_GRACE_S = 5.0
+WATCH_S = 10.0
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
+
+OnOutput = Callable[[Episode, str, bytes], None]
+"""Gets the episode, ``"stdout"`` or ``"stderr"``, and a line of its program's output; called by several threads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run, and where its reward comes from: at most one of `reward_from` (`REWARD_SOURCES`) and `reward_cmd`.
+
+    `env` is added to this process's own environment, `cwd` is where it runs. With ``reward_from="file"`` the program
+    finds the path of the file in ``AJET_REWARD_FILE``. `reward_cmd` is for ``sh -c``.
+    """
+
+    argv: Sequence[str]
+    reward_from: str | None = None
+    reward_cmd: str | None = None
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.argv:
+            raise BadRequest("there is no program to run", param="argv")
+        if self.reward_from is not None and self.reward_from not in REWARD_SOURCES:
+            raise BadRequest(f"reward_from must be one of {', '.join(REWARD_SOURCES)}", param="reward_from")
+        if self.reward_from is not None and self.reward_cmd is not None:
+            raise BadRequest("a reward comes either from reward_from or from reward_cmd", param="reward_cmd")
+
+
+def number_in(line: str) -> float | None:
+    """The finite number that the whole line is, if it is one."""
+    try:
+        value = float(line.strip())
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+class LastNumber:
+    """Reads lines and remembers the last that is a number; with `anywhere`, the last number within a line too."""
+
+    def __init__(self, *, anywhere: bool = False) -> None:
+        self.value: float | None = None
+        self._anywhere = anywhere
+
+    def feed(self, line: bytes) -> None:
+        text = line.decode("utf-8", "replace")
+        value = number_in(text)
+        if value is None and self._anywhere and (found := _NUMBER.findall(text)):
+            value = number_in(found[-1])
+        if value is not None:
+            self.value = value
+
+
+class ProgramAgent:
+    """Calls `Program` as an agent of `ajet_sdk.rollouts`; use it as a context manager around the run."""
+
+    def __init__(
+        self, program: Program, client: Client, on_output: OnOutput | None = None, *, watch_s: float = WATCH_S
+    ) -> None:
+        self._program, self._client, self._on_output, self._watch_s = program, client, on_output, watch_s
+        self._lock = threading.Lock()
+        self._running: dict[str, Child] = {}
+        self._lost: dict[str, str] = {}
+        self._stopped = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> ProgramAgent:
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._watcher.join()
+
+    def __call__(self, task: Any, episode: Episode) -> float | None:
+        program = self._program
+        env = {**os.environ, **program.env, **episode.env()}
+        env.pop("AJET_API_KEY", None)  # whatever it opens for us, the program's key is its episode's
+        if program.reward_from == "file":
+            with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
+                path = Path(folder, "reward")
+                code, _ = self._run(program.argv, {**env, REWARD_FILE_VARIABLE: str(path)}, episode, LastNumber())
+                value = _number_of_file(path)
+            return self._judge(episode, code, value, "no number in the file that AJET_REWARD_FILE names")
+        code, value = self._run(program.argv, env, episode, LastNumber())
+        if program.reward_cmd is not None:
+            return self._by_command(program.reward_cmd, env, episode, code)
+        if program.reward_from == "stdout":
+            return self._judge(episode, code, value, "no line of its output is a number")
+        if program.reward_from is None and code >= 0:
+            record = episode.record()
+            if record.get("state") != "open" or record.get("rewards"):
+                return None
+        return self._judge(episode, code, 1.0 if code == 0 else 0.0, "")
+
+    def stop(self) -> None:
+        """Ends every program that runs, and lets none begin; their episodes are aborted."""
+        self._stopped.set()
+        with self._lock:
+            children = list(self._running.values())
+        for child in children:
+            child.ask_to_end()
+        until = time.monotonic() + END_GRACE_S
+        try:
+            while children:
+                children.pop().end(until - time.monotonic())
+        finally:
+            for child in children:
+                child.end(0.0)
+
+    def _judge(self, episode: Episode, code: int, value: float | None, lacking: str) -> float | None:
+        """The reward, unless the program was killed or gave none: then the episode is aborted, saying why."""
+        if code < 0:
+            episode.abort(f"the program was {describe(code)}")
+            return None
+        if value is None:
+            episode.abort(f"{lacking} ({describe(code)})")
+        return value
+
+    def _by_command(self, command: str, env: Mapping[str, str], episode: Episode, code: int) -> float | None:
+        if code < 0:
+            return self._judge(episode, code, None, "")
+        code, value = self._run(("/bin/sh", "-c", command), env, episode, LastNumber(anywhere=True))
+        if code < 0:
+            episode.abort(f"the reward command was {describe(code)}")
+            return None
+        return self._judge(episode, code, value, "the reward command printed no number")
+
+    def _run(
+        self, argv: Sequence[str], env: Mapping[str, str], episode: Episode, reader: LastNumber
+    ) -> tuple[int, float | None]:
+        """Runs one command of the episode to its end: its exit code, and the last number that it printed."""
+        with self._lock:
+            if self._stopped.is_set():
+                raise Conflict(INTERRUPTED)
+            child = self._start(argv, env, episode, reader)
+            self._running[episode.id] = child
+        code = child.wait()
+        with self._lock:
+            del self._running[episode.id]
+            lost = self._lost.pop(episode.id, None)
+        if lost is not None:
+            raise Conflict(f"the proxy discarded the episode while its program ran: {lost}")
+        if self._stopped.is_set():
+            raise Conflict(INTERRUPTED)
+        return code, reader.value
+
+    def _start(self, argv: Sequence[str], env: Mapping[str, str], episode: Episode, reader: LastNumber) -> Child:
+        show = self._on_output
+
+        def on_stdout(line: bytes) -> None:
+            reader.feed(line)
+            if show is not None:
+                show(episode, "stdout", line)
+
+        def on_stderr(line: bytes) -> None:
+            if show is not None:
+                show(episode, "stderr", line)
+
+        return Child(argv, env, cwd=self._program.cwd, on_stdout=on_stdout, on_stderr=on_stderr)
+
+    def _watch(self) -> None:
+        """Ends programs whose episodes are discarded already."""
+        while not self._stopped.wait(self._watch_s):
+            with self._lock:
+                running = list(self._running.items())
+            for episode, child in running:
+                with suppress(AjetError):
+                    record = self._client.drive(reading(self._client.target, episode, False, Patience(WATCH_S / 2)))
+                    if record.get("state") == "discarded":
+                        self._end(child, episode, str(record.get("reason")))
+
+    def _end(self, child: Child, episode: str, reason: str) -> None:
+        with self._lock:
+            if self._running.get(episode) is not child:
+                return
+            self._lost[episode] = reason
+        child.ask_to_end()
+        child.end(END_GRACE_S)
+
+
+def _number_of_file(path: Path) -> float | None:
+    reader = LastNumber()
+    with suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            reader.feed(line)
+    return reader.value
+
+
+def run_program(
+    program: Program,
+    tasks: Iterable[str],
+    *,
+    repeat: int = 1,
+    parallel: int = 1,
+    model: str | None = None,
+    agent: str | None = None,
+    eval: bool = False,
+    client: Client | None = None,
+    on_output: OnOutput | None = None,
+    on_result: Callable[[RunResult], None] | None = None,
+) -> RunResults:
+    """Runs `program` `repeat` times for each task, up to `parallel` at once; see `ajet_sdk.run` for what it returns.
+
+    Programs' output is handed to `on_output`, or dropped. KeyboardInterrupt ends the programs that run, with all that
+    they have started, aborts their episodes, and is raised again.
+    """
+
+    def opening(task: str) -> routes.OpenEpisode:
+        return routes.OpenEpisode(task=task, model=model, agent=agent, eval=eval)
+
+    own = client or Client()
+    try:
+        with ProgramAgent(program, own, on_output) as runs:
+            rollouts = Rollouts(
+                own, runs, tasks, repeat=repeat, parallel=parallel, opening=opening, on_result=on_result,
+                on_stop=runs.stop,
+            )
+            return rollouts.run()
+    finally:
+        if client is None:
+            own.close()

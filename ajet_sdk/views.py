@@ -1,0 +1,100 @@
+"""Status and episode records as text for a person; the JSON of contract section 5 in, lines out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+from ajet_sdk.results import align
+from ajet_sdk.routes import EPISODE_STATES
+
+_SHOWN_APART = ("episode", "state", "reason", "rewards", "calls", "timelines", "samples")
+
+
+def status_view(status: Mapping[str, Any]) -> str:
+    """Models and their gates, episodes by state with the sum that must hold, and whatever else the proxy counts."""
+    lines = [f"ajet proxy {status.get('version', '')}".rstrip()]
+    models = status.get("models") or {}
+    rows = [("model", "policy version", "gate", "upstreams")]
+    for name, model in models.items():
+        upstreams = ", ".join(map(str, model.get("upstreams") or ())) or "none"
+        rows.append((str(name), str(model.get("policy_version")), str(model.get("gate")), upstreams))
+    lines += ["", align(rows) if models else "no models yet"]
+    episodes = status.get("episodes") or {}
+    terms = [(state, int(episodes.get(state, 0))) for state in EPISODE_STATES]
+    total = sum(count for _, count in terms)
+    opened = int(episodes.get("opened", 0))
+    sign = "=" if total == opened else "≠"
+    lines += ["", f"opened {opened} {sign} " + " + ".join(f"{state} {count}" for state, count in terms)]
+    for name, value in status.items():
+        if name not in ("version", "models", "episodes"):
+            lines.append(f"{name}: {_brief(value)}")
+    return "\n".join(lines)
+
+
+def episode_view(record: Mapping[str, Any]) -> str:
+    """One episode: what it is, its rewards, a line a call, a line a timeline."""
+    state = str(record.get("state"))
+    if record.get("reason"):
+        state += f" ({record['reason']})"
+    lines = [f"episode {record.get('episode')}: {state}"]
+    for name, value in record.items():
+        if name in _SHOWN_APART or value in (None, "", {}):
+            continue
+        lines.append(f"  {name}: {_time(value) if name.endswith('_at') else _brief(value)}")
+    rewards = record.get("rewards") or []
+    lines.append(f"\n{len(rewards)} {'reward' if len(rewards) == 1 else 'rewards'}")
+    lines += [f"  {_brief(item)}" for item in rewards]
+    calls = record.get("calls") or []
+    lines.append(f"\n{len(calls)} {'call' if len(calls) == 1 else 'calls'}")
+    if calls:
+        head = ("  call", "prompt", "sampled", "finish", "policy", "identified by", "")
+        lines.append(align([head, *map(_call, calls)]))
+    timelines = record.get("timelines") or []
+    if timelines:
+        lines.append(f"\n{len(timelines)} {'timeline' if len(timelines) == 1 else 'timelines'}")
+        lines += [f"  {_timeline(item)}" for item in timelines]
+    return "\n".join(lines)
+
+
+def _call(call: Mapping[str, Any]) -> tuple[str, ...]:
+    prompt = call.get("prompt_tokens", len(call.get("prompt_token_ids") or ()))
+    sampled = call.get("sampled_tokens", len(call.get("token_ids") or ()))
+    lost = "" if call.get("complete", True) else f"lost: {call.get('reason') or 'not complete'}"
+    return (
+        f"  {call.get('call')}",
+        str(prompt),
+        str(sampled),
+        str(call.get("finish_reason") or "-"),
+        _brief(call.get("policy_version", "-")),
+        str(call.get("identified_by") or "-"),
+        lost,
+    )
+
+
+def _timeline(timeline: Any) -> str:
+    if not isinstance(timeline, Mapping):
+        return _brief(timeline)
+    parts = [" → ".join(map(str, timeline.get("calls") or ()))]
+    parts += [f"{name} {_brief(value)}" for name, value in timeline.items() if name != "calls" and not _long(value)]
+    return ", ".join(parts)
+
+
+def _long(value: Any) -> bool:
+    return value is None or (isinstance(value, (list, Mapping)) and len(value) > 8)
+
+
+def _brief(value: Any) -> str:
+    """A value without the punctuation of JSON: ``waiting 2, ready 1``."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_brief(item)}" for name, item in value.items() if item is not None) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_brief, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _time(value: Any) -> str:
+    if not isinstance(value, (int, float)):
+        return str(value)
+    return datetime.fromtimestamp(value, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
