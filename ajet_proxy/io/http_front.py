@@ -1,0 +1,257 @@
+"""The HTTP front: where an agent's request comes in. Everything outside ``/ajet/`` ends up here.
+
+A request goes one of three ways. ``POST`` to a captured route is asked of the engine with ids and logprobs, and its calls
+are recorded. Other engine routes that an agent may use are passed through as they are. All else is refused, the engine's
+control routes above all, however their path is spelled.
+
+Whatever the way: first the key and the name of the episode (`identity`), then a reward that rides on the request, then
+the gate, which holds requests while weights change, then the engine. Nothing is decided here that the core can decide.
+
+Next: ajet_proxy/core/identity.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from time import perf_counter
+from urllib.parse import unquote
+
+from aiohttp import web
+
+from ajet_proxy.core.call import Origin
+from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.reading import Dialect
+from ajet_proxy.core.exchange import Exchange, Request
+from ajet_proxy.core.identity import Identity, identify, split_path
+from ajet_proxy.core.keys import Keys
+from ajet_proxy.io import relay
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.gatekeeper import Gatekeeper
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.recorder import Recorder
+from ajet_proxy.io.store import Store
+from ajet_proxy.io.upstream import EngineRequest, Upstream, request_headers
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
+from ajet_sdk.routes import HEADER_REWARD, KEY_PREFIX, OpenEpisode, Reward
+
+OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
+CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+"""Routes under ``/v1/`` that change the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """Limits in seconds and bytes; a `read_timeout` of 0 is none. ``upstream_key`` is the engines' own API key."""
+
+    allow_routes: tuple[str, ...] = ()
+    upstream_key: str | None = None
+    connect_timeout: float = 60.0
+    read_timeout: float = 0.0
+    max_body: int = 64 << 20
+
+
+class HttpFront:
+    """Handles every request that is not a control request."""
+
+    def __init__(
+        self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics,
+        settings: FrontSettings,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._gate = gate
+        self._clock = clock
+        self._metrics = metrics
+        self._settings = settings
+        self._upstream = Upstream(
+            engines, clock=clock, metrics=metrics, connect_timeout=settings.connect_timeout,
+            read_timeout=settings.read_timeout,
+        )
+
+    def add_routes(self, app: web.Application) -> None:
+        """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
+        app.cleanup_ctx.append(self._connections)
+        app.router.add_route("*", "/{path:.*}", self.handle)
+
+    async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
+        await self._upstream.start()
+        yield
+        await self._upstream.close()
+
+    async def handle(self, http: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        dialect = self._dialect(http)
+        route = dialect.name if dialect is not None else "passthrough"
+        started = perf_counter()
+        status = 499  # the client went away, in nginx's words
+        try:
+            response = await (self._capture(http, dialect) if dialect is not None else self._pass(http))
+            status = response.status
+            return response
+        except AjetError as error:
+            status = error.status
+            raise
+        finally:
+            self._metrics.inc("ajet_requests_total", route=route, status=status)
+            self._metrics.observe("ajet_request_seconds", perf_counter() - started, route=route)
+
+    def _dialect(self, http: web.Request) -> Dialect | None:
+        """The dialect to capture this request with, None if it may pass through; `NotFound` if neither."""
+        _, written = split_path(http.rel_url.raw_path)
+        path = unquote(written)
+        plain = path.rstrip("/") or "/"
+        allowed = (
+            plain in OPEN_ROUTES or plain in self._settings.allow_routes
+            or (path.startswith("/v1/") and plain not in CONTROL_ROUTES)
+        )
+        hidden = "%2f" in written.lower() or "\\" in path or any(part in (".", "..") for part in path.split("/"))
+        if not allowed or hidden or not path.isprintable():
+            raise NotFound(f"no route {http.method} {path[:200]}", code="unknown_route")
+        return CAPTURED.get(plain) if http.method == "POST" else None
+
+    async def _capture(self, http: web.Request, dialect: Dialect) -> web.StreamResponse:
+        body = await self._body(http)
+        request = Request(body)
+        identity = self._identify(http, request)
+        episode = identity.episode or self._clock.new_id("ep")
+        tenant = self._tenant(identity, episode)
+        retry_key = http.headers.get("Idempotency-Key")
+        if identity.reward is not None:
+            if identity.episode is not None and self._store.ledger.tenant_of(episode) is None:
+                await self._open(identity, episode, tenant)
+            await self._reward(identity, retry_key)
+        ledger = self._store.ledger
+        agent = identity.agent or ""
+        exchange = Exchange(dialect, request, model=ledger.model_of(episode, agent))
+        model = ledger.model_of(episode, agent) or request.model
+        calls = tuple(self._clock.new_id("call") for _ in range(exchange.choices))
+        waiting = perf_counter()
+        async with self._gate.enter(ready=lambda: self._upstream.known(model)):
+            self._metrics.observe("ajet_gate_wait_seconds", perf_counter() - waiting)
+            at = self._clock.now()
+            self._store.post(ledger.begin_call(
+                episode=episode, calls=calls, at=at, model=model, agent=agent, task=identity.task, eval=identity.eval,
+                identified_by=identity.identified_by, tenant=tenant,
+                body_hash=hashlib.sha256(dialect.path.encode() + b"\n" + body).hexdigest(),
+                idempotency_key=retry_key, is_retry=_is_retry(http),
+            ))
+            origin = Origin(
+                calls=calls, episode=episode, model=model, agent=agent, started_at=at,
+                policy_version=ledger.policy_version(model), identified_by=identity.identified_by,
+                altered=exchange.altered,
+            )
+            recorder = Recorder(origin, store=self._store, clock=self._clock, metrics=self._metrics)
+            upstream_request = self._engine_request(
+                http, dialect.path, exchange.upstream_body, model=model, sticky=episode, identity=True
+            )
+            return await relay.captured(http, upstream_request, exchange, recorder, self._upstream)
+
+    async def _pass(self, http: web.Request) -> web.StreamResponse:
+        body = await self._body(http)
+        identity = self._identify(http, None)
+        if identity.reward is not None:
+            await self._reward(identity, http.headers.get("Idempotency-Key"))
+        model = _model_in(body)
+        upstream_request = self._engine_request(
+            http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=False
+        )
+        if http.method != "POST" or not identity.path.startswith("/v1/"):
+            return await relay.passed(http, upstream_request, self._upstream)
+        async with self._gate.enter(ready=lambda: self._upstream.known(model)):
+            return await relay.passed(http, upstream_request, self._upstream)
+
+    def _identify(self, http: web.Request, request: Request | None) -> Identity:
+        return identify(
+            path=http.rel_url.raw_path,
+            headers={name.lower(): value for name, value in http.headers.items()},
+            body=request.fields if request is not None else None,
+            authenticate=lambda key: self._keys.authenticate(key, self._clock.now()),
+        )
+
+    def _tenant(self, identity: Identity, episode: str) -> str:
+        """The tenant as whom the caller acts on `episode`; `NotFound` for a key whose episode is gone."""
+        owner = self._store.ledger.tenant_of(episode)
+        if owner is None and identity.issued:
+            raise NotFound(f"no episode {episode!r}: its key was issued, but the proxy does not know it", param="episode")
+        if owner is not None and identity.claims.scope == "admin":
+            return owner
+        if owner is not None and owner != identity.claims.tenant:
+            raise Forbidden(f"episode {episode!r} is another tenant's", code="wrong_episode")
+        return identity.claims.tenant
+
+    async def _open(self, identity: Identity, episode: str, tenant: str) -> None:
+        body = OpenEpisode(task=identity.task, agent=identity.agent, eval=identity.eval)
+        await self._store.commit(self._store.ledger.open_episode(
+            body, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
+        ))
+
+    async def _reward(self, identity: Identity, retry_key: str | None) -> None:
+        """Record the reward that rides on a request; an equal ``Idempotency-Key`` makes it the same reward."""
+        assert identity.reward is not None
+        if identity.episode is None:
+            raise BadRequest(f"{HEADER_REWARD} needs an episode, and nothing names one", param=HEADER_REWARD)
+        self._tenant(identity, identity.episode)
+        given = identity.reward
+        reward_id = self._clock.new_id("rew")
+        if retry_key is not None:
+            reward_id = f"rew-{hashlib.sha256(retry_key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
+        body = Reward(value=given.value, call=given.call, agent=identity.agent, final=given.final)
+        await self._store.commit(
+            self._store.ledger.reward(identity.episode, body, reward_id=reward_id, at=self._clock.now())
+        )
+
+    def _engine_request(
+        self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool
+    ) -> EngineRequest:
+        query = http.rel_url.raw_query_string
+        headers = request_headers(
+            http.headers.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key, identity=identity
+        )
+        return EngineRequest(
+            method=http.method, target=f"{path}?{query}" if query else path, headers=headers, body=body, model=model,
+            sticky=sticky,
+        )
+
+    def _is_ours(self, key: str) -> bool:
+        """Whether `key` is for this proxy, so that no engine may see it."""
+        if key.startswith(KEY_PREFIX):
+            return True
+        try:
+            self._keys.verify(key, self._clock.now())
+        except AjetError:
+            return False
+        return True
+
+    async def _body(self, http: web.Request) -> bytes:
+        """The request's body, or `TooLarge`."""
+        limit = self._settings.max_body
+        parts, size = [], http.content_length or 0
+        if size <= limit:
+            size = 0
+            async for part in http.content.iter_any():
+                parts.append(part)
+                size += len(part)
+                if size > limit:
+                    break
+        if size > limit:
+            raise TooLarge(f"the request body is over the limit of {limit} bytes", code="body_too_large")
+        return b"".join(parts)
+
+
+def _is_retry(http: web.Request) -> bool:
+    """Whether the client says that it sends this for a second time."""
+    count = http.headers.get("X-Stainless-Retry-Count", "")
+    return count.isdecimal() and int(count) > 0
+
+
+def _model_in(body: bytes) -> str:
+    """The model that a JSON body names; empty for any other body."""
+    try:
+        model = json.loads(body).get("model")
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return model if isinstance(model, str) else ""

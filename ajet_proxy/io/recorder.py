@@ -1,0 +1,62 @@
+"""The calls of one exchange in the ledger: begun, then ended exactly once.
+
+Ending is durable: `end` returns when the journal has it, and only then may the client see the end of its answer. Losing
+does not wait, because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more
+calls; that is no concern of the agent's answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ajet_proxy.core.call import DISCONNECTED, Captured, Lost, Origin, Outcome, prompt_hash, to_call
+from ajet_proxy.core.events import Event
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.store import Store
+from ajet_sdk.errors import AjetError
+
+logger = logging.getLogger(__name__)
+
+
+class Recorder:
+    """Ends the calls of `origin`, which a `CallStarted` has announced."""
+
+    def __init__(self, origin: Origin, *, store: Store, clock: Clock, metrics: Metrics) -> None:
+        self.origin = origin
+        self.ended = False
+        self._store = store
+        self._clock = clock
+        self._metrics = metrics
+
+    async def end(self, outcomes: Sequence[Outcome]) -> None:
+        """Record `outcomes`; returns when they are on disk."""
+        if self.ended:
+            return
+        self.ended = True
+        *first, last = outcomes
+        for outcome in first:
+            self._store.post(self._decide(outcome))
+        await self._store.commit(self._decide(last))
+
+    def lose(self, reason: str = DISCONNECTED) -> None:
+        """Record that all calls are lost, unless they are ended already."""
+        if self.ended:
+            return
+        self.ended = True
+        for index in range(len(self.origin.calls)):
+            self._store.post(self._decide(Lost(index, reason)))
+
+    def _decide(self, outcome: Outcome) -> tuple[Event, ...]:
+        """The events of one choice's end; decided one by one, because each changes what the next one means."""
+        ledger, origin, at = self._store.ledger, self.origin, self._clock.now()
+        self._metrics.inc("ajet_captures_total", outcome=outcome.reason if isinstance(outcome, Lost) else "complete")
+        try:
+            if isinstance(outcome, Captured):
+                call = to_call(outcome, origin)
+                return ledger.finish_call(call, at=at, task_hash=prompt_hash(call.prompt_token_ids))
+            return ledger.lose_call(origin.episode, origin.calls[outcome.index], outcome.reason, at=at)
+        except AjetError as error:
+            logger.info("call %s ended without effect: %s", origin.calls[outcome.index], error.message)
+            return ()

@@ -1,0 +1,140 @@
+"""An engine's answer on its way to the client: captured, or passed through as it is.
+
+Invariant: bytes leave in the order in which they came, and those that complete a captured answer leave only after the
+`Recorder` has made its calls durable. A client that goes away ends the engine's request at once. An answer that breaks
+off breaks off for the client too: nothing is made up to end it well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import aiohttp
+from aiohttp import web
+
+from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
+from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.io.recorder import Recorder
+from ajet_proxy.io.upstream import EngineRequest, Upstream, response_headers
+from ajet_sdk.errors import AjetError, EngineError, EngineTimeout
+from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
+
+_BROKEN: Final = (aiohttp.ClientError, TimeoutError)
+
+
+async def captured(
+    http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Upstream
+) -> web.StreamResponse:
+    """Send `request`, give the client what `exchange` makes of the answer, and record its calls."""
+    try:
+        answer = await upstream.send(request)
+        try:
+            exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
+            if exchange.settled:
+                await recorder.end(exchange.outcomes)
+            if exchange.buffered:
+                return await _document(http, answer, exchange, recorder)
+            return await _stream(http, answer, exchange, recorder)
+        finally:
+            answer.close()
+    except AjetError:
+        recorder.lose(ENGINE_ERROR)
+        raise
+    except (asyncio.CancelledError, ConnectionError):
+        recorder.lose(DISCONNECTED)
+        raise
+    finally:
+        recorder.lose(ENGINE_ERROR)
+
+
+async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) -> web.StreamResponse:
+    """Send `request` and pass the answer on as it is."""
+    answer = await upstream.send(request)
+    try:
+        response = web.StreamResponse(
+            status=answer.status, reason=answer.reason, headers=response_headers(answer.headers, keep_length=True)
+        )
+        await response.prepare(http)
+        while True:
+            try:
+                data = await answer.content.readany()
+            except _BROKEN:
+                return _cut(http, response)
+            if not data:
+                break
+            await response.write(data)
+        await response.write_eof()
+        return response
+    finally:
+        answer.close()
+
+
+async def _document(
+    http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder
+) -> web.StreamResponse:
+    """An answer in one piece, kept back as a whole."""
+    try:
+        exchange.feed(await answer.read())
+    except _BROKEN as error:
+        exchange.abort()
+        await recorder.end(exchange.outcomes)
+        if isinstance(error, TimeoutError):
+            raise EngineTimeout("the engine stopped in the middle of its answer", code="engine_timeout") from error
+        raise EngineError("the engine's answer broke off", code="engine_broken") from error
+    body = b"".join(exchange.finish())
+    await recorder.end(exchange.outcomes)
+    response = web.Response(
+        status=answer.status, reason=answer.reason, body=body, headers=response_headers(answer.headers, keep_length=False)
+    )
+    _name(response, recorder)
+    return response
+
+
+async def _stream(
+    http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder
+) -> web.StreamResponse:
+    """An answer that leaves as it comes, except for its end."""
+    refused = answer.status >= 400
+    response = web.StreamResponse(
+        status=answer.status, reason=answer.reason, headers=response_headers(answer.headers, keep_length=exchange.settled)
+    )
+    if not refused:
+        _name(response, recorder)
+    await response.prepare(http)
+    while True:
+        try:
+            data = await answer.content.readany()
+        except _BROKEN:
+            rest = exchange.abort()
+            await recorder.end(exchange.outcomes)
+            await _write(response, rest)
+            return _cut(http, response)
+        if not data:
+            break
+        await _write(response, exchange.feed(data))
+        if exchange.settled and not recorder.ended:
+            await recorder.end(exchange.outcomes)
+            await _write(response, exchange.release())
+    rest = exchange.finish()
+    await recorder.end(exchange.outcomes)
+    await _write(response, rest)
+    await response.write_eof()
+    return response
+
+
+def _name(response: web.StreamResponse, recorder: Recorder) -> None:
+    response.headers[HEADER_EPISODE] = recorder.origin.episode
+    response.headers[HEADER_CALL] = ",".join(recorder.origin.calls)
+
+
+async def _write(response: web.StreamResponse, parts: list[bytes]) -> None:
+    if parts:
+        await response.write(parts[0] if len(parts) == 1 else b"".join(parts))
+
+
+def _cut(http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
+    """Close the connection after what was written, without the bytes that would end the body well."""
+    if http.transport is not None:
+        http.transport.close()
+    return response

@@ -1,0 +1,180 @@
+"""The way to the engines: one connection pool, header rules, retry and failover.
+
+vLLM closes an idle connection after 5 seconds; ours are given up after 4, and a request that meets a connection closed in
+that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. An engine that cannot be
+reached is left alone for a while and the next is tried; a request that may have reached an engine is never sent twice.
+
+The pool has no upper limit: a thousand agents at once are a thousand connections. There is no limit on how long an
+answer takes unless one is configured, because it would be a bias against long episodes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+from multidict import CIMultiDict
+from yarl import URL
+
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.metrics import Metrics
+from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
+
+KEEPALIVE_S = 4.0
+COOLDOWN_S = 10.0
+HOP_BY_HOP = frozenset((
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+))
+_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
+_CREDENTIALS = ("authorization", "x-api-key")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """What goes to an engine. ``target`` is path and query as written; ``sticky`` keeps an episode on one engine."""
+
+    method: str
+    target: str
+    headers: CIMultiDict[str]
+    body: bytes | None
+    model: str
+    sticky: str
+
+
+class Upstream:
+    """Sends requests to the engine that should have them."""
+
+    def __init__(
+        self, engines: Engines, *, clock: Clock, metrics: Metrics, connect_timeout: float, read_timeout: float
+    ) -> None:
+        """Limits in seconds; a `read_timeout` of 0 is none."""
+        self._engines = engines
+        self._clock = clock
+        self._metrics = metrics
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=connect_timeout, sock_read=read_timeout or None
+        )
+        self._pooled: aiohttp.ClientSession | None = None
+        self._fresh: aiohttp.ClientSession | None = None
+        self._down_until: dict[str, float] = {}
+
+    async def start(self) -> None:
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_reuseconn.append(_note_reuse)
+        self._pooled = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S), [trace])
+        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True), [])
+
+    async def close(self) -> None:
+        for session in (self._pooled, self._fresh):
+            if session is not None:
+                await session.close()
+
+    def known(self, model: str) -> bool:
+        """Whether there is any engine to send a request for `model` to."""
+        return bool(self._engines.candidates(model))
+
+    def order(self, model: str, sticky: str) -> list[str]:
+        """The engines to try for `sticky`: by rendezvous hash, those that could not be reached lately last."""
+        now = self._clock.now()
+        return sorted(
+            self._engines.candidates(model),
+            key=lambda url: (self._down_until.get(url, 0.0) > now, hashlib.sha256(f"{url}\n{sticky}".encode()).digest()),
+        )
+
+    async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
+        """The engine's answer as soon as its headers are there; `EngineError` or `EngineTimeout` if none comes."""
+        failure: AjetError = NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
+        for url in self.order(request.model, request.sticky):
+            try:
+                return await self._send_to(url, request)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                self._down_until[url] = self._clock.now() + COOLDOWN_S
+                failure = self._failed(url, error)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise self._failed(url, error) from error
+        raise failure
+
+    async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
+        seen = SimpleNamespace(reused=False)
+        try:
+            return await self._request(self._pooled, url, request, seen)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            if not seen.reused or isinstance(error, aiohttp.ClientConnectorError):
+                raise
+        self._metrics.inc("ajet_upstream_retries_total")
+        return await self._request(self._fresh, url, request, seen)
+
+    async def _request(
+        self, session: aiohttp.ClientSession | None, url: str, request: EngineRequest, seen: SimpleNamespace
+    ) -> aiohttp.ClientResponse:
+        assert session is not None, "start() comes first"
+        return await session.request(
+            request.method, URL(url + request.target, encoded=True), data=request.body, headers=request.headers,
+            allow_redirects=False, trace_request_ctx=seen,
+        )
+
+    def _session(self, connector: aiohttp.TCPConnector, traces: list[aiohttp.TraceConfig]) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector, timeout=self._timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"), trace_configs=traces,
+        )
+
+    def _failed(self, url: str, error: Exception) -> AjetError:
+        if isinstance(error, TimeoutError):
+            self._metrics.inc("ajet_upstream_errors_total", kind="timeout")
+            return EngineTimeout(f"the engine at {url} did not answer in time", code="engine_timeout")
+        kind = "connect" if isinstance(error, aiohttp.ClientConnectorError) else "broken"
+        self._metrics.inc("ajet_upstream_errors_total", kind=kind)
+        what = "cannot be reached" if kind == "connect" else "closed the connection without an answer"
+        return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
+
+
+def request_headers(
+    headers: Iterable[tuple[str, str]], *, is_ours: Callable[[str], bool], upstream_key: str | None, identity: bool
+) -> CIMultiDict[str]:
+    """The client's headers as the engine gets them: what is for us, for one hop or about the body's framing is left
+    out, keys of ours (`is_ours`) too; `upstream_key` stands in for any key; with `identity` the answer must not be
+    compressed."""
+    pairs = list(headers)
+    dropped = _NOT_FORWARDED | _named_in_connection(pairs)
+    out: CIMultiDict[str] = CIMultiDict()
+    for name, value in pairs:
+        lower = name.lower()
+        if lower in dropped or lower.startswith("x-ajet-") or (identity and lower == "accept-encoding"):
+            continue
+        if lower in _CREDENTIALS and (upstream_key is not None or is_ours(_key(value))):
+            continue
+        out.add(name, value)
+    if identity:
+        out["Accept-Encoding"] = "identity"
+    if upstream_key is not None:
+        out["Authorization"] = f"Bearer {upstream_key}"
+    return out
+
+
+def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMultiDict[str]:
+    """The engine's headers as the client gets them; `keep_length` only where the body stays as it is."""
+    pairs = list(headers.items())
+    dropped = HOP_BY_HOP | _named_in_connection(pairs) | (frozenset() if keep_length else {"content-length"})
+    return CIMultiDict((name, value) for name, value in pairs if name.lower() not in dropped)
+
+
+def _named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Header names that a ``Connection`` header declares to be for this hop only."""
+    values = [value for name, value in pairs if name.lower() == "connection"]
+    return frozenset(name.strip().lower() for value in values for name in value.split(","))
+
+
+def _key(value: str) -> str:
+    """The key in a credential header, with or without its scheme."""
+    return value.strip().rpartition(" ")[2]
+
+
+async def _note_reuse(_session: Any, context: Any, _params: Any) -> None:
+    context.trace_request_ctx.reused = True
