@@ -39,8 +39,13 @@ class Finding:
 
 
 def run(config: Config) -> list[Finding]:
+    """`examine` for a program without an event loop."""
+    return asyncio.run(examine(config))
+
+
+async def examine(config: Config) -> list[Finding]:
     """Every check, in the order in which faults should be repaired."""
-    return [*_data_dir(config), *asyncio.run(_upstreams(config))]
+    return [*_data_dir(config), *await _upstreams(config)]
 
 
 def as_text(findings: list[Finding]) -> str:
@@ -109,17 +114,17 @@ async def _upstreams(config: Config) -> list[Finding]:
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         for urls in config.upstreams.values():
             for url in urls:
-                found += await _upstream(session, url, config)
+                try:
+                    found += await _upstream(session, url, config)
+                except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                    found.append(Finding(f"upstream {url}", "fault", f"cannot be reached: {error or 'no answer in time'}",
+                                         "start the engine, or correct --upstream"))
     return found
 
 
 async def _upstream(session: aiohttp.ClientSession, url: str, config: Config) -> list[Finding]:
     check = f"upstream {url}"
-    try:
-        status, models, date = await _get(session, f"{url}/v1/models")
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return [Finding(check, "fault", f"cannot be reached: {error or type(error).__name__}",
-                        "start the engine, or correct --upstream")]
+    status, models, date = await _get(session, f"{url}/v1/models")
     if status == 401:
         return [Finding(check, "fault", "wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
     names = [item.get("id") for item in _list(models, "data")]
@@ -148,7 +153,7 @@ def _clock(check: str, date: str | None) -> list[Finding]:
 
 async def _version(session: aiohttp.ClientSession, url: str, check: str) -> Finding:
     status, body, _ = await _get(session, f"{url}/version")
-    version = body.get("version") if isinstance(body, dict) else None
+    version = body.get("version")
     if status != 200 or not isinstance(version, str):
         return Finding(check, "warning", "does not say it is vLLM (no /version)",
                        "calls can be recorded only from an engine that gives token ids, such as vLLM")
@@ -190,18 +195,20 @@ async def _pause(session: aiohttp.ClientSession, url: str, check: str) -> Findin
     return Finding(check, "ok", "can be paused while weights change")
 
 
-async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, Any, str | None]:
+async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any], str | None]:
     async with session.get(url) as answer:
         return answer.status, await _json(answer), answer.headers.get("Date")
 
 
-async def _json(answer: aiohttp.ClientResponse) -> Any:
+async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The answer's JSON object; empty for anything else."""
     try:
-        return json.loads(await answer.read())
+        body = json.loads(await answer.read())
     except ValueError:
         return {}
+    return body if isinstance(body, dict) else {}
 
 
-def _list(body: Any, name: str) -> list[dict[str, Any]]:
-    value = body.get(name) if isinstance(body, dict) else None
+def _list(body: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    value = body.get(name)
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []

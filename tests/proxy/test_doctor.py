@@ -1,0 +1,98 @@
+"""The doctor against an engine that is well, ill, elsewhere, or no engine at all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_proxy.config import Config
+from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine
+from tests.kit.engine_stub import EngineStub, Fault
+from tests.kit.ports import free_port
+
+
+def faults(findings: list[Finding]) -> list[str]:
+    return [f.message for f in findings if f.level == "fault"]
+
+
+async def test_a_good_engine_has_no_faults(tmp_path: Path) -> None:
+    async with EngineStub() as stub:
+        findings = await examine(Config(upstream=(stub.url + "/v1",), data_dir=str(tmp_path / "new")))
+    assert faults(findings) == []
+    text = as_text(findings)
+    assert "serves stub" in text
+    assert "vLLM 0.31.0" in text
+    assert "exact token ids" in text
+    assert "clock agrees" in text
+    assert json.loads(as_json(findings))["ok"] is True
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("no_token_ids", "no token ids"),
+        ("no_logprobs", "0 logprobs for 2 tokens"),
+        ("status", "answered 500"),
+        ("not_vllm", "no token ids"),
+        ("silent_close", "cannot be reached"),
+    ],
+)
+async def test_an_ill_engine_is_named_with_advice(tmp_path: Path, kind: str, message: str) -> None:
+    async with EngineStub() as stub:
+        stub.faults.append(Fault(kind, times=9))
+        findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
+    found = [f for f in findings if f.level == "fault"]
+    assert len(found) == 1
+    assert message in found[0].message
+    assert found[0].advice
+    assert json.loads(as_json(findings))["ok"] is False
+
+
+async def test_an_engine_that_is_down(tmp_path: Path) -> None:
+    findings = await examine(Config(upstream=(f"http://127.0.0.1:{free_port()}",), data_dir=str(tmp_path)))
+    assert "cannot be reached" in faults(findings)[0]
+
+
+async def test_no_engine_is_a_warning(tmp_path: Path) -> None:
+    findings = await examine(Config(data_dir=str(tmp_path)))
+    assert faults(findings) == []
+    assert "until a trainer announces" in as_text(findings)
+
+
+async def test_pausing_needs_an_engine_that_can(tmp_path: Path) -> None:
+    async with EngineStub() as stub:
+        findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path), gate_mode="pause"))
+    assert "it has no /pause" in faults(findings)[0]
+
+
+async def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o755)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"x" * 32)
+    secret.chmod(0o644)
+    findings = await examine(Config(data_dir=str(tmp_path)))
+    assert f"{secret} is readable by others" in faults(findings)
+    assert "others can look into" in as_text(findings)
+    not_a_directory = await examine(Config(data_dir=str(secret)))
+    assert "not a directory" in faults(not_a_directory)[0]
+    below_a_file = await examine(Config(data_dir=str(secret / "x")))
+    assert "not writable" in faults(below_a_file)[0]
+
+    usage: Any = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=LOW_DISK - 1))
+    secret.chmod(0o600)
+    tmp_path.chmod(0o700)
+    assert "GiB free" in faults(await examine(Config(data_dir=str(tmp_path))))[0]
+
+
+async def test_a_running_proxy_is_seen_by_its_lock(tmp_path: Path) -> None:
+    with (tmp_path / "lock").open("w") as stream:
+        assert "no proxy is running" in as_text(await examine(Config(data_dir=str(tmp_path))))
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        assert "a proxy is running" in as_text(await examine(Config(data_dir=str(tmp_path))))

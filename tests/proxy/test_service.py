@@ -1,0 +1,62 @@
+"""The systemd unit and the datagrams to systemd."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from ajet_proxy import service
+
+
+@pytest.mark.parametrize("user", [False, True])
+def test_systemd_accepts_the_unit(tmp_path: Path, user: bool) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    path = tmp_path / service.UNIT_NAME
+    path.write_text(service.unit(("--listen", "127.0.0.1:9", "--data-dir", "/a b/%x/$y"), user=user, drain_s=60))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", *(["--user"] if user else ["--system"]), "--man=no", str(path)],
+        capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    complaints = [line for line in done.stderr.splitlines() if service.UNIT_NAME in line]
+    assert complaints == []
+
+
+def test_the_system_unit_is_confined_and_waits_for_the_drain() -> None:
+    text = service.unit((), user=False, drain_s=60)
+    for line in (
+        "Type=notify", "DynamicUser=yes", "StateDirectory=ajet", "ProtectSystem=strict", "NoNewPrivileges=yes",
+        "PrivateTmp=yes", "PrivateDevices=yes", "SystemCallFilter=@system-service", "Restart=on-failure",
+        "TimeoutStopSec=90", "LimitNOFILE=65536", "WantedBy=multi-user.target",
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_users_unit_asks_for_nothing_that_only_root_may() -> None:
+    lines = service.unit((), user=True, drain_s=60).splitlines()
+    assert "DynamicUser=yes" not in lines
+    assert "WantedBy=default.target" in lines
+
+
+def test_where_the_unit_goes() -> None:
+    assert service.unit_path(user=False, env={}) == Path("/etc/systemd/system/ajet-proxy.service")
+    assert service.unit_path(user=True, env={"XDG_CONFIG_HOME": "/c"}) == Path("/c/systemd/user/ajet-proxy.service")
+
+
+def test_notify_speaks_to_a_path_and_to_an_abstract_address(tmp_path: Path) -> None:
+    for address in (str(tmp_path / "s"), f"@ajet-{uuid.uuid4()}"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+            server.bind("\0" + address[1:] if address[0] == "@" else address)
+            server.settimeout(5)
+            assert service.notify("READY=1", {"NOTIFY_SOCKET": address})
+            assert server.recv(100) == b"READY=1"
+
+
+def test_notify_is_silent_where_nobody_listens(tmp_path: Path) -> None:
+    assert not service.notify("READY=1", {})
+    assert not service.notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "none")})
