@@ -1,0 +1,18 @@
+"""One table, twice: aligned for the terminal and as Markdown for a page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = [title, ""]
+    lines += [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
+    ]
+    lines += ["", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    sys.stdout.write("\n".join(lines) + "\n\n")
+    sys.stdout.flush()
