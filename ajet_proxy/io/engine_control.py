@@ -15,24 +15,27 @@ from ajet_sdk.errors import EngineError
 
 
 class EngineControl:
-    """Speaks to the engines' control routes with the daemon's own HTTP session."""
+    """Speaks to the engines' control routes; `key` is the engines' own API key."""
 
-    def __init__(self, session: aiohttp.ClientSession, *, key: str | None = None, limit_s: float = 60.0) -> None:
-        self._session = session
+    def __init__(self, *, key: str | None = None, limit_s: float = 60.0) -> None:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._timeout = aiohttp.ClientTimeout(total=limit_s)
 
     async def pause(self, urls: tuple[str, ...]) -> None:
         """Freeze every engine; `EngineError` if one did not."""
-        await asyncio.gather(*(self._post(url, "/pause?mode=keep") for url in urls))
+        await self._all(urls, "/pause?mode=keep")
 
     async def resume(self, urls: tuple[str, ...]) -> None:
         """Let every engine go on; `EngineError` if one did not."""
-        await asyncio.gather(*(self._post(url, "/resume") for url in urls))
+        await self._all(urls, "/resume")
 
-    async def _post(self, url: str, route: str) -> None:
+    async def _all(self, urls: tuple[str, ...], route: str) -> None:
+        async with aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session:
+            await asyncio.gather(*(self._post(session, url, route) for url in urls))
+
+    async def _post(self, session: aiohttp.ClientSession, url: str, route: str) -> None:
         try:
-            async with self._session.post(url + route, headers=self._headers, timeout=self._timeout) as answer:
+            async with session.post(url + route) as answer:
                 if answer.status == 404:
                     raise EngineError(
                         f"engine {url} has no {route.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1, "
