@@ -57,13 +57,9 @@ class Client:
                 return result
             outcome = await self._perform(effect)
 
-    async def ask(
-        self, name: str, body: Any = None, *, id: str | None = None, wait: float = 0.0, **query: Any
-    ) -> Reply:
+    async def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
         """The acknowledged answer of the route called `name`; see `ajet_sdk.Client.ask`."""
-        return await self.drive(
-            exchange(self.target, name, body, patience=self.patience, id=id, query=query, wait=wait)
-        )
+        return await self.drive(exchange(self.target, name, body, patience=self.patience, id=id, query=query))
 
     async def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
         import httpx

@@ -59,12 +59,9 @@ class Client:
                 return result
             outcome = self._perform(effect)
 
-    def ask(self, name: str, body: Any = None, *, id: str | None = None, wait: float = 0.0, **query: Any) -> Reply:
-        """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`.
-
-        `body` is that route's dataclass; `wait` are seconds that the proxy itself was asked to wait.
-        """
-        return self.drive(exchange(self.target, name, body, patience=self.patience, id=id, query=query, wait=wait))
+    def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
+        """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`; `body` is its dataclass."""
+        return self.drive(exchange(self.target, name, body, patience=self.patience, id=id, query=query))
 
     def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
         import httpx

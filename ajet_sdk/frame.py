@@ -57,9 +57,9 @@ def pack_mask(mask: Sequence[int]) -> list[int]:
     return head + [count for _, count in runs]
 
 
-def unpack_mask(runs: Any, length: int) -> tuple[int, ...]:
+def unpack_mask(runs: Any, length: int, name: str = "loss_mask") -> tuple[int, ...]:
     if not isinstance(runs, list) or any(type(run) is not int or run < 0 for run in runs) or sum(runs) != length:
-        raise FrameError(f"loss_mask: run lengths must be non-negative and add up to {length} tokens")
+        raise FrameError(f"{name}: run lengths must be non-negative and add up to {length} tokens")
     out: list[int] = []
     for index, run in enumerate(runs):
         out.extend([index & 1] * run)
@@ -167,7 +167,7 @@ def _decode_sample(body: Any, episode: str, task: str, model: str) -> Sample:
     name = _field(body, "sample", str, f"sample of {episode}")
     where = f"sample {name}"
     token_ids = unpack_ints(_field(body, "token_ids", bytes, where), f"{where}: token_ids")
-    loss_mask = unpack_mask(_field(body, "loss_mask", list, where), len(token_ids))
+    loss_mask = unpack_mask(_field(body, "loss_mask", list, where), len(token_ids), f"{where}: loss_mask")
     reward, broken_by, parents = body.get("reward"), body.get("broken_by"), body.get("parents")
     if not isinstance(broken_by, (str, type(None))):
         raise FrameError(f"{where}: 'broken_by' has type {type(broken_by).__name__}", param="broken_by")

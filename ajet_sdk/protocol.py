@@ -28,7 +28,7 @@ DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
 DEADLINE_S = 60.0
 """How long an operation goes on trying to be acknowledged."""
 ATTEMPT_S = 30.0
-"""How long one attempt waits for a connection, and then for its answer, beyond what the operation asked to wait."""
+"""How long one attempt waits for a connection, and then for its answer."""
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 PASSING = (429, 502, 503, 504)
@@ -132,9 +132,8 @@ def exchange(
     patience: Patience,
     id: str | None = None,
     query: Mapping[str, Any] | None = None,
-    wait: float = 0.0,
 ) -> Talk[Reply]:
-    """Asks the route called `name` until it is acknowledged; `wait` seconds are the proxy's to keep us waiting.
+    """Asks the route called `name` until it is acknowledged.
 
     `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules.
     """
@@ -142,7 +141,7 @@ def exchange(
     started, attempts = patience.clock(), 0
     while True:
         left = patience.deadline - (patience.clock() - started)
-        timeout = wait + min(ATTEMPT_S, max(1.0, left))
+        timeout = min(ATTEMPT_S, max(1.0, left))
         outcome = yield Send(send.method, send.url, send.headers, send.content, timeout)
         attempts += 1
         if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
@@ -172,8 +171,6 @@ def _request(target: Target, name: str, body: Any, id: str | None, query: Mappin
             routes.parse(type(body), fields)
         content = json.dumps(fields).encode()
         headers["content-type"] = "application/json"
-    if name == "lease":
-        headers["accept"] = "application/msgpack, application/json"
     url = target.url + routes.PREFIX + path + ("?" + urlencode(query) if query else "")
     return Send(route.method, url, headers, content, ATTEMPT_S)
 

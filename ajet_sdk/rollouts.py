@@ -161,16 +161,15 @@ class Rollouts:
                 return None
 
     def _work(self) -> None:
-        while (attempt := self._next()) is not None:
-            try:
+        try:
+            while (attempt := self._next()) is not None:
                 result = self._attempt(attempt)
                 with self._lock:
                     self._done[attempt.number] = result
                 if self._on_result is not None:
                     self._on_result(result)
-            except BaseException as error:  # the caller's own: a task without a name, a callback that raised
-                self._fault = error
-                return
+        except BaseException as error:  # the caller's own: a task without a name, a callback that raised
+            self._fault = error
 
     def _attempt(self, attempt: Attempt) -> RunResult:
         started = time.monotonic()

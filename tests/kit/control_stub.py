@@ -1,0 +1,198 @@
+"""The control routes an agent uses, in memory, on a thread: what the SDK is tested against without a proxy.
+
+`ControlStub.faults` holds what happens to coming requests before or instead of being served, one each: an HTTP answer
+(`Say`), a connection closed before (`drop`) or after (`lose`) the request took effect.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+from ajet_sdk import routes
+from ajet_sdk.errors import AjetError, Conflict, NotFound, Unauthorized
+
+DROP = "drop"
+LOSE = "lose"
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """An answer in place of the true one."""
+
+    status: int
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A request as it arrived; header names in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: Any
+
+
+class ControlStub:
+    """``with ControlStub() as stub: stub.url``; `port` lets one come up late, or again, where another was."""
+
+    def __init__(self, port: int = 0, *, admin_key: str | None = None) -> None:
+        self.faults: deque[str | Say] = deque()
+        self.heard: list[Heard] = []
+        self.episodes: dict[str, dict[str, Any]] = {}
+        self.admin_key = admin_key
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", port), _Handler)
+        self._server.stub = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+        self.port = int(self._server.server_address[1])
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> ControlStub:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def count(self, method: str, ending: str) -> int:
+        """How many requests came to a path with this ending."""
+        return sum(heard.method == method and heard.path.split("?")[0].endswith(ending) for heard in self.heard)
+
+    def next_fault(self, heard: Heard) -> str | Say | None:
+        with self._lock:
+            self.heard.append(heard)
+            return self.faults.popleft() if self.faults else None
+
+    def answer(self, heard: Heard) -> Say:
+        try:
+            with self._lock:
+                return Say(200, self._serve(heard))
+        except AjetError as error:
+            return Say(error.status, error.to_body())
+
+    def _serve(self, heard: Heard) -> Any:
+        path = heard.path.split("?")[0].removeprefix(routes.PREFIX)
+        parts = path.strip("/").split("/")
+        shown = heard.headers.get("authorization", "").removeprefix("Bearer ")
+        if path == "/status":
+            return self.status()
+        if path == "/episodes":
+            if self.admin_key not in (None, shown):
+                raise Unauthorized("no key or a bad one")
+            return self._open(routes.parse(routes.OpenEpisode, heard.body))
+        if parts[0] != "episodes" or parts[1] not in self.episodes:
+            raise NotFound(f"no such episode: {parts[1:2]}", code="episode_not_found")
+        record = self.episodes[parts[1]]
+        if self.admin_key is not None and shown not in (self.admin_key, f"ajet-{parts[1]}"):
+            raise Unauthorized("no key or a bad one")
+        if heard.method == "GET":
+            return record
+        return getattr(self, f"_{parts[2]}")(record, heard.body)
+
+    def status(self) -> dict[str, Any]:
+        states = [record["state"] for record in self.episodes.values()]
+        counts = {state: states.count(state) for state in routes.EPISODE_STATES}
+        model = {"policy_version": 3, "gate": "open", "upstreams": ["http://127.0.0.1:1"]}
+        episodes = {"opened": len(states), **counts}
+        return {"version": "0", "models": {"stub": model}, "episodes": episodes, "groups": {"ready": 0}}
+
+    def _open(self, body: routes.OpenEpisode) -> dict[str, Any]:
+        name = f"ep-{len(self.episodes)}"
+        self.episodes[name] = {
+            "episode": name, "task": body.task, "state": "open", "model": body.model, "eval": body.eval,
+            "agent": body.agent, "rewards": [], "reward": None, "identified_by": "key", "opened_at": 0.0, "calls": [],
+        }
+        base_url = f"{self.url}/v1"
+        env = {"OPENAI_BASE_URL": base_url, "AJET_EXTRA": "from-the-proxy"}
+        return {"episode": name, "base_url": base_url, "api_key": f"ajet-{name}", "policy_version": 3, "env": env}
+
+    def _rewards(self, record: dict[str, Any], body: Any) -> dict[str, Any]:
+        reward = routes.parse(routes.Reward, body)
+        for earlier in record["rewards"]:
+            if earlier["id"] == reward.id:
+                if earlier["value"] != reward.value:
+                    raise Conflict("another reward has this id")
+                return record
+        if record["state"] == "discarded":
+            raise Conflict(f"the episode is discarded: {record['reason']}")
+        record["rewards"].append({"id": reward.id, "value": reward.value, "final": reward.final})
+        finals = [item["value"] for item in record["rewards"] if item["final"]]
+        record["reward"] = sum(item["value"] for item in record["rewards"] if not item["final"]) + sum(finals[-1:])
+        if reward.final:
+            record["state"] = "ready"
+        return record
+
+    def _seal(self, record: dict[str, Any], _body: Any) -> dict[str, Any]:
+        if record["state"] != "open":
+            raise Conflict(f"the episode is {record['state']}")
+        self._end(record, None if record["rewards"] else "no_reward")
+        return record
+
+    def _abort(self, record: dict[str, Any], body: Any) -> dict[str, Any]:
+        abort = routes.parse(routes.Abort, body)
+        if record["state"] != "open":
+            raise Conflict(f"the episode is {record['state']}")
+        self._end(record, "aborted")
+        record["detail"] = abort.reason
+        return record
+
+    def _heartbeat(self, record: dict[str, Any], _body: Any) -> dict[str, Any]:
+        if record["state"] != "open":
+            raise Conflict(f"the episode is {record['state']}")
+        return record
+
+    def _end(self, record: dict[str, Any], reason: str | None) -> None:
+        record["state"] = "discarded" if reason else "ready"
+        record["reason"] = reason
+
+
+class _Server(ThreadingHTTPServer):
+    stub: ControlStub
+    request_queue_size = 128
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_GET(self) -> None:
+        self._handle()
+
+    def do_POST(self) -> None:
+        self._handle()
+
+    def _handle(self) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        heard = Heard(self.command, self.path, headers, json.loads(data) if data else None)
+        fault = self.server.stub.next_fault(heard)
+        if fault == LOSE:
+            self.server.stub.answer(heard)
+        if isinstance(fault, str):
+            self.close_connection = True
+            return
+        said = fault or self.server.stub.answer(heard)
+        content = json.dumps(said.body).encode()
+        self.send_response(said.status)
+        for name, value in said.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""

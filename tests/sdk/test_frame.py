@@ -1,0 +1,223 @@
+"""The wire: golden bytes of each version, every truncation, and nothing that is not a frame gets through."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_sdk import frame
+from ajet_sdk.errors import TooLarge
+from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def sample(name: str = "s1", **change: Any) -> Sample:
+    fields: dict[str, Any] = {
+        "sample": name, "episode": "e1", "task": "t", "model": "m", "agent": "solver",
+        "token_ids": (1, 151643, 3, 4, 5, 6), "loss_mask": (0, 0, 1, 1, 0, 1),
+        "logprobs": (0.0, 0.0, -0.5, -0.25, 0.0, -1.5), "policy_versions": ((3, 2), (4, 1)),
+        "calls": ("c1", "c2"), "spans": (("c1", 2, 4), ("c2", 5, 6)), "reward": 0.5,
+    }
+    return Sample(**fields | change)
+
+
+def batch() -> Batch:
+    tree = sample(
+        "s2", token_ids=(1, 2), loss_mask=(1, 1), logprobs=(-1.0, -2.0), policy_versions=((4, 2),), calls=("c3",),
+        spans=(("c3", 0, 2),), reward=None, broken_by="retokenized", repaired_tokens=1, parents=(-1, 0),
+    )
+    reward = {"id": "rew-1", "value": 0.5, "final": True, "note": "né"}
+    episode = BatchEpisode("e1", "t", "m", 0.5, (reward,), (sample(), tree))
+    return Batch("batch-1", 1790000000.25, 4, (Group("t", (episode,)), Group("empty", ())))
+
+
+def body(change: Any = None) -> Any:
+    """The decoded frame of `batch`, changed by a function."""
+    out = msgpack.unpackb(frame.encode_batch(batch()), raw=False)
+    if change is not None:
+        change(out)
+    return out
+
+
+def first(out: Any) -> Any:
+    return out["groups"][0]["episodes"][0]["samples"][0]
+
+
+def test_golden_frame_of_version_1() -> None:
+    golden = (GOLDEN / "batch.v1.msgpack").read_bytes()
+    assert frame.encode_batch(batch()) == golden
+    assert frame.decode_batch(golden) == batch()
+
+
+def test_every_truncation_is_an_error_that_says_so() -> None:
+    data = frame.encode_batch(batch())
+    for size in range(len(data)):
+        with pytest.raises(frame.FrameError, match="truncated"):
+            frame.decode_batch(data[:size])
+
+
+def test_a_byte_too_many_is_an_error() -> None:
+    with pytest.raises(frame.FrameError):
+        frame.decode_batch(frame.encode_batch(batch()) + b"\x00")
+
+
+def test_an_oversized_frame_is_not_even_parsed() -> None:
+    data = frame.encode_batch(batch())
+    with pytest.raises(TooLarge, match="limit of 10"):
+        frame.decode_batch(data, max_bytes=10)
+
+
+def test_unknown_fields_are_ignored_at_every_level() -> None:
+    def grow(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {**{name: grow(item) for name, item in value.items()}, "later": [1]}
+        return [grow(item) for item in value] if isinstance(value, list) else value
+
+    decoded = frame.decode_batch(msgpack.packb(grow(body())))
+    assert decoded.groups[0].episodes[0].samples == batch().groups[0].episodes[0].samples
+
+
+@pytest.mark.parametrize("version", [2, -1, 99])
+def test_another_wire_version_is_named(version: int) -> None:
+    with pytest.raises(frame.FrameError, match=f"version {version}") as caught:
+        frame.decode_batch(msgpack.packb({**body(), "version": version}))
+    assert caught.value.code == "wire_version"
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return os._exit, (3,)
+
+    trap = pickle.dumps(Trap())
+    ext = msgpack.ExtType(42, trap)
+    for data in (trap, msgpack.packb(trap), msgpack.packb(ext), msgpack.packb({**body(), "groups": ext})):
+        with pytest.raises(frame.FrameError):
+            frame.decode_batch(data)
+    assert "import pickle" not in Path(frame.__file__).read_text()
+
+
+@pytest.mark.parametrize("path", [("version",), ("batch",), ("lease_until",), ("policy_version",), ("groups",)])
+def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
+    with pytest.raises(frame.FrameError, match=path[-1]) as caught:
+        frame.decode_batch(msgpack.packb(body(lambda out: out.pop(path[-1]))))
+    assert caught.value.param == path[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("token_ids", b"\x01\x00\x00", "whole number"),
+        ("token_ids", [1, 2], "type list"),
+        ("token_ids", b"\x01\x00\x00\x00", "add up to 1"),
+        ("loss_mask", [2, 2, 1], "add up to 6"),
+        ("loss_mask", [2, -1, 5], "non-negative"),
+        ("loss_mask", [2, 4.0], "non-negative"),
+        ("loss_mask", [2, 10**12], "add up to 6"),
+        ("logprobs", b"\x00" * 4, "differ in length"),
+        ("policy_versions", [[3, 2]], "add up to 3"),
+        ("policy_versions", [[3, 3, 1]], "policy_versions"),
+        ("policy_versions", [7], "policy_versions"),
+        ("policy_versions", [["3", 3]], "policy_versions"),
+        ("calls", [1], "holds a int"),
+        ("calls", "c1", "type str"),
+        ("spans", [["c1", 2]], "a span must be"),
+        ("spans", [["c1", 2, 7]], "a span must be"),
+        ("spans", [["c1", 4, 2]], "a span must be"),
+        ("spans", [["c1", "2", 4]], "a span must be"),
+        ("reward", "1", "finite"),
+        ("reward", float("nan"), "finite"),
+        ("reward", True, "finite"),
+        ("broken_by", 7, "broken_by"),
+        ("repaired_tokens", "7", "repaired_tokens"),
+        ("parents", b"\x00" * 4, "parents"),
+        ("parents", b"\xff\xff\xff\xff" + b"\x05\x00\x00\x00" * 5, "earlier token"),
+        ("parents", [0], "parents"),
+        ("sample", 7, "type int"),
+        ("agent", None, "type NoneType"),
+    ],
+)
+def test_a_sample_that_is_not_what_it_says_is_refused(name: str, value: Any, says: str) -> None:
+    with pytest.raises(frame.FrameError, match=says) as caught:
+        frame.decode_batch(msgpack.packb(body(lambda out: first(out).update({name: value}))))
+    assert name in ("sample",) or "s1" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda out: out.update(groups=[7]),
+        lambda out: out.update(lease_until=float("inf")),
+        lambda out: out["groups"][0].update(episodes=[7]),
+        lambda out: out["groups"][0]["episodes"][0].update(samples=[7]),
+        lambda out: out["groups"][0]["episodes"][0].update(rewards=[7]),
+        lambda out: out["groups"][0]["episodes"][0].update(reward=float("nan")),
+        lambda out: out["groups"][0]["episodes"][0].update(reward=None),
+        lambda out: out["groups"][0]["episodes"][0].update(model=True),
+    ],
+)
+def test_so_is_anything_around_it(change: Any) -> None:
+    with pytest.raises(frame.FrameError):
+        frame.decode_batch(msgpack.packb(body(change)))
+
+
+@given(st.binary(max_size=60))
+def test_random_bytes_are_no_frame(data: bytes) -> None:
+    with pytest.raises(frame.FrameError):
+        frame.decode_batch(data)
+
+
+@given(st.data())
+def test_a_damaged_frame_is_refused_or_read_and_never_anything_else(data: st.DataObject) -> None:
+    whole = bytearray(frame.encode_batch(batch()))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] = data.draw(st.integers(0, 255))
+    with suppress(frame.FrameError):
+        frame.decode_batch(bytes(whole))
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    mask = tuple(draw(st.lists(st.integers(0, 1), max_size=30)))
+    size, sampled = len(mask), sum(mask)
+    ids = draw(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=size, max_size=size))
+    logprobs = draw(st.lists(st.floats(-100, 0, width=32), min_size=size, max_size=size))
+    return sample(
+        token_ids=tuple(ids), loss_mask=mask, logprobs=tuple(logprobs), spans=(),
+        policy_versions=((1, sampled),) if sampled else (),
+    )
+
+
+@given(st.lists(samples(), max_size=3))
+def test_what_is_encoded_is_decoded(drawn: list[Sample]) -> None:
+    episode = BatchEpisode("e1", "t", "m", 1.0, (), tuple(drawn))
+    there = Batch("b", 1.0, 1, (Group("t", (episode,)),))
+    assert frame.decode_batch(frame.encode_batch(there)) == there
+
+
+@given(st.lists(st.integers(0, 1), max_size=50))
+def test_masks_are_runs(mask: list[int]) -> None:
+    runs = frame.pack_mask(mask)
+    assert frame.unpack_mask(runs, len(mask)) == tuple(mask)
+    assert 0 not in runs[1:]
+
+
+def test_the_bytes_of_tokens_and_logprobs_are_little_endian() -> None:
+    assert frame.pack_ints([1, 258]) == b"\x01\0\0\0\x02\x01\0\0"
+    assert frame.pack_floats([1.0]) == b"\0\0\x80\x3f"
+
+
+def test_a_machine_of_the_other_byte_order_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = frame.pack_ints([1, 258])
+    monkeypatch.setattr("sys.byteorder", "big")
+    assert frame.pack_ints([1, 258]) == b"".join(there[at : at + 4][::-1] for at in (0, 4))
+    assert frame.unpack_ints(frame.pack_ints([1, 258]), "x") == (1, 258)

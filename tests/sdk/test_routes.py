@@ -1,0 +1,131 @@
+"""The table of routes, and the bodies: what is written is read back, and what does not fit names its field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_sdk import routes
+from ajet_sdk.errors import BadRequest
+
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | NUMBER | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+OF = {
+    "float": NUMBER,
+    "int": st.integers(-(2**63), 2**63 - 1),
+    "bool": st.booleans(),
+    "str": TEXT,
+    "Mapping[str, Any]": st.dictionaries(TEXT, JSON, max_size=3),
+    "Mapping[str, str]": st.dictionaries(TEXT, TEXT, max_size=3),
+    "tuple[str, ...]": st.lists(TEXT, max_size=3).map(tuple),
+}
+BODIES = sorted({route.body for route in routes.ROUTES if route.body is not None}, key=lambda kind: kind.__name__)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> Any:
+    kind = draw(st.sampled_from(BODIES))
+    values = {}
+    for f in dataclasses.fields(kind):
+        optional = str(f.type).endswith("| None")
+        of = OF[str(f.type).removesuffix(" | None")]
+        values[f.name] = draw(st.none() | of if optional else of)
+    return kind(**values)
+
+
+@given(bodies())
+def test_what_is_written_is_read_back_through_json(body: Any) -> None:
+    assert routes.parse(type(body), json.loads(json.dumps(routes.to_json(body)))) == body
+
+
+@given(bodies())
+def test_what_is_read_can_be_stored(body: Any) -> None:
+    read = routes.to_json(routes.parse(type(body), routes.to_json(body)))
+    json.dumps(read, ensure_ascii=False, allow_nan=False).encode()
+    msgpack.packb(read)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param", "says"),
+    [
+        (routes.Reward, {}, "value", "missing"),
+        (routes.Reward, {"value": "1"}, "value", "finite number"),
+        (routes.Reward, {"value": True}, "value", "finite number"),
+        (routes.Reward, {"value": None}, "value", "finite number"),
+        (routes.Reward, {"value": float("nan")}, "value", "finite number"),
+        (routes.Reward, {"value": float("-inf")}, "value", "finite number"),
+        (routes.Reward, {"value": 10**400}, "value", "finite number"),
+        (routes.Reward, {"value": 1, "final": 1}, "final", "true or false"),
+        (routes.Reward, {"value": 1, "finall": True}, "finall", "did you mean 'final'"),
+        (routes.Reward, {"value": 1, "note": "\ud800"}, "note", "surrogates"),
+        (routes.Reward, {"value": 1, "call": 7}, "call", "a string"),
+        (routes.OpenEpisode, {"metadata": {"a": {"\udcff": 1}}}, "metadata", "surrogates"),
+        (routes.OpenEpisode, {"metadata": {"a": [float("inf")]}}, "metadata", "finite"),
+        (routes.OpenEpisode, {"metadata": {"a": 2**63}}, "metadata", "64 bits"),
+        (routes.OpenEpisode, {"metadata": {"a": nested(100)}}, "metadata", "nested"),
+        (routes.OpenEpisode, {"metadata": []}, "metadata", "Mapping"),
+        (routes.OpenEpisode, {"members": {"a": 1}}, "members", "strings"),
+        (routes.OpenEpisode, {"eval": "yes"}, "eval", "true or false"),
+        (routes.Lease, {"groups": 1.5}, "groups", "an integer"),
+        (routes.Lease, {"groups": 2**70}, "groups", "64 bits"),
+        (routes.Policy, {"model": "m", "version": 1, "upstreams": ["a", 1]}, "upstreams", "tuple"),
+        (routes.Empty, {"zzz": 1}, "zzz", "known: none"),
+        (routes.Ack, None, "policy_version", "missing"),
+    ],
+)
+def test_what_does_not_fit_names_its_field(kind: type[Any], body: Any, param: str, says: str) -> None:
+    with pytest.raises(BadRequest, match=says) as caught:
+        routes.parse(kind, body)
+    assert caught.value.param == param
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("body", [[], "text", 3])
+def test_a_body_is_an_object(body: Any) -> None:
+    with pytest.raises(BadRequest, match="JSON object"):
+        routes.parse(routes.Empty, body)
+
+
+def test_no_body_is_an_empty_one() -> None:
+    assert routes.parse(routes.Lease, None) == routes.Lease()
+
+
+def test_the_table() -> None:
+    assert len({route.name for route in routes.ROUTES}) == len(routes.ROUTES)
+    assert len({(route.method, route.path) for route in routes.ROUTES}) == len(routes.ROUTES)
+    assert {route.scope for route in routes.ROUTES} == {"any", "agent", "trainer", "admin"}
+    for route in routes.ROUTES:
+        assert routes.route(route.name) is route
+        assert (route.method == "POST") == (route.body is not None)
+    with pytest.raises(KeyError):
+        routes.route("no-such-route")
+
+
+@pytest.mark.parametrize("name", ["a", "ep-1", "A.b_c:d@e-1", "x" * 200])
+def test_names_that_an_episode_may_have(name: str) -> None:
+    assert routes.check_id(name) == name
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "-a", "a/b", "a b", "a\n", "é", "x" * 201, "ajet-abc", "a%2fb", "a?b"])
+def test_names_that_it_may_not(name: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        routes.check_id(name)
+    assert caught.value.param == "episode"
