@@ -71,7 +71,7 @@ class Received:
 
 @dataclass(slots=True)
 class EngineStub:
-    """`models` answer; `delay_s` passes before each event; `group` tokens share an event; `host`, `port` 0 is any."""
+    """`models` answer (empty: to any name); `delay_s` passes before each event; `group` tokens share an event."""
 
     models: Sequence[str] = ("stub",)
     split_seed: int | None = None
@@ -172,7 +172,7 @@ class EngineStub:
             message = "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.1', 'msg': 'JSON decode error'}"
             return _json(dialect.error(400, message, "Bad Request", "body.1"), 400)
         model = body.get("model")
-        if model is not None and model not in self.models:
+        if model is not None and self.models and model not in self.models:
             return _json(dialect.error(404, f"The model `{model}` does not exist.", "NotFoundError", "model"), 404)
         if (body.get("max_tokens") or 0) > MAX_MODEL_LEN:
             message = f"max_tokens={body['max_tokens']} cannot be greater than max_model_len={MAX_MODEL_LEN}."
@@ -257,7 +257,8 @@ class EngineStub:
     async def _models(self, request: web.Request) -> web.Response:
         await self._note(request)
         card = {"object": "model", "created": 1_795_000_000, "owned_by": "vllm", "parent": None}
-        cards = [{"id": name} | card | {"root": name, "max_model_len": MAX_MODEL_LEN} for name in self.models]
+        names = self.models or ("stub",)
+        cards = [{"id": name} | card | {"root": name, "max_model_len": MAX_MODEL_LEN} for name in names]
         return _json(dialect.dumps({"object": "list", "data": cards}))
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -355,7 +356,7 @@ def _json(body: bytes, status: int = 200) -> web.Response:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     stub = EngineStub(
-        models=arguments.model or ("stub",),
+        models=arguments.model or (),
         split_seed=arguments.split_seed,
         delay_s=arguments.delay,
         port=arguments.port,

@@ -1,0 +1,25 @@
+"""The stub engine as a process of its own, for tests and examples that are not asynchronous themselves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.kit.source import ROOT
+
+
+@contextmanager
+def stub_process(*options: str) -> Iterator[str]:
+    """The base URL of a running stub engine; `options` are those of ``python -m tests.kit.engine_stub``."""
+    command = [sys.executable, "-m", "tests.kit.engine_stub", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline().decode()
+        assert line.startswith("engine stub ready on "), line
+        yield line.split()[-1]
+    finally:
+        process.terminate()
+        process.communicate()
