@@ -1,4 +1,4 @@
-"""The README's blocks are true: they run, or the targets and flags they name exist. See `tests.kit.readme` for the marks."""
+"""The README's blocks are true: they run, or the targets and flags they name exist (`tests.kit.readme` has the marks)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,62 @@
+"""Whether two answers to one request are the same to the agent: all but ids, times and how tokens shared an event.
+
+The engine itself puts one or several tokens in an event, as time allows, so two streams are compared by what they tell:
+per choice the joined text, tool calls, ids and logprobs, the end, and every shape of event, key by key and in order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from tests.kit.tapes import steady
+
+
+def same_answer(seen: bytes, direct: bytes) -> None:
+    """Fails unless `seen` is what an agent would have got in place of `direct`."""
+    seen, direct = steady(seen), steady(direct)
+    if seen == direct:
+        return
+    assert direct.startswith(b"data: "), f"{seen!r}\nis not\n{direct!r}"
+    assert told(seen) == told(direct)
+
+
+def events(body: bytes) -> Iterator[Any]:
+    for event in body.decode().split("\n\n"):
+        if event:
+            data = event.removeprefix("data: ")
+            yield data if data == "[DONE]" else json.loads(data)
+
+
+def told(body: bytes) -> Any:
+    """A stream without the accident of how many tokens shared an event: per choice the joined text, the tool calls and
+    the end, and every shape of event that was sent, key by key."""
+    choices: dict[int, dict[str, Any]] = {}
+    shapes, tail = set(), []
+    for event in events(body):
+        if event == "[DONE]" or not event.get("choices"):
+            tail.append(event)
+            continue
+        event.pop("usage", None)
+        for choice in event["choices"]:
+            known = choices.setdefault(choice["index"], {"text": "", "calls": "", "rows": [], "ids": []})
+            delta = choice.get("delta", {})
+            known["text"] += delta.get("content") or choice.get("text") or ""
+            known["rows"] += rows(choice.get("logprobs"))
+            known["ids"] += choice.get("token_ids") or []
+            for call in delta.get("tool_calls") or ():
+                known["calls"] += f"{call.get('type', '')}{call['function'].get('name', '')}"
+                known["calls"] += call["function"].get("arguments", "")
+            for key in ("finish_reason", "stop_reason"):
+                known[key] = choice.get(key)
+            shapes.add((tuple(event), tuple(choice), choice.get("logprobs") is None, choice.get("token_ids") is None))
+    return choices, shapes, tail
+
+
+def rows(logprobs: dict[str, Any] | None) -> list[float]:
+    if not logprobs:
+        return []
+    if "content" in logprobs:
+        return [row["logprob"] for row in logprobs["content"]]
+    return list(logprobs["token_logprobs"])
