@@ -1,4 +1,4 @@
-"""Which tests run where: folders decide the environment, and what cannot run here is skipped with the command that runs it.
+"""Which tests run where: folders decide the environment; what cannot run here is skipped with the command that does.
 
 `tests/e2e` and `tests/trainer/engine` need `.venv-engine` (torch, vLLM, verl); `tests/proxy` needs the daemon's Python.
 Plain ``pytest`` in either environment therefore runs what that environment can; ``make test`` runs each test once.

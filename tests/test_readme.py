@@ -1,4 +1,4 @@
-"""The README's blocks are true: they run, or the targets and flags they name exist (`tests.kit.readme` has the marks)."""
+"""The README's blocks are true: they run, or the targets and flags they name exist (marks: `tests.kit.readme`)."""
 
 from __future__ import annotations
 
