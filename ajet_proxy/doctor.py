@@ -110,20 +110,21 @@ async def _upstreams(config: Config) -> list[Finding]:
                         "give --upstream URL if an engine is already there")]
     headers = {"Authorization": f"Bearer {config.upstream_key}"} if config.upstream_key else {}
     timeout = aiohttp.ClientTimeout(total=60, connect=10)
-    found: list[Finding] = []
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        for urls in config.upstreams.values():
-            for url in urls:
-                try:
-                    found += await _upstream(session, url, config)
-                except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                    found.append(Finding(f"upstream {url}", "fault", f"cannot be reached: {error or 'no answer in time'}",
-                                         "start the engine, or correct --upstream"))
-    return found
+        found = [await _upstream(session, url, config) for urls in config.upstreams.values() for url in urls]
+    return [finding for findings in found for finding in findings]
 
 
 async def _upstream(session: aiohttp.ClientSession, url: str, config: Config) -> list[Finding]:
     check = f"upstream {url}"
+    try:
+        return await _engine(session, url, check, config)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return [Finding(check, "fault", f"cannot be reached: {error or 'no answer in time'}",
+                        "start the engine, or correct --upstream")]
+
+
+async def _engine(session: aiohttp.ClientSession, url: str, check: str, config: Config) -> list[Finding]:
     status, models, date = await _get(session, f"{url}/v1/models")
     if status == 401:
         return [Finding(check, "fault", "wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
@@ -169,10 +170,7 @@ async def _version(session: aiohttp.ClientSession, url: str, check: str) -> Find
 
 
 async def _generation(session: aiohttp.ClientSession, url: str, check: str, model: str) -> list[Finding]:
-    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2, "logprobs": True,
-            "return_token_ids": True}
-    async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
-        status, reply = answer.status, await _json(answer)
+    status, reply = await _chat(session, url, model, max_tokens=2, return_token_ids=True)
     choice = next(iter(_list(reply, "choices")), {})
     if status != 200:
         return [Finding(check, "fault", f"a chat completion answered {status}: {json.dumps(reply)[:200]}",
@@ -184,7 +182,34 @@ async def _generation(session: aiohttp.ClientSession, url: str, check: str, mode
     if len(logprobs) != len(choice["token_ids"]):
         return [Finding(check, "fault", f"gives {len(logprobs)} logprobs for {len(choice['token_ids'])} tokens",
                         "start vLLM without --max-logprobs 0")]
-    return [Finding(check, "ok", "gives exact token ids and a logprob for each")]
+    scaled = await _sees_temperature(session, url, model)
+    found = [Finding(check, "ok", "gives exact token ids and a logprob for each")]
+    if scaled is False:
+        found.append(Finding(
+            check, "warning",
+            "its logprobs ignore temperature: away from 1 they are not those that the tokens were drawn with",
+            "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
+        ))
+    return found
+
+
+async def _sees_temperature(session: aiohttp.ClientSession, url: str, model: str) -> bool | None:
+    """Whether logprobs are those of the distribution that was sampled from; None where it cannot be told."""
+    gaps = []
+    for temperature in (1.0, 2.0):
+        _, reply = await _chat(session, url, model, max_tokens=1, temperature=temperature, top_logprobs=2)
+        choice = next(iter(_list(reply, "choices")), {})
+        rows = _list(next(iter(_list(choice.get("logprobs") or {}, "content")), {}), "top_logprobs")
+        if len(rows) < 2:
+            return None
+        gaps.append(abs(float(rows[0]["logprob"]) - float(rows[1]["logprob"])))
+    return abs(gaps[0] - gaps[1]) > 1e-3 * max(gaps) if max(gaps) > 0 else None
+
+
+async def _chat(session: aiohttp.ClientSession, url: str, model: str, **more: Any) -> tuple[int, dict[str, Any]]:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **more}
+    async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+        return answer.status, await _json(answer)
 
 
 async def _pause(session: aiohttp.ClientSession, url: str, check: str) -> Finding:

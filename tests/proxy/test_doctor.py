@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ajet_proxy.config import Config
-from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine
+from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
 
@@ -71,24 +72,24 @@ async def test_pausing_needs_an_engine_that_can(tmp_path: Path) -> None:
     assert "it has no /pause" in faults(findings)[0]
 
 
-async def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o755)
     secret = tmp_path / "secret"
     secret.write_bytes(b"x" * 32)
     secret.chmod(0o644)
-    findings = await examine(Config(data_dir=str(tmp_path)))
+    findings = run(Config(data_dir=str(tmp_path)))
     assert f"{secret} is readable by others" in faults(findings)
     assert "others can look into" in as_text(findings)
-    not_a_directory = await examine(Config(data_dir=str(secret)))
+    not_a_directory = run(Config(data_dir=str(secret)))
     assert "not a directory" in faults(not_a_directory)[0]
-    below_a_file = await examine(Config(data_dir=str(secret / "x")))
+    below_a_file = run(Config(data_dir=str(secret / "x")))
     assert "not writable" in faults(below_a_file)[0]
 
     usage: Any = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=LOW_DISK - 1))
     secret.chmod(0o600)
     tmp_path.chmod(0o700)
-    assert "GiB free" in faults(await examine(Config(data_dir=str(tmp_path))))[0]
+    assert "GiB free" in faults(run(Config(data_dir=str(tmp_path))))[0]
 
 
 async def test_a_running_proxy_is_seen_by_its_lock(tmp_path: Path) -> None:
@@ -96,3 +97,30 @@ async def test_a_running_proxy_is_seen_by_its_lock(tmp_path: Path) -> None:
         assert "no proxy is running" in as_text(await examine(Config(data_dir=str(tmp_path))))
         fcntl.flock(stream, fcntl.LOCK_EX)
         assert "a proxy is running" in as_text(await examine(Config(data_dir=str(tmp_path))))
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+async def test_logprobs_of_another_distribution_are_noticed(tmp_path: Path, scaled: bool) -> None:
+    """vLLM's default, raw_logprobs, reports them before temperature."""
+
+    async def models(http: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m"}]})
+
+    async def chat(http: web.Request) -> web.Response:
+        asked = await http.json()
+        gap = 1.0 / asked.get("temperature", 1.0) if scaled else 1.0
+        row = {"token": "a", "logprob": -0.5, "top_logprobs": [{"logprob": -0.5}, {"logprob": -0.5 - gap}]}
+        count = asked["max_tokens"]
+        choice = {"token_ids": [1] * count, "logprobs": {"content": [row] * count}}
+        return web.json_response({"prompt_token_ids": [1], "choices": [choice]})
+
+    app = web.Application()
+    app.add_routes([web.get("/v1/models", models), web.post("/v1/chat/completions", chat)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    findings = await examine(Config(upstream=(f"http://{host}:{port}",), data_dir=str(tmp_path)))
+    await runner.cleanup()
+    assert faults(findings) == []
+    assert ("ignore temperature" in as_text(findings)) is not scaled
