@@ -1,0 +1,127 @@
+"""What of a leased batch is trained: everything that keeps the laws of the contract, and the reason for whatever does not.
+
+A wrong mask or a shifted logprob trains silently in the wrong direction, so each sample is checked against the laws of
+contract section 6 before it can reach a gradient. One bad sample takes its whole episode with it: an episode trained in
+part is not the episode that earned the reward. A refused episode is never an error of the run; it is recorded, and its
+batch is acknowledged like any other, so that it does not come back.
+
+`no_signal` groups (all rewards equal) give no group-relative advantage. They are kept by default, because a KL term, an
+entropy bonus, a critic and every estimator with a baseline over the batch still learn from them; dropping them saves
+their share of the compute where none of these is on, and then the mean over tokens runs over fewer tokens.
+
+Next: ajet_trainer/advantage.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
+
+LOGPROB_SLACK = 1e-3
+"""A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """An episode that is not trained: ``reason`` is one of a few words, ``detail`` says where."""
+
+    episode: str
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The groups to train (with refused episodes left out) and the refused episodes."""
+
+    groups: tuple[Group, ...]
+    rejected: tuple[Rejection, ...]
+
+    @property
+    def episodes(self) -> tuple[BatchEpisode, ...]:
+        """Every admitted episode, in order."""
+        return tuple(episode for group in self.groups for episode in group.episodes)
+
+
+def admit(
+    batch: Batch, *, trained: Collection[str] = (), max_tokens: int | None = None, no_signal: str = "keep"
+) -> Admission:
+    """Sorts `batch` into what is trained and what is not.
+
+    `trained` holds ids of episodes that are part of the checkpointed history already; `max_tokens` is the longest
+    sample the learner takes. A group of several that shrinks to one has lost its baseline and is refused too.
+    """
+    groups: list[Group] = []
+    rejected: list[Rejection] = []
+    for group in batch.groups:
+        kept: list[BatchEpisode] = []
+        for episode in group.episodes:
+            fault = episode_fault(episode, trained, max_tokens)
+            if fault is None:
+                kept.append(episode)
+            else:
+                rejected.append(Rejection(episode.episode, *fault))
+        if len(kept) == 1 < len(group.episodes):
+            rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
+        if no_signal == "drop" and len(kept) > 1 and len({episode.reward for episode in kept}) == 1:
+            rejected.extend(
+                Rejection(episode.episode, "no_signal", f"all rewards of task {group.task} are {episode.reward:g}")
+                for episode in kept
+            )
+            kept = []
+        if kept:
+            groups.append(Group(group.task, tuple(kept)))
+    return Admission(tuple(groups), tuple(rejected))
+
+
+def episode_fault(
+    episode: BatchEpisode, trained: Collection[str], max_tokens: int | None
+) -> tuple[str, str] | None:
+    """``(reason, detail)`` for an episode that must not be trained, else None."""
+    if episode.episode in trained:
+        return "already_trained", "part of the checkpointed history"
+    if not math.isfinite(episode.reward):
+        return "bad_reward", f"reward is {episode.reward}"
+    if not episode.samples:
+        return "no_samples", "an episode without a complete call"
+    seen: set[str] = set()
+    for sample in episode.samples:
+        for fault in sample_faults(sample):
+            return "unlawful_sample", f"{sample.sample}: {fault}"
+        if max_tokens is not None and len(sample.token_ids) > max_tokens:
+            return "too_long", f"{sample.sample}: {len(sample.token_ids)} tokens, more than {max_tokens}"
+        doubled = seen.intersection(sample.calls)
+        if doubled:
+            return "unlawful_sample", f"{sample.sample}: call {min(doubled)} stands in two samples"
+        seen.update(sample.calls)
+    return None
+
+
+def sample_faults(sample: Sample) -> Iterator[str]:
+    """What breaks a law of contract section 6 in one sample."""
+    sampled = sum(sample.loss_mask)
+    if sample.parents is not None:
+        yield "tree rows are not trained"
+    if set(sample.loss_mask) - {0, 1}:
+        yield "the loss mask holds something other than 0 and 1"
+    if sampled == 0:
+        yield "no sampled token"
+    elif sample.loss_mask[0]:
+        yield "the first token is marked as sampled, from no prompt"
+    for position, (bit, logprob) in enumerate(zip(sample.loss_mask, sample.logprobs, strict=True)):
+        if not math.isfinite(logprob) or logprob > LOGPROB_SLACK or (not bit and logprob != 0.0):
+            yield f"logprob {logprob} at token {position} with mask {bit}"
+            break
+    if sum(count for _, count in sample.policy_versions) != sampled:
+        yield f"policy versions do not add up to the {sampled} sampled tokens"
+    covered = bytearray(len(sample.token_ids))
+    for call, start, end in sample.spans:
+        if call not in sample.calls or not 0 <= start <= end <= len(covered) or any(covered[start:end]):
+            yield f"span of call {call} is outside the sample or overlaps another"
+            return
+        covered[start:end] = b"\x01" * (end - start)
+    if tuple(covered) != tuple(sample.loss_mask):
+        yield "the spans are not the tokens of the loss mask"

@@ -1,0 +1,89 @@
+"""Admitted episodes as rows: the arrays that a trainer needs of each sample, and nothing it could get wrong by itself.
+
+A row splits a sample where its first sampled token stands: before it the prompt, from there on the response, in which
+the mask tells sampled tokens from what the environment or a template put between them. Token ids, logprobs and mask are
+the engine's own, copied and never recomputed. Every row of an episode carries that episode's reward; how an estimator
+turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
+
+Next: ajet_trainer/step.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet_sdk.sample import BatchEpisode, Group, Sample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One sample. ``P`` prompt tokens and ``R`` response tokens; arrays over the response are aligned with it.
+
+    `group` is a name without ``_``, equal for the rows of one group; `session` counts the group's episodes and `index`
+    the episode's samples, each from 0.
+    """
+
+    group: str
+    session: int
+    index: int
+    prompt: NDArray[np.int64]  # [P]
+    response: NDArray[np.int64]  # [R]
+    mask: NDArray[np.int64]  # [R], 1 where the policy sampled the token
+    logprobs: NDArray[np.float32]  # [R], the engine's; 0.0 where the mask is 0
+    reward: float
+    turns: int
+    min_version: int
+    max_version: int
+
+    @property
+    def key(self) -> str:
+        """``GROUP_SESSION_INDEX``, by which verl finds the trajectories of a session and the sessions of a group."""
+        return f"{self.group}_{self.session}_{self.index}"
+
+    @property
+    def tokens(self) -> int:
+        return len(self.prompt) + len(self.response)
+
+    @property
+    def sampled(self) -> int:
+        return int(self.mask.sum())
+
+
+def to_rows(batch: str, groups: Sequence[Group]) -> list[Row]:
+    """The rows of `groups`, in order of group, episode and sample; names depend on nothing but the batch's id."""
+    return [
+        to_row(group_name(batch, group_index), session, index, episode, sample)
+        for group_index, group in enumerate(groups)
+        for session, episode in enumerate(group.episodes)
+        for index, sample in enumerate(episode.samples)
+    ]
+
+
+def group_name(batch: str, index: int) -> str:
+    """A name that is unique for the group, stable over restarts, and free of the ``_`` that separates keys."""
+    return hashlib.sha256(f"{batch}/{index}".encode()).hexdigest()[:32]
+
+
+def to_row(group: str, session: int, index: int, episode: BatchEpisode, sample: Sample) -> Row:
+    """One admitted sample as a row."""
+    first = sample.loss_mask.index(1)
+    token_ids = np.asarray(sample.token_ids, dtype=np.int64)
+    versions = [version for version, _ in sample.policy_versions]
+    return Row(
+        group=group,
+        session=session,
+        index=index,
+        prompt=token_ids[:first],
+        response=token_ids[first:],
+        mask=np.asarray(sample.loss_mask[first:], dtype=np.int64),
+        logprobs=np.asarray(sample.logprobs[first:], dtype=np.float32),
+        reward=episode.reward,
+        turns=len(sample.calls),
+        min_version=min(versions),
+        max_version=max(versions),
+    )

@@ -1,0 +1,62 @@
+"""Keeps the leases of the batches in hand alive while they are trained or wait for their checkpoint.
+
+One thread extends every held lease three times per lease length. A refusal is remembered, not raised: the batch may be
+in the weights already, and `ajet_trainer.history` knows what to do when its acknowledgement is refused too.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from ajet_sdk.errors import AjetError
+
+
+class Extends(Protocol):
+    def extend(self, batch: str, lease_s: float) -> None: ...
+
+
+class Keeper:
+    """Holds leases from `hold` to `release`. Use as a context manager; leaving it stops the thread."""
+
+    def __init__(self, link: Extends, lease_s: float) -> None:
+        self._link = link
+        self._lease_s = lease_s
+        self._held: dict[str, None] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def hold(self, batch: str) -> None:
+        with self._lock:
+            self._held[batch] = None
+
+    def release(self, batch: str) -> None:
+        with self._lock:
+            self._held.pop(batch, None)
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The batches in hand, oldest first."""
+        with self._lock:
+            return tuple(self._held)
+
+    def extend_all(self) -> None:
+        """One round over everything held; a failure leaves the rest untouched."""
+        for batch in self.held:
+            try:
+                self._link.extend(batch, self._lease_s)
+            except AjetError:
+                continue
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._lease_s / 3):
+            self.extend_all()

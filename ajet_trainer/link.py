@@ -1,0 +1,144 @@
+"""The trainer's side of the wire: leases, acknowledgements, the gate and the policy, over HTTP.
+
+Every request is safe to repeat: an ack, nack or extend names its batch, the gate and the policy are set and not
+toggled, and a lease whose answer got lost simply runs out. So whatever fails on the way (no connection, 429, 5xx) is
+tried again with growing pauses until `deadline_s` has passed, and only then raised. A frame of another wire version is
+never retried: it raises `WireVersion`, whose message says which side to update.
+
+Next: ajet_trainer/admission.py
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from ajet_sdk import routes
+from ajet_sdk.errors import AjetError, ProxyUnreachable, from_body
+from ajet_sdk.frame import CONTENT_TYPE, VERSION, FrameError, decode_batch
+from ajet_sdk.sample import Batch
+
+RETRIED = (429, 500, 502, 503, 504)
+
+
+class WireVersion(AjetError):
+    """Proxy and trainer speak different versions of the batch frame."""
+
+    status = 400
+    type = "wire_version"
+
+
+class Link:
+    """A connection to the proxy. Times are in seconds; every method raises an `AjetError` when it fails for good."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str = "",
+        deadline_s: float = 120.0,
+        transport: httpx.BaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        headers = {"Accept": f"{CONTENT_TYPE}, application/json", routes.HEADER_WIRE: f"{VERSION}, {VERSION - 1}"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        self._http = httpx.Client(
+            base_url=url.rstrip("/") + routes.PREFIX, headers=headers, transport=transport, timeout=30.0, trust_env=False
+        )
+        self.url = url
+        self.deadline_s = deadline_s
+        self._clock = clock
+        self._sleep = sleep
+
+    def lease(self, ask: routes.Lease) -> Batch | None:
+        """The next batch, or None when nothing was ready within ``ask.wait_s``."""
+        answer = self._post("/batches/lease", ask, read_s=ask.wait_s + 30.0)
+        if answer.status_code == 204:
+            return None
+        try:
+            return decode_batch(answer.content)
+        except FrameError as error:
+            if error.code == "wire_version":
+                raise WireVersion(
+                    f"{self.url} sends batches of another wire version than this trainer reads ({error.message}); "
+                    "install the same ajet release on both sides",
+                    code="wire_version",
+                ) from error
+            raise
+
+    def ack(self, batch: str, policy_version: int) -> None:
+        """The step that trained `batch` is checkpointed. Raises `NotFound` or `Conflict` when the lease is gone."""
+        self._post(f"/batches/{quote(batch, safe='')}/ack", routes.Ack(policy_version))
+
+    def nack(self, batch: str) -> None:
+        """Gives `batch` back untrained."""
+        self._post(f"/batches/{quote(batch, safe='')}/nack", routes.Empty())
+
+    def extend(self, batch: str, lease_s: float) -> None:
+        """The lease of `batch` now ends `lease_s` seconds from now."""
+        self._post(f"/batches/{quote(batch, safe='')}/extend", routes.Extend(lease_s))
+
+    def close_gate(self, reason: str, wait_s: float) -> None:
+        """Returns once the proxy holds new requests and no call is in flight any more."""
+        self._post("/gate/close", routes.GateClose(reason, wait_s), read_s=wait_s + 30.0, deadline_s=wait_s)
+
+    def open_gate(self, policy_version: int) -> None:
+        """Lets requests through again, served by `policy_version`."""
+        self._post("/gate/open", routes.GateOpen(policy_version))
+
+    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
+        """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
+        self._post("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
+
+    def status(self) -> dict[str, Any]:
+        """The proxy's own account of itself."""
+        body = self._send("GET", "/status", None, 30.0).json()
+        return body if isinstance(body, dict) else {}
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _post(self, path: str, body: Any, *, read_s: float = 30.0, deadline_s: float = 0.0) -> httpx.Response:
+        return self._send("POST", path, routes.to_json(body), read_s, deadline_s)
+
+    def _send(self, method: str, path: str, body: Any, read_s: float, deadline_s: float = 0.0) -> httpx.Response:
+        give_up = self._clock() + max(deadline_s, self.deadline_s)
+        pause = 0.1
+        timeout = httpx.Timeout(30.0, read=read_s)
+        while True:
+            failure: AjetError
+            try:
+                answer = self._http.request(method, path, json=body, timeout=timeout)
+            except httpx.TransportError as error:
+                failure = ProxyUnreachable(f"no answer from {self.url}{routes.PREFIX}{path}: {error or type(error).__name__}")
+            else:
+                if answer.is_success:
+                    return answer
+                failure = from_body(answer.status_code, _json(answer), retry_after=_retry_after(answer))
+                if answer.status_code not in RETRIED:
+                    raise failure
+            wait = max(pause, failure.retry_after or 0.0)
+            if self._clock() + wait > give_up:
+                raise failure
+            self._sleep(wait)
+            pause = min(pause * 2, 5.0)
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return answer.text
+
+
+def _retry_after(answer: httpx.Response) -> float | None:
+    try:
+        return float(answer.headers.get("Retry-After", ""))
+    except ValueError:
+        return None

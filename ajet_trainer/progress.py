@@ -1,0 +1,84 @@
+"""What a person or a progress bar sees of a run: one line a phase and a step, `phase.json`, `metrics.jsonl`.
+
+`phase.json` is ``{"phase", "step", "of"}``, replaced atomically; ``of`` is 0 when the run has no planned end.
+`metrics.jsonl` has one JSON object a step. A resumed run first drops the lines of steps that its checkpoint does not
+hold, so that each step stands in the file once.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Progress:
+    """Writes into `run_dir` (made if missing) and through `say`."""
+
+    def __init__(self, run_dir: str | Path, total_steps: int, say: Callable[[str], None]) -> None:
+        self.run_dir = Path(run_dir)
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self.total_steps = total_steps
+        self.step = 0
+        self._say = say
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.run_dir / "metrics.jsonl"
+
+    def phase(self, phase: str, *, quiet: bool = False) -> None:
+        """The run is now at `phase`; unless `quiet`, a line says so."""
+        body = json.dumps({"phase": phase, "step": self.step, "of": self.total_steps})
+        temporary = self.run_dir / ".phase.json.new"
+        temporary.write_text(body + "\n")
+        os.replace(temporary, self.run_dir / "phase.json")
+        if not quiet:
+            self._say(phase)
+
+    def say(self, line: str) -> None:
+        self._say(line)
+
+    def resume_at(self, step: int) -> None:
+        """The run goes on after `step`: later lines of `metrics.jsonl` belong to weights that are gone."""
+        self.step = step
+        if not self.metrics_path.exists():
+            return
+        lines = self.metrics_path.read_text().splitlines()
+        kept = [line for line in lines if _step(line) is not None and (_step(line) or 0) <= step]
+        temporary = self.run_dir / ".metrics.jsonl.new"
+        temporary.write_text("".join(line + "\n" for line in kept))
+        os.replace(temporary, self.metrics_path)
+
+    def record(self, metrics: Mapping[str, Any]) -> None:
+        """Appends one step to `metrics.jsonl` and says it in a line."""
+        self.step = int(metrics["step"])
+        with self.metrics_path.open("a") as file:
+            file.write(json.dumps(finite(metrics)) + "\n")
+        of = f"/{self.total_steps}" if self.total_steps else ""
+        parts = [f"step {self.step}{of}", f"reward {metrics['reward_mean']:.3f} ± {metrics['reward_std']:.3f}"]
+        parts.append(f"{metrics['episodes']} episodes, {metrics['sampled_tokens']} sampled tokens")
+        drift = metrics.get("rollout_probs_diff_mean")
+        if drift is not None:
+            parts.append(f"drift {drift:.1e}")
+        parts.append(" ".join(f"{name} {seconds:.1f}s" for name, seconds in metrics["timing"].items() if seconds >= 0.05))
+        self._say(" · ".join(parts))
+
+
+def finite(value: Any) -> Any:
+    """`value` with NaN and infinities as None, since neither is JSON."""
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _step(line: str) -> int | None:
+    """The step of a line of `metrics.jsonl`; None for a line that a crash cut short."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return None

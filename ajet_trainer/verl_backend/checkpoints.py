@@ -1,0 +1,51 @@
+"""Which checkpoint a run resumes from: the newest whole one, whatever instant a crash chose.
+
+verl writes the actor, then `data.pt` (our history of batches), then the marker ``latest_checkpointed_iteration.txt``,
+which it truncates before it fills it. A crash can so leave a folder without `data.pt`, a `data.pt` cut short, or an
+empty marker. `repair_marker` makes the marker name the newest folder that is whole and removes the broken ones, since
+the step that they belong to will be trained and saved again under the same name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+MARKER = "latest_checkpointed_iteration.txt"
+
+
+def repair_marker(folder: Path) -> int | None:
+    """The step that verl will resume from, or None for a start from scratch; `folder` holds ``global_step_N``."""
+    steps = sorted(_step(path) for path in folder.glob("global_step_*") if _step(path) is not None)  # type: ignore[type-var]
+    whole = [step for step in steps if is_whole(folder / f"global_step_{step}")]
+    marked = _marked(folder)
+    newest = marked if marked in whole else (whole[-1] if whole else None)
+    for step in steps:
+        if step is not None and (newest is None or step > newest):
+            shutil.rmtree(folder / f"global_step_{step}")
+    if newest is None:
+        (folder / MARKER).unlink(missing_ok=True)
+    elif newest != marked:
+        temporary = folder / f".{MARKER}.new"
+        temporary.write_text(str(newest))
+        os.replace(temporary, folder / MARKER)
+    return newest
+
+
+def is_whole(checkpoint: Path) -> bool:
+    """True when the history, which is written after everything else, is there to its last byte (torch saves a zip)."""
+    return (checkpoint / "actor").is_dir() and zipfile.is_zipfile(checkpoint / "data.pt")
+
+
+def _step(path: Path) -> int | None:
+    number = path.name.removeprefix("global_step_")
+    return int(number) if number.isdigit() else None
+
+
+def _marked(folder: Path) -> int | None:
+    try:
+        return int((folder / MARKER).read_text())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,101 @@
+"""Ray and TransferQueue for the length of a run, and nothing left behind afterwards.
+
+With ``RAY_ADDRESS`` set the run joins that cluster (several nodes); otherwise it starts Ray on this machine. Every
+process below this one is noted in `processes.json` of the run folder with its start time. A normal end stops them all
+and looks again; after ``kill -9`` the next start of the same run ends those that are still alive.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import ray
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf
+
+GRACE_S = 10.0
+OBJECT_STORE_BYTES = 300 << 20
+"""A CPU host moves its data through TransferQueue; Ray's store holds only actor arguments."""
+
+
+@contextmanager
+def cluster(tree: DictConfig, device: str, env: dict[str, str], run_dir: Path) -> Iterator[None]:
+    """Ray and TransferQueue are up inside; every process that they started is gone outside."""
+    note = run_dir / "processes.json"
+    end_stale(note)
+    start_ray(tree, device, env)
+    try:
+        tq.init(tree.transfer_queue)
+        yield
+    finally:
+        below = psutil.Process().children(recursive=True)
+        try:
+            tq.close()
+        finally:
+            ray.shutdown()
+            end(below)
+            note.unlink(missing_ok=True)
+
+
+def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
+    """Joins the cluster at ``RAY_ADDRESS`` or starts one here. verl's ``ray_kwargs.ray_init`` has the last word."""
+    from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+
+    runtime_env = get_ppo_ray_runtime_env(tree)
+    runtime_env["env_vars"].update(env)
+    settings = {"runtime_env": runtime_env, "logging_level": logging.ERROR, "log_to_driver": False}
+    if not os.environ.get("RAY_ADDRESS"):
+        settings["include_dashboard"] = False
+        if device == "cpu":
+            settings["num_cpus"] = max(16, os.cpu_count() or 1)
+            settings["num_gpus"] = tree.trainer.n_gpus_per_node * tree.trainer.nnodes
+            settings["object_store_memory"] = OBJECT_STORE_BYTES
+    wanted = {k: v for k, v in OmegaConf.to_container(tree.ray_kwargs.ray_init).items() if v is not None}
+    runtime_env.update({k: v for k, v in wanted.pop("runtime_env", {}).items() if v is not None})
+    ray.init(**{**settings, **wanted})
+
+
+def note_processes(run_dir: Path) -> None:
+    """Remembers every process below this one, for a next start after ``kill -9``."""
+    below = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            below.append([process.pid, process.create_time()])
+        except psutil.NoSuchProcess:
+            continue
+    (run_dir / "processes.json").write_text(json.dumps(below))
+
+
+def end_stale(note: Path) -> None:
+    """Ends what a killed run of the same folder left behind: the same pid and the same start time."""
+    try:
+        entries = json.loads(note.read_text())
+    except (OSError, ValueError):
+        return
+    stale = []
+    for pid, created in entries:
+        try:
+            process = psutil.Process(pid)
+            if abs(process.create_time() - created) < 1.0:
+                stale.append(process)
+        except psutil.NoSuchProcess:
+            continue
+    end(stale)
+
+
+def end(processes: list[psutil.Process]) -> None:
+    """Waits a moment for `processes`, then asks them to end, then makes them."""
+    _, alive = psutil.wait_procs(processes, timeout=1.0)
+    for ask in (psutil.Process.terminate, psutil.Process.kill):
+        for process in alive:
+            try:
+                ask(process)
+            except psutil.NoSuchProcess:
+                continue
+        _, alive = psutil.wait_procs(alive, timeout=GRACE_S)

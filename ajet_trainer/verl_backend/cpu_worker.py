@@ -1,0 +1,62 @@
+"""verl's training worker and FSDP2 engine on a CPU: registered beside verl's own, two differences in all.
+
+The process group must exist before the worker asks for one (on a CPU verl would ask for ``cpu:gloo,cpu:gloo``, which
+torch refuses), and a forward-only engine must not pin memory (pinning needs an accelerator). Importing this module
+registers the engines; the workers import it because their class lives here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+from verl.workers.engine import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+
+class _Unpinned:
+    """Parameters are on the host already, so the offload policy of a forward-only engine has nothing to do."""
+
+    engine_config: Any
+
+    def _build_fsdp_module(self, module: Any) -> Any:
+        forward_only = self.engine_config.forward_only
+        self.engine_config.forward_only = False
+        try:
+            return super()._build_fsdp_module(module)  # type: ignore[misc]
+        finally:
+            self.engine_config.forward_only = forward_only
+
+
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
+class CpuLMHeadEngine(_Unpinned, FSDPEngineWithLMHead):  # type: ignore[misc]
+    """verl's FSDP2 language model engine."""
+
+
+@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
+class CpuValueHeadEngine(_Unpinned, FSDPEngineWithValueHead):  # type: ignore[misc]
+    """verl's FSDP2 critic engine."""
+
+
+def start_gloo() -> None:
+    """The process group of this worker, from the addresses that Ray's controller put into the environment."""
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+
+
+class CpuActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """verl's actor, rollout and reference worker."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        start_gloo()
+        super().__init__(*args, **kwargs)
+
+
+class CpuTrainingWorker(TrainingWorker):  # type: ignore[misc]
+    """verl's critic worker."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        start_gloo()
+        super().__init__(*args, **kwargs)

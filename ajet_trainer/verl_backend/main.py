@@ -1,0 +1,132 @@
+"""Puts a run together: configuration, Ray, verl's trainer, the link to the proxy; and takes it apart again.
+
+A first SIGTERM or SIGINT lets the step in progress finish, saves and acknowledges it, and ends with status 0. A second
+one, or a first one while the parts are still starting, ends at once. Either way untrained batches go back to the proxy,
+the gate opens, and Ray, the workers and vLLM end before this process does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ajet_trainer.config import Config, ConfigError
+from ajet_trainer.history import History
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.link import Link
+from ajet_trainer.progress import Progress
+from ajet_trainer.step import Run
+from ajet_trainer.verl_backend.environment import environment
+
+
+class Stop:
+    """What the signals have asked for. Until `graceful` is set a signal raises `KeyboardInterrupt`."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.graceful = False
+
+    def install(self) -> None:
+        """Ray replaces handlers when it starts, so this is called again after that."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested or not self.graceful:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+def run(config: Config, say: Callable[[str], None]) -> None:
+    """Trains until the planned number of steps or a signal. Errors that a user can act on are `AjetError`s."""
+    device = choose_device(config.device)
+    stop = Stop()
+    stop.install()
+    progress = Progress(config.run_dir, config.total_steps, say)
+    env = environment(device)
+    os.environ.update(env)
+    progress.phase("importing verl")
+    from ajet_trainer.verl_backend import settings
+    from ajet_trainer.verl_backend.checkpoints import repair_marker
+    from ajet_trainer.verl_backend.cluster import cluster, note_processes
+    from ajet_trainer.verl_backend.trainer import AjetTrainer
+
+    repair_marker(settings.checkpoints(config))
+    with weights_folder(config) as folder:
+        tree = settings.compose(config, device, folder)
+        register_replica(device, folder)
+        link = Link(config.proxy_url, key=config.key, deadline_s=config.connect_timeout_s)
+        progress.phase("starting Ray and TransferQueue")
+        with cluster(tree, device, env, progress.run_dir):
+            stop.install()
+            trainer = AjetTrainer(
+                tree, push_timeout_s=config.push_timeout_s, engine_urls=config.engine_urls, folder=folder
+            )
+            progress.phase("loading the model and launching vLLM" if folder is None else "loading the model")
+            trainer.init()
+            note_processes(progress.run_dir)
+            serve(config, link, trainer, progress, stop)
+
+
+def serve(config: Config, link: Link, trainer: Any, progress: Progress, stop: Stop) -> None:
+    """The run proper, with everything up."""
+    with Keeper(link, config.lease_s) as keeper:
+        history = History.from_state(trainer.history)
+        training = Run(config, link, trainer, history, keeper, progress, stopping=lambda: stop.requested)
+        try:
+            progress.phase("meeting the proxy")
+            training.start()
+            progress.phase(f"training from step {trainer.version}")
+            stop.graceful = True
+            training.loop()
+            progress.phase("stopped" if stop.requested else "done")
+        except BaseException:
+            progress.phase("failed", quiet=True)
+            raise
+        finally:
+            training.close()
+
+
+def choose_device(wanted: str) -> str:
+    """``cpu`` or ``cuda``. Raises `ConfigError` when GPUs are asked for and there is none."""
+    import torch
+
+    found = torch.cuda.is_available()
+    if wanted == "cuda" and not found:
+        raise ConfigError("device 'cuda': torch finds no GPU here", param="device")
+    return "cuda" if found and wanted != "cpu" else "cpu"
+
+
+def register_replica(device: str, folder: Path | None) -> None:
+    """On a CPU verl's vLLM replica is ours (hybrid placement), through verl's own registry."""
+    if device != "cpu" or folder is not None:
+        return
+    from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    def load() -> Any:
+        from ajet_trainer.verl_backend.cpu_vllm import CpuReplica
+
+        return CpuReplica
+
+    RolloutReplicaRegistry.register("vllm", load)
+
+
+@contextmanager
+def weights_folder(config: Config) -> Iterator[Path | None]:
+    """Where weights travel in the attached placement; None in the hybrid one. A folder of ours goes with us."""
+    if config.placement == "hybrid":
+        yield None
+    elif config.weights_dir:
+        folder = Path(config.weights_dir).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+    else:
+        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(prefix="ajet-weights-", dir=shared) as name:
+            yield Path(name)

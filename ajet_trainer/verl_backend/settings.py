@@ -1,0 +1,158 @@
+"""verl's configuration: its own defaults, then what ajet needs, then what this host needs, then the user's ``[verl]``.
+
+What the user says always wins. On a GPU host only the few keys of `everywhere` differ from verl's defaults; attention,
+precision, offloading, parallelism and memory are verl's own business there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
+from ajet_trainer.config import Config, ConfigError, nearest
+from ajet_trainer.verl_backend.weights import BACKEND
+
+FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.")
+"""Parts of verl's tree that take any key."""
+GROUPS = ("model_engine",)
+"""Keys that choose among verl's configuration files and so must be known before these are read."""
+UNLIMITED = 1_000_000_000
+
+
+def everywhere(config: Config) -> dict[str, Any]:
+    """What ajet asks of verl on every host."""
+    return {
+        "actor_rollout_ref.model.path": config.model,
+        "actor_rollout_ref.model.use_remove_padding": True,
+        "actor_rollout_ref.actor.use_dynamic_bsz": True,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": config.groups,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(16384, config.max_tokens),
+        "actor_rollout_ref.actor.data_loader_seed": config.seed,
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.n": 1,
+        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        "actor_rollout_ref.rollout.calculate_log_probs": True,
+        "actor_rollout_ref.rollout.max_model_len": config.max_tokens,
+        "actor_rollout_ref.rollout.prompt_length": config.max_tokens,
+        "actor_rollout_ref.rollout.response_length": config.max_tokens,
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.served_model_name": config.model_name,
+        "algorithm.adv_estimator": "grpo",
+        "reward.num_workers": 0,
+        "transfer_queue.enable": True,
+        "trainer.logger": [],
+        "trainer.n_gpus_per_node": 1,
+        "trainer.nnodes": 1,
+        "trainer.project_name": "ajet",
+        "trainer.experiment_name": Path(config.run_dir).name,
+        "trainer.default_local_dir": str(checkpoints(config)),
+        "trainer.max_actor_ckpt_to_keep": config.keep_checkpoints,
+        "trainer.max_critic_ckpt_to_keep": config.keep_checkpoints,
+        "trainer.total_training_steps": config.total_steps or UNLIMITED,
+        "trainer.val_before_train": False,
+        "trainer.v1.trainer_mode": "ajet",
+    }
+
+
+def on_cpu(config: Config) -> dict[str, Any]:
+    """What a host without accelerators needs, and what makes it fast: measured figures are in docs/trainer.md."""
+    half = native_bfloat16()
+    precision = "bf16" if half else "fp32"
+    return {
+        "trainer.device": "cpu",
+        "actor_rollout_ref.model.enable_gradient_checkpointing": False,
+        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.actor.strategy": "fsdp2",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(1024, config.max_tokens),
+        "actor_rollout_ref.actor.use_torch_compile": False,
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.actor.fsdp_config.reshard_after_forward": False,
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision": _precision(precision),
+        "actor_rollout_ref.ref.strategy": "fsdp2",
+        "actor_rollout_ref.ref.use_torch_compile": False,
+        "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision": _precision(precision),
+        "actor_rollout_ref.rollout.dtype": "bfloat16" if half else "float32",
+        "actor_rollout_ref.rollout.enforce_eager": True,
+        "actor_rollout_ref.rollout.free_cache_engine": False,
+        "actor_rollout_ref.rollout.enable_sleep_mode": False,
+        "actor_rollout_ref.rollout.load_format": "auto",
+        "actor_rollout_ref.rollout.max_num_seqs": 64,
+        "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": 256,
+        "critic.strategy": "fsdp2",
+        "critic.model.override_config.attn_implementation": "sdpa",
+        "critic.model.enable_gradient_checkpointing": False,
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    }
+
+
+def attached(config: Config, folder: Path) -> dict[str, Any]:
+    """What the attached placement changes: no engine of verl's own, weights through a folder."""
+    return {
+        "actor_rollout_ref.rollout.nnodes": 1,
+        "actor_rollout_ref.rollout.checkpoint_engine.backend": BACKEND,
+        "actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module": "ajet_trainer.verl_backend.weights",
+        f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKEND}.folder": str(folder),
+    }
+
+
+def checkpoints(config: Config) -> Path:
+    """The folder that holds ``global_step_N``."""
+    return Path(config.run_dir).absolute() / "checkpoints"
+
+
+def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
+    """verl's whole configuration, resolved. `folder` is where attached weights travel. Raises `ConfigError`."""
+    import verl
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    groups = [f"{name}={value}" for name, value in config.verl.items() if name in GROUPS]
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+        tree = hydra_compose("ppo_trainer", overrides=groups)
+    layers = [everywhere(config), on_cpu(config) if device == "cpu" else {}]
+    if folder is not None:
+        layers.append(attached(config, folder))
+    for layer in layers:
+        for name, value in layer.items():
+            OmegaConf.update(tree, name, value, force_add=True)
+    apply(tree, {name: value for name, value in config.verl.items() if name not in GROUPS})
+    OmegaConf.resolve(tree)
+    return tree
+
+
+def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:
+    """The user's keys; a leading ``+`` adds one that verl's own configuration does not list. Raises `ConfigError`."""
+    for name, value in values.items():
+        added = name.startswith("+") or any(part in f".{name}." for part in FREE)
+        key = name.lstrip("+")
+        try:
+            OmegaConf.update(tree, key, value, force_add=added)
+        except (ConfigAttributeError, ConfigKeyError):
+            names = list(_leaves(OmegaConf.to_container(tree)))
+            raise ConfigError(
+                f"verl has no key {key!r}{nearest(key, names)} (write '+{key}' to add it all the same)", param=key
+            ) from None
+
+
+def native_bfloat16() -> bool:
+    """True where the processor multiplies bfloat16 itself; elsewhere half precision is slower than full."""
+    try:
+        flags = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
+def _precision(dtype: str) -> dict[str, str]:
+    return {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+def _leaves(node: Any, prefix: str = "") -> Any:
+    if isinstance(node, dict):
+        for name, child in node.items():
+            yield f"{prefix}{name}"
+            yield from _leaves(child, f"{prefix}{name}.")

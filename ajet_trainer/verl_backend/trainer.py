@@ -1,0 +1,219 @@
+"""verl's V1 `PPOTrainer`, fed by leases instead of a dataset: the end of the line, where samples become a gradient.
+
+What is verl's stays verl's: workers, engines, advantages, losses, rollout correction, checkpoints, metrics. The subclass
+says where the data comes from (rows that `ajet_trainer.step` hands over, put into TransferQueue as finished sessions),
+what stands in for a dataset in a checkpoint (the history of batches, so that both are saved and restored together), how
+weights reach the engine, and what one episode weighs when it came apart into several rows.
+
+Invariant: a step trains exactly the rows it was given, in ``len(groups) / ppo_mini_batch_size`` optimizer updates,
+however many rows the episodes split into.
+
+Next: the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from transfer_queue import KVBatchMeta
+from verl.protocol import DataProto
+from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.utils import Role
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.debug import marked_timer
+from verl.utils.tracking import Tracking
+from verl.workers.utils.padding import response_to_nested
+
+from ajet_trainer.advantage import one_row_a_session, row_weights
+from ajet_trainer.batch import Row
+from ajet_trainer.verl_backend import queue, weights
+
+COUNTS_SESSIONS = ("gae", "grpo", "reinforce_plus_plus", "remax")
+"""Estimators whose baseline does not count rows: verl's GRPO looks at sessions, the others have no group baseline."""
+
+
+class Leases:
+    """Stands where verl expects a dataloader: what a checkpoint keeps of the data is the history of batches."""
+
+    def __init__(self) -> None:
+        self.history: Mapping[str, Any] = {}
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.history
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = state
+
+
+@register_trainer("ajet")
+class AjetTrainer(PPOTrainer):  # type: ignore[misc]
+    """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else."""
+
+    def __init__(
+        self, config: DictConfig, *, push_timeout_s: float, engine_urls: Sequence[str] = (), folder: Path | None = None
+    ) -> None:
+        self._enable_hybrid_replicas = folder is None
+        super().__init__(config)
+        self.trainer_mode = "sync"  # nothing in TransferQueue outlives a step, so checkpoints need not hold it
+        self.colocated = folder is None
+        self._folder = folder
+        self._engine_urls = tuple(engine_urls)
+        self._push_timeout_s = push_timeout_s
+        self._updates = max(1, config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        self._tracking: Tracking | None = None
+
+    # What verl asks of a trainer -----------------------------------------------------------------------------------
+
+    def _init_dataloader(self) -> None:
+        self.train_dataloader = self.val_dataloader = Leases()
+        self.steps_per_epoch = self.total_training_steps = self.config.trainer.total_training_steps
+        with open_dict(self.config):
+            self.config.actor_rollout_ref.actor.optim.total_training_steps = self.total_training_steps
+            self.config.critic.optim.total_training_steps = self.total_training_steps
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if self.config.trainer.device == "cpu":
+            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker, CpuTrainingWorker
+
+            for role in self.role_worker_mapping:
+                worker = CpuTrainingWorker if role == Role.Critic else CpuActorWorker
+                self.role_worker_mapping[role] = ray.remote(worker)
+
+    def prepare_step(self) -> dict[str, Any]:
+        return {}
+
+    def on_init_end(self) -> None:
+        self.push()
+
+    def on_sample_end(self) -> None:
+        self.checkpoint_manager.sleep_replicas()
+
+    def on_step_end(self) -> None:
+        self.push()
+
+    def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        batch = super()._compute_advantage(batch, metrics)
+        rows, places = one_row_a_session(batch.keys)
+        if len(rows) < len(batch.keys):
+            self._weigh_episodes(batch, rows, places)
+        return batch
+
+    # What a run asks of a learner (ajet_trainer.step) --------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        return int(self.global_steps)
+
+    @property
+    def max_tokens(self) -> int:
+        actor = self.config.actor_rollout_ref.actor
+        return int(actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else int(1e9)
+
+    @property
+    def history(self) -> Mapping[str, Any]:
+        """What the checkpoint that this trainer started from holds; empty for a new run."""
+        history: Mapping[str, Any] = self.train_dataloader.history
+        return history
+
+    def upstreams(self) -> Sequence[str] | None:
+        if not self.colocated:
+            return None
+        return tuple(f"http://{address}" for address in self.llm_server_manager.get_addresses())
+
+    def train(self, rows: Sequence[Row]) -> dict[str, float]:
+        """One training step of verl on `rows`. Metrics under verl's own names, phases as ``timing_s/NAME``."""
+        self.global_steps += 1
+        metrics: dict[str, Any] = {}
+        self.timing_raw: dict[str, float] = {}
+        self._fit_to(rows)
+        with marked_timer("step", self.timing_raw):
+            with marked_timer("put", self.timing_raw):
+                queue.put(rows, self.global_steps)
+            batch = self.step(metrics, self.timing_raw)
+        self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
+        queue.clear(batch)
+        self._track(metrics)
+        return queue.plain(metrics)
+
+    def save(self, history: Mapping[str, Any]) -> None:
+        """verl's checkpoint with `history` in it; verl writes its latest-checkpoint marker last."""
+        self.train_dataloader.history = history
+        self._save_checkpoint()
+
+    def push(self) -> None:
+        if self._folder is None:
+            references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="naive")
+            urls = self.upstreams() or ()
+            weights.wait(references, self._push_timeout_s, lambda: weights.dead_engine(urls))
+            return
+        references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps)
+        weights.wait(references, self._push_timeout_s, lambda: None)
+        weights.load_into(self._engine_urls, self._folder / str(self.global_steps), self._push_timeout_s)
+        weights.forget(self._folder, self.global_steps)
+
+    # Helpers -------------------------------------------------------------------------------------------------------
+
+    def _fit_to(self, rows: Sequence[Row]) -> None:
+        """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in shares of the batch.
+
+        A mini-batch is rounded up to what the data-parallel processes can share; verl fills up with masked rows.
+        """
+        processes = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
+        share = math.ceil(len(rows) / self._updates / processes) * processes
+        with open_dict(self.config):
+            self.config.data.train_batch_size = len({row.group for row in rows})
+            self.config.actor_rollout_ref.actor.ppo_mini_batch_size = share
+            self.config.critic.ppo_mini_batch_size = share
+
+    def _weigh_episodes(self, batch: KVBatchMeta, rows: Sequence[int], places: Sequence[int]) -> None:
+        """Advantages of a batch in which an episode has several rows; see `ajet_trainer.advantage`."""
+        fields = ["uid", "response_mask", "rm_scores", "token_level_rewards", "advantages", "returns"]
+        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        lengths = stored["response_mask"]
+        groups = np.array(stored.pop("uid").tolist(), dtype=object)
+        data = DataProto(batch=stored.to_padded_tensor(), non_tensor_batch={"uid": groups})
+        if "token_level_rewards" not in data.batch:
+            data.batch["token_level_rewards"] = data.batch["rm_scores"]
+        if self.config.algorithm.adv_estimator not in COUNTS_SESSIONS:
+            self._advantage_by_session(data, rows, places)
+        trained = data.batch["response_mask"].sum(dim=-1).tolist()
+        factors = row_weights(self.config.actor_rollout_ref.actor.loss_agg_mode, batch.keys, trained)
+        if factors is not None:
+            data.batch["advantages"] = data.batch["advantages"] * torch.from_numpy(factors).unsqueeze(-1)
+        changed = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
+        queue.update(batch, changed)
+
+    def _advantage_by_session(self, data: DataProto, rows: Sequence[int], places: Sequence[int]) -> None:
+        """verl's estimator over one row a session, spread over the session's rows."""
+        algorithm = self.config.algorithm
+        one_each = compute_advantage(
+            data.select_idxs(list(rows)),
+            adv_estimator=algorithm.adv_estimator,
+            gamma=algorithm.gamma,
+            lam=algorithm.lam,
+            norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
+            config=algorithm,
+        )
+        mask = data.batch["response_mask"]
+        first = one_each.batch["response_mask"].argmax(dim=1)
+        scores = one_each.batch["advantages"][torch.arange(len(rows)), first]
+        data.batch["advantages"] = data.batch["returns"] = scores[list(places)].unsqueeze(-1) * mask
+
+    def _track(self, metrics: Mapping[str, Any]) -> None:
+        """Passes the metrics on to the loggers of verl's ``trainer.logger``, if any are named."""
+        settings = self.config.trainer
+        if not settings.logger:
+            return
+        if self._tracking is None:
+            config = OmegaConf.to_container(self.config, resolve=True)
+            self._tracking = Tracking(settings.project_name, settings.experiment_name, settings.logger, config)
+        self._tracking.log(data=metrics, step=self.global_steps)

@@ -1,0 +1,159 @@
+"""Weights from the trainer to the engine, and the watchdog around the way.
+
+*Hybrid*: verl streams them from each training process to the vLLM worker on the same device (CUDA IPC, or shared memory
+on a CPU). That sender waits for its receiver without a limit, so `wait` stands around it: a push that takes too long, or
+whose engine died, ends in a `PushFailed` that says so.
+
+*Attached*: an engine that stands alone takes weights with nothing of ours inside it. Training process 0 writes them as
+safetensors into a folder that both see (shared memory by default), and each engine is told, by its own routes
+(``VLLM_SERVER_DEV_MODE=1``), to freeze, to reload from that folder, to forget its prefix cache and to go on. It works
+with any tensor parallel size, over hosts with a shared file system, and on a CPU; every request has a time limit. The
+engine is told to go on whether or not the reload succeeded.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+import torch
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+
+BACKEND = "ajet_folder"
+POLL_S = 2.0
+
+
+class PushFailed(RuntimeError):
+    """The engine did not take the weights; the message says which one and what is known."""
+
+
+def wait(references: Sequence[Any], timeout_s: float, alive: Callable[[], str | None]) -> None:
+    """Waits for Ray `references`. `alive` is asked every few seconds and names what died, if anything did.
+
+    Raises `PushFailed` after `timeout_s` seconds, or as soon as something died.
+    """
+    give_up = time.monotonic() + timeout_s
+    pending = list(references)
+    while pending:
+        done, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
+        try:
+            ray.get(done)
+        except ray.exceptions.RayError as error:
+            raise PushFailed(f"the weight push failed: {error}") from error
+        if not pending:
+            return
+        dead = alive()
+        if dead is not None:
+            raise PushFailed(f"the weight push cannot finish: {dead}")
+        if time.monotonic() > give_up:
+            raise PushFailed(f"the weight push did not finish within {timeout_s:g} s (push_timeout_s)")
+
+
+def dead_engine(urls: Sequence[str]) -> str | None:
+    """A sentence about the first engine whose ``/health`` says that it is gone; None while all may be well.
+
+    A slow answer counts as well: an engine that loads weights may be too busy to say so.
+    """
+    for url in urls:
+        try:
+            answer = httpx.get(f"{url}/health", timeout=POLL_S, trust_env=False)
+        except httpx.TimeoutException:
+            continue
+        except httpx.TransportError as error:
+            return f"the engine at {url} is gone ({error or type(error).__name__})"
+        if answer.status_code >= 500:
+            return f"the engine at {url} reports that it is dead (HTTP {answer.status_code})"
+    return None
+
+
+@CheckpointEngineRegistry.register(BACKEND)
+class SharedFolder(CheckpointEngine):  # type: ignore[misc]
+    """verl's checkpoint engine for the attached placement: process 0 writes the tensors, every process gathers them."""
+
+    def __init__(self, bucket_size: int, is_master: bool, folder: str) -> None:
+        self._is_master = is_master
+        self._folder = Path(folder)
+
+    async def send_weights(self, weights: Iterator[tuple[str, torch.Tensor]], global_steps: int | None = None) -> None:
+        """Writes ``FOLDER/GLOBAL_STEPS/model.safetensors``; gathering is collective, so every process iterates."""
+        from safetensors.torch import save_file
+
+        tensors = {}
+        for name, tensor in weights:
+            if self._is_master:
+                tensors[name] = tensor.detach().to("cpu").contiguous()
+        if self._is_master:
+            target = self._folder / str(global_steps)
+            target.mkdir(parents=True, exist_ok=True)
+            save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+
+    def prepare(self) -> dict[str, Any]:
+        return {}
+
+    def finalize(self) -> None:
+        """Nothing is held between two pushes."""
+
+    def init_process_group(self, **_: Any) -> None:
+        """There is none: the folder is the connection."""
+
+    @classmethod
+    def build_topology(cls, *_: Any, **__: Any) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+        return {}, {}
+
+    def receive_weights(self, global_steps: int | None = None) -> Any:
+        raise NotImplementedError("an attached engine reads the folder by itself")
+
+    def get_weights(self) -> Any:
+        raise NotImplementedError("an attached engine reads the folder by itself")
+
+
+def load_into(urls: Sequence[str], folder: Path, timeout_s: float) -> None:
+    """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates.
+
+    Raises `PushFailed`. Each engine that was frozen is woken again in any case.
+    """
+    for url in urls:
+        with httpx.Client(base_url=url, timeout=httpx.Timeout(30.0, read=timeout_s), trust_env=False) as engine:
+            try:
+                _ask(engine, "/pause?mode=keep")
+                body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
+                _ask(engine, "/collective_rpc", body)
+                _ask(engine, "/reset_prefix_cache")
+            except httpx.HTTPError as error:
+                _try(engine, "/resume")
+                raise PushFailed(f"the engine at {url} did not take the weights: {_words(error)}") from error
+            try:
+                _ask(engine, "/resume")
+            except httpx.HTTPError as error:
+                raise PushFailed(f"the engine at {url} took the weights but does not go on: {_words(error)}") from error
+
+
+def forget(folder: Path, keep: int) -> None:
+    """Removes the weights of every version but `keep` from `folder`."""
+    for child in folder.iterdir():
+        if child.is_dir() and child.name != str(keep):
+            shutil.rmtree(child, ignore_errors=True)
+
+
+def _ask(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
+    engine.post(path, json=body).raise_for_status()
+
+
+def _try(engine: httpx.Client, path: str) -> None:
+    try:
+        _ask(engine, path)
+    except httpx.HTTPError:
+        pass
+
+
+def _words(error: httpx.HTTPError) -> str:
+    if isinstance(error, httpx.HTTPStatusError):
+        if error.response.status_code == 404:
+            return f"{error.request.url.path} is missing; start vLLM with VLLM_SERVER_DEV_MODE=1"
+        return f"HTTP {error.response.status_code} from {error.request.url.path}: {error.response.text[:300]}"
+    return str(error) or type(error).__name__
