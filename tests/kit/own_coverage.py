@@ -1,0 +1,51 @@
+"""Whether each core module is covered, branch by branch, by the test file that bears its name.
+
+What another module's test happens to run does not count: a core module is understood from its own tests alone.
+
+    .venv/bin/coverage run -m pytest && .venv/bin/python -m tests.kit.own_coverage
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+
+from coverage import Coverage
+from coverage.exceptions import NoDataError
+
+from tests.kit.source import ROOT, modules, name_of
+
+FLOOR = 100.0
+
+
+def covered_by_own_tests(module: Path) -> tuple[float, str]:
+    """Percent of the module's statements and branches, and the lines that are missing."""
+    own = ".".join(["tests", "proxy", *module.parts[1:-1], f"test_{module.stem}"])
+    coverage = Coverage(config_file=str(ROOT / "pyproject.toml"))
+    coverage.load()
+    out = io.StringIO()
+    contexts = ["^$", rf"^{own}[._]"]  # what runs on import, and in the module's own tests
+    try:
+        percent = coverage.report(include=[str(ROOT / module)], contexts=contexts, file=out, show_missing=True)
+    except NoDataError:
+        return 0.0, "never imported"
+    row = next((line for line in out.getvalue().splitlines() if line.startswith(str(module))), "")
+    return percent, row.split("%", 1)[-1].strip()
+
+
+def main() -> None:
+    wanting = []
+    for module in modules("ajet_proxy/core"):
+        if module.name == "__init__.py":
+            continue
+        percent, missing = covered_by_own_tests(module)
+        sys.stdout.write(f"{percent:6.1f} %  {name_of(module)}  {missing}\n")
+        if percent < FLOOR:
+            wanting.append(name_of(module))
+    if wanting:
+        sys.exit(f"under {FLOOR:.0f} % by their own tests: {', '.join(wanting)}")
+
+
+if __name__ == "__main__":
+    main()
