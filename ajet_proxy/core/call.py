@@ -7,9 +7,8 @@ as a whole; within a whole exchange, a choice that the engine did not describe e
 from __future__ import annotations
 
 import hashlib
-import sys
-from array import array
-from collections.abc import Iterable
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ajet_sdk.sample import Call
@@ -88,9 +87,7 @@ def to_call(captured: Captured, origin: Origin) -> Call:
     )
 
 
-def prompt_hash(prompt_token_ids: Iterable[int]) -> str:
+def prompt_hash(prompt_token_ids: Sequence[int]) -> str:
     """The task of an episode that was given none: equal prompts, equal tasks."""
-    ids = array("q", prompt_token_ids)
-    if sys.byteorder == "big":
-        ids.byteswap()
-    return f"prompt-{hashlib.sha256(ids.tobytes()).hexdigest()[:24]}"
+    packed = struct.pack(f"<{len(prompt_token_ids)}q", *prompt_token_ids)
+    return f"prompt-{hashlib.sha256(packed).hexdigest()[:24]}"

@@ -1,4 +1,4 @@
-"""One LLM exchange as a state machine: the request as the engine gets it, the answer as the agent gets it, and the calls.
+"""One LLM exchange as a state machine: what the engine is asked, what the agent sees of its answer, and the calls.
 
 ::
 
@@ -24,6 +24,7 @@ from typing import Any
 from ajet_proxy.core.call import CAPTURE_FAILED, REFUSED, TRUNCATED, Lost, Outcome
 from ajet_proxy.core.dialects.reading import Dialect, Reading
 from ajet_proxy.core.dialects.spans import Spanned, scan, with_fields
+from ajet_proxy.core.identity import MAX_LABEL, is_text
 from ajet_proxy.core.sse import SseEvent, SseParser
 from ajet_sdk.errors import BadRequest
 
@@ -50,9 +51,9 @@ class Request:
 
     @property
     def model(self) -> str:
-        """The model asked for; empty when none is named."""
+        """The model asked for; empty when none is named, or nothing that can name one."""
         model = self._found.values.get("model")
-        return model if isinstance(model, str) else ""
+        return model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
 
     def with_fields(self, fields: dict[str, str]) -> bytes:
         """The body with `fields` (name to JSON text) set and all else as it was written."""

@@ -1,9 +1,9 @@
 """Which episode a request belongs to, and what rides on it: contract section 3 as a function of path, headers and body.
 
-Six ways are tried in one order: path, key, header, harness, body, lineage; the first that names an episode wins and is
-recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode opens
-no other. Names that were made for us (path, header) must be valid; names borrowed from a harness or a body are mapped to
-a valid id where they are not, always to the same one.
+Six ways are tried in one order: path, key, header, harness, body, lineage; the first that names an episode wins and
+is recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode
+opens no other. Names that were made for us (path, header) must be valid; names borrowed from a harness or a body are
+mapped to a valid id where they are not, always to the same one.
 
 Next: ajet_proxy/core/dialects/chat.py
 """
@@ -34,6 +34,7 @@ from ajet_sdk.routes import (
 
 HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-session-id")
 """What Codex, Claude Code and opencode send by themselves, in the order in which they are looked at."""
+MAX_LABEL = 1000
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
@@ -97,8 +98,8 @@ def identify(
         episode=episode,
         identified_by=way,
         issued=issued,
-        task=headers.get(HEADER_TASK.lower()) or None,
-        agent=headers.get(HEADER_AGENT.lower()) or None,
+        task=_label(headers, HEADER_TASK),
+        agent=_label(headers, HEADER_AGENT),
         eval=_flag(headers, HEADER_EVAL),
         reward=_reward(headers),
     )
@@ -146,6 +147,22 @@ def _borrowed(name: str) -> str:
         return f"name-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
 
 
+def _label(headers: Mapping[str, str], name: str) -> str | None:
+    value = headers.get(name.lower())
+    if value and (len(value) > MAX_LABEL or not is_text(value)):
+        raise BadRequest(f"{name} must be UTF-8 text of at most {MAX_LABEL} characters", param=name)
+    return value or None
+
+
+def is_text(value: str) -> bool:
+    """Whether `value` can be stored as UTF-8: headers and JSON can carry surrogates, which cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _flag(headers: Mapping[str, str], name: str) -> bool:
     value = headers.get(name.lower(), "").strip().lower()
     if value not in _WORDS:
@@ -155,7 +172,7 @@ def _flag(headers: Mapping[str, str], name: str) -> bool:
 
 def _reward(headers: Mapping[str, str]) -> RewardDirective | None:
     text = headers.get(HEADER_REWARD.lower())
-    call = headers.get(HEADER_REWARD_CALL.lower()) or None
+    call = _label(headers, HEADER_REWARD_CALL)
     final = _flag(headers, HEADER_FINAL)
     if text is None:
         if final or call is not None:

@@ -12,24 +12,23 @@ Nothing is decoded here, so a character cut in two by a split stays whole.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _BLANK_LINE = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")
 _LINE_END = re.compile(rb"\r\n|\r|\n")
 _BOM = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class SseEvent:
+class SseEvent(NamedTuple):
     """One event, blank line included. ``data`` is None for comments and for events without a data field."""
 
     raw: bytes
     data: bytes | None
 
     def with_data(self, data: bytes) -> bytes:
-        """This event's bytes with `data`, a single line, in place of its own."""
-        if self.data is not None and self.raw.count(self.data) == 1:
-            return self.raw.replace(self.data, data)
+        """This event's bytes with `data`, a single line, in place of its own data; it has some."""
+        if self.raw == b"data: %b\n\n" % (self.data or b""):
+            return b"data: %b\n\n" % data
         out = []
         told = False
         for line, end in _lines(self.raw):

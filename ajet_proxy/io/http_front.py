@@ -1,8 +1,8 @@
 """The HTTP front: where an agent's request comes in. Everything outside ``/ajet/`` ends up here.
 
-A request goes one of three ways. ``POST`` to a captured route is asked of the engine with ids and logprobs, and its calls
-are recorded. Other engine routes that an agent may use are passed through as they are. All else is refused, the engine's
-control routes above all, however their path is spelled.
+A request goes one of three ways. ``POST`` to a captured route is asked of the engine with ids and logprobs, and its
+calls are recorded. Other engine routes that an agent may use are passed through as they are. All else is refused, the
+engine's control routes above all, however their path is spelled.
 
 Whatever the way: first the key and the name of the episode (`identity`), then a reward that rides on the request, then
 the gate, which holds requests while weights change, then the engine. Nothing is decided here that the core can decide.
@@ -119,15 +119,16 @@ class HttpFront:
         identity = self._identify(http, request)
         episode = identity.episode or self._clock.new_id("ep")
         tenant = self._tenant(identity, episode)
-        retry_key = http.headers.get("Idempotency-Key")
+        retry_key = _retry_key(http)
         if identity.reward is not None:
             if identity.episode is not None and self._store.ledger.tenant_of(episode) is None:
                 await self._open(identity, episode, tenant)
             await self._reward(identity, retry_key)
         ledger = self._store.ledger
-        agent = identity.agent or ""
-        exchange = Exchange(dialect, request, model=ledger.model_of(episode, agent))
-        model = ledger.model_of(episode, agent) or request.model
+        agent = identity.agent or ledger.agent_of(episode) or ""
+        given = ledger.model_of(episode, agent)
+        exchange = Exchange(dialect, request, model=given)
+        model = given or request.model
         calls = tuple(self._clock.new_id("call") for _ in range(exchange.choices))
         waiting = perf_counter()
         async with self._gate.enter(ready=lambda: self._upstream.known(model)):
@@ -154,7 +155,7 @@ class HttpFront:
         body = await self._body(http)
         identity = self._identify(http, None)
         if identity.reward is not None:
-            await self._reward(identity, http.headers.get("Idempotency-Key"))
+            await self._reward(identity, _retry_key(http))
         model = _model_in(body)
         upstream_request = self._engine_request(
             http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=False
@@ -176,7 +177,7 @@ class HttpFront:
         """The tenant as whom the caller acts on `episode`; `NotFound` for a key whose episode is gone."""
         owner = self._store.ledger.tenant_of(episode)
         if owner is None and identity.issued:
-            raise NotFound(f"no episode {episode!r}: its key was issued, but the proxy does not know it", param="episode")
+            raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
         if owner is not None and identity.claims.scope == "admin":
             return owner
         if owner is not None and owner != identity.claims.tenant:
@@ -196,9 +197,7 @@ class HttpFront:
             raise BadRequest(f"{HEADER_REWARD} needs an episode, and nothing names one", param=HEADER_REWARD)
         self._tenant(identity, identity.episode)
         given = identity.reward
-        reward_id = self._clock.new_id("rew")
-        if retry_key is not None:
-            reward_id = f"rew-{hashlib.sha256(retry_key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
+        reward_id = self._clock.new_id("rew") if retry_key is None else f"rew-{retry_key[:32]}"
         body = Reward(value=given.value, call=given.call, agent=identity.agent, final=given.final)
         await self._store.commit(
             self._store.ledger.reward(identity.episode, body, reward_id=reward_id, at=self._clock.now())
@@ -246,6 +245,12 @@ def _is_retry(http: web.Request) -> bool:
     """Whether the client says that it sends this for a second time."""
     count = http.headers.get("X-Stainless-Retry-Count", "")
     return count.isdecimal() and int(count) > 0
+
+
+def _retry_key(http: web.Request) -> str | None:
+    """What two attempts at one request have in common, as 64 hexadecimal digits."""
+    key = http.headers.get("Idempotency-Key")
+    return None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _model_in(body: bytes) -> str:

@@ -52,9 +52,8 @@ async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) 
     """Send `request` and pass the answer on as it is."""
     answer = await upstream.send(request)
     try:
-        response = web.StreamResponse(
-            status=answer.status, reason=answer.reason, headers=response_headers(answer.headers, keep_length=True)
-        )
+        headers = response_headers(answer.headers, keep_length=True)
+        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
         await response.prepare(http)
         while True:
             try:
@@ -84,9 +83,8 @@ async def _document(
         raise EngineError("the engine's answer broke off", code="engine_broken") from error
     body = b"".join(exchange.finish())
     await recorder.end(exchange.outcomes)
-    response = web.Response(
-        status=answer.status, reason=answer.reason, body=body, headers=response_headers(answer.headers, keep_length=False)
-    )
+    headers = response_headers(answer.headers, keep_length=False)
+    response = web.Response(status=answer.status, reason=answer.reason, body=body, headers=headers)
     _name(response, recorder)
     return response
 
@@ -96,9 +94,8 @@ async def _stream(
 ) -> web.StreamResponse:
     """An answer that leaves as it comes, except for its end."""
     refused = answer.status >= 400
-    response = web.StreamResponse(
-        status=answer.status, reason=answer.reason, headers=response_headers(answer.headers, keep_length=exchange.settled)
-    )
+    headers = response_headers(answer.headers, keep_length=exchange.settled)
+    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
     if not refused:
         _name(response, recorder)
     await response.prepare(http)

@@ -1,8 +1,9 @@
 """The way to the engines: one connection pool, header rules, retry and failover.
 
-vLLM closes an idle connection after 5 seconds; ours are given up after 4, and a request that meets a connection closed in
-that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. An engine that cannot be
-reached is left alone for a while and the next is tried; a request that may have reached an engine is never sent twice.
+vLLM closes an idle connection after 5 seconds; ours are given up after 4, and a request that meets a connection closed
+in that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. An engine that cannot
+be reached is left alone for a while and the next is tried; any other failure is the caller's to see, because the engine
+may have begun to generate.
 
 The pool has no upper limit: a thousand agents at once are a thousand connections. There is no limit on how long an
 answer takes unless one is configured, because it would be a bias against long episodes.
@@ -82,10 +83,11 @@ class Upstream:
     def order(self, model: str, sticky: str) -> list[str]:
         """The engines to try for `sticky`: by rendezvous hash, those that could not be reached lately last."""
         now = self._clock.now()
-        return sorted(
-            self._engines.candidates(model),
-            key=lambda url: (self._down_until.get(url, 0.0) > now, hashlib.sha256(f"{url}\n{sticky}".encode()).digest()),
-        )
+
+        def rank(url: str) -> tuple[bool, bytes]:
+            return self._down_until.get(url, 0.0) > now, hashlib.sha256(f"{url}\n{sticky}".encode()).digest()
+
+        return sorted(self._engines.candidates(model), key=rank)
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The engine's answer as soon as its headers are there; `EngineError` or `EngineTimeout` if none comes."""
@@ -93,7 +95,7 @@ class Upstream:
         for url in self.order(request.model, request.sticky):
             try:
                 return await self._send_to(url, request)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:  # noqa: PERF203 (next url)
                 self._down_until[url] = self._clock.now() + COOLDOWN_S
                 failure = self._failed(url, error)
             except (aiohttp.ClientError, TimeoutError) as error:

@@ -6,18 +6,19 @@ it. Two things differ in a stream besides those values: an event whose text a to
 is sent all the same, with an empty ``delta``; an agent that asked for neither ids nor logprobs would not have got it,
 so it is taken out. And the first event of a choice, which only names the role, has no ``token_ids`` at all.
 
-``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request that
-vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
+``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
+that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
 
 Next: ajet_proxy/core/exchange.py
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.dialects.reading import MAX_CHOICES, Ask, asked, choices_of
+from ajet_proxy.core.dialects.reading import ID, MAX_CHOICES, NUMBER, STRING, Ask, asked, choices_of
 from ajet_proxy.core.dialects.spans import Spanned
 
 
@@ -26,6 +27,13 @@ class Chat:
 
     name = "chat"
     path = "/v1/chat/completions"
+    usual = re.compile(
+        rb'(?P<head>\{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":\d+,"model":' + STRING
+        + rb',"choices":\[\{"index":(?P<index>\d{1,6}),"delta":\{(?P<said>"(?:content|reasoning)":' + STRING
+        + rb')?\},"logprobs":)\{"content":\[\{"token":' + STRING + rb',"logprob":(?P<logprob>' + NUMBER
+        + rb'),"bytes":(?:\[[\d,]*\]|null),"top_logprobs":\[\]\}\]\}'
+        + rb'(?P<middle>,"finish_reason":null,"token_ids":)\[(?P<id>' + ID + rb')\](?P<tail>\}\]\})'
+    )
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         choices = choices_of(request)
@@ -58,7 +66,8 @@ class Chat:
         return isinstance(delta, dict) and "role" in delta and choice.values.get("finish_reason") is None
 
     def is_filler(self, choice: Spanned) -> bool:
-        return choice.values.get("delta") == {} and choice.values.get("finish_reason") is None
+        values = choice.values
+        return values.get("delta") == {} and values.get("finish_reason") is None and bool(values.get("token_ids"))
 
 
 CHAT = Chat()

@@ -9,10 +9,11 @@ they are and are not captured; neither are prompts that are embeddings and not t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.dialects.reading import MAX_CHOICES, Ask, asked, choices_of
+from ajet_proxy.core.dialects.reading import ID, MAX_CHOICES, NUMBER, STRING, Ask, asked, choices_of
 from ajet_proxy.core.dialects.spans import Spanned
 
 
@@ -21,6 +22,14 @@ class Completions:
 
     name = "completions"
     path = "/v1/completions"
+    usual = re.compile(
+        rb'(?P<head>\{"id":' + STRING + rb',"object":"text_completion","created":\d+,"model":' + STRING
+        + rb',"choices":\[\{"index":(?P<index>\d{1,6}),(?P<said>"text":' + STRING
+        + rb'),"logprobs":)\{"text_offset":\[\d+\],"token_logprobs":\[(?P<logprob>' + NUMBER
+        + rb')\],"tokens":\[' + STRING + rb'\],"top_logprobs":\[\{' + STRING + b":" + NUMBER + rb'\}\]\}'
+        + rb'(?P<middle>,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
+        + rb'\[(?P<id>' + ID + rb')\](?P<tail>\}\]\})'
+    )
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         choices = choices_of(request) * _prompts(request.get("prompt"))

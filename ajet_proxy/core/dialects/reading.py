@@ -9,6 +9,7 @@ for each sampled token and a finish reason are there.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -29,6 +30,9 @@ from ajet_proxy.core.dialects.spans import Spanned, scan, splice
 MAX_CHOICES = 16384
 """More than this the engine refuses as well (vLLM's VLLM_MAX_N_SEQUENCES)."""
 DONE = b"[DONE]"
+STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+NUMBER = rb"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?"
+ID = rb"(?:0|[1-9]\d{0,9})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,10 @@ class Dialect(Protocol):
 
     name: str
     path: str
+    usual: re.Pattern[bytes]
+    """The event that makes up most of a stream: one token of one choice, with nothing else to report. What stands
+    before, between and after the two values to be put back is ``head``, ``middle`` and ``tail``; ``index``,
+    ``logprob`` and ``id`` are read; without ``said`` the event is a filler (see `is_filler`)."""
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         """How to put `request` to the engine so that it reports ids and logprobs."""
@@ -95,6 +103,7 @@ class Reading:
     def __init__(self, dialect: Dialect, ask: Ask) -> None:
         self._dialect = dialect
         self._ask = ask
+        self._hides_all = ask.hide_ids and ask.hide_logprobs
         self._tallies = [_Tally() for _ in range(ask.choices)]
         self._unfinished = ask.choices
         self._model = ""
@@ -110,6 +119,8 @@ class Reading:
         if data == DONE:
             self.ended = True
             return data
+        if self._hides_all and (usual := self._dialect.usual.fullmatch(data)):
+            return self._usual(usual)
         text = data.decode()
         answer = scan(text, deep="choices")
         choices = answer.values.get("choices", ())
@@ -134,6 +145,17 @@ class Reading:
             reason = ENGINE_ERROR if self._error else TRUNCATED
             return tuple(Lost(index, reason) for index in range(len(self._tallies)))
         return tuple(self._outcome(index, tally) for index, tally in enumerate(self._tallies))
+
+    def _usual(self, event: re.Match[bytes]) -> bytes | None:
+        """The same as `event` does, for the form that a dialect knows beforehand: four times as fast."""
+        head, index, said, logprob, middle, token, tail = event.group(
+            "head", "index", "said", "logprob", "middle", "id", "tail"
+        )
+        tally = self._tally(int(index))
+        tally.ids.append(int(token))
+        tally.logprobs.append(float(logprob))
+        tally.told = True
+        return b"".join((head, b"null", middle, b"null", tail)) if said else None
 
     def _read(self, answer: Spanned, choices: Any) -> dict[tuple[int, int], str]:
         """Add `choices` to their tallies; the spans to be put back."""
@@ -176,7 +198,7 @@ class Reading:
 
     def _is_filler(self, choices: list[Spanned]) -> bool:
         """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""
-        return self._ask.hide_ids and self._ask.hide_logprobs and all(map(self._dialect.is_filler, choices))
+        return self._hides_all and all(map(self._dialect.is_filler, choices))
 
     def _outcome(self, index: int, tally: _Tally) -> Outcome:
         if tally.silent or not tally.told or tally.prompt is None:

@@ -1,4 +1,4 @@
-"""JSON objects with the place of each value in the text, so that one value can be exchanged and all else stays as it is.
+"""JSON objects with the place of each value in the text, so that one value can be exchanged and all else stays.
 
 Re-serialising would change how numbers, escapes and spaces are written. Here the text is decoded by the standard
 library's scanner, value by value, and `splice` puts new text in place of old. Invariant: outside the exchanged values
@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 _scan_value = json.JSONDecoder().raw_decode
-_scan_string = json.decoder.scanstring
 _space = re.compile(r"[ \t\n\r]*").match
 
 
@@ -25,7 +24,7 @@ class Spanned(NamedTuple):
     end: int
 
 
-def scan(text: str, *, deep: str = "") -> Spanned:
+def scan(text: str, *, deep: str | None = None) -> Spanned:
     """The one object that `text` holds; a list under the key `deep` becomes a list of `Spanned`.
 
     Raises ValueError if `text` is anything else, RecursionError if it is nested too deeply.
@@ -38,7 +37,7 @@ def scan(text: str, *, deep: str = "") -> Spanned:
 
 def splice(text: str, edits: Mapping[tuple[int, int], str]) -> str:
     """`text` with each span replaced; spans do not overlap."""
-    parts = []
+    parts: list[str] = []
     at = 0
     for (start, end), value in sorted(edits.items()):
         parts += (text[at:start], value)
@@ -63,7 +62,7 @@ def _skip(text: str, at: int) -> int:
     return found.end()
 
 
-def _object(text: str, at: int, deep: str) -> Spanned:
+def _object(text: str, at: int, deep: str | None) -> Spanned:
     if not text.startswith("{", at):
         raise ValueError(f"expected an object at character {at}")
     values: dict[str, Any] = {}
@@ -74,7 +73,7 @@ def _object(text: str, at: int, deep: str) -> Spanned:
     while True:
         if not text.startswith('"', at):
             raise ValueError(f"expected a name at character {at}")
-        name, at = _scan_string(text, at + 1)
+        name, at = _scan_value(text, at)
         at = _skip(text, at)
         if not text.startswith(":", at):
             raise ValueError(f"expected ':' at character {at}")
@@ -99,7 +98,7 @@ def _objects(text: str, at: int) -> tuple[list[Spanned], int]:
     if text.startswith("]", at):
         return items, at + 1
     while True:
-        items.append(_object(text, at, ""))
+        items.append(_object(text, at, None))
         at = _skip(text, items[-1].end + 1)
         if text.startswith("]", at):
             return items, at + 1

@@ -1,0 +1,83 @@
+"""Text completions: several prompts, each choice with its own, and what cannot be captured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.completions import COMPLETIONS as DIALECT
+from tests.proxy.core.dialects.answers import COMPLETIONS, completion_event, ids_of, reasons, stream
+
+IDS = {"return_token_ids": "true"}
+LOGPROBS = {"logprobs": "0"}
+
+
+@pytest.mark.parametrize(("request_", "fields", "hidden"), [
+    ({}, IDS | LOGPROBS, (True, True)),
+    ({"logprobs": None, "return_token_ids": False}, IDS | LOGPROBS, (True, True)),
+    ({"logprobs": 0}, IDS, (True, False)),
+    ({"logprobs": 2, "return_token_ids": True}, {}, (False, False)),
+    ({"logprob_token_ids": [1]}, IDS, (True, False)),  # the engine refuses it, and must go on refusing it
+])  # fmt: skip
+def test_what_the_engine_is_asked(request_: dict[str, Any], fields: dict[str, str], hidden: tuple[bool, bool]) -> None:
+    ask = DIALECT.ask(request_)
+    assert ask.fields == fields
+    assert (ask.hide_ids, ask.hide_logprobs, ask.skip) == (*hidden, None)
+
+
+@pytest.mark.parametrize(("prompt", "n", "choices"), [
+    ("a text", 1, 1), ("a text", 2, 2), ([1, 2, 3], 1, 1), ([1, 2, 3], 2, 2), (["a", "b"], 1, 2), (["a", "b"], 3, 6),
+    ([[1], [2, 3], [4]], 2, 6), ([], 1, 1), (None, 1, 1),
+])  # fmt: skip
+def test_how_many_choices_come(prompt: Any, n: int, choices: int) -> None:
+    assert DIALECT.ask({"prompt": prompt, "n": n}).choices == choices
+
+
+@pytest.mark.parametrize(("request_", "reason"), [
+    ({"echo": True}, "echo"), ({"prompt_embeds": "x"}, "prompt_embeds"), ({"use_beam_search": True}, "beam_search"),
+    ({"prompt": ["a"] * 129, "n": 128}, "too_many_choices"),
+])  # fmt: skip
+def test_what_cannot_be_captured_goes_out_as_it_is(request_: dict[str, Any], reason: str) -> None:
+    ask = DIALECT.ask(request_)
+    assert (ask.skip, ask.fields, ask.choices) == (reason, {}, 1)
+
+
+def test_the_route() -> None:
+    assert CAPTURED["/v1/completions"] is DIALECT
+
+
+def test_each_choice_has_its_own_prompt() -> None:
+    events = [
+        completion_event("a", index=0, ids=[5], logprobs=[-0.5], prompt=[1, 2]),
+        completion_event("b", index=1, ids=[6], logprobs=[-0.25], prompt=[3]),
+        completion_event("c", index=1, ids=[7], logprobs=[-0.125], finish="stop"),
+        completion_event("", index=0, ids=[8, 9], logprobs=[-1.0, -2.0], finish="length"),
+        "[DONE]",
+    ]
+    seen, outcomes = stream(COMPLETIONS, events, {"prompt": ["x", "y"]})
+    assert ids_of(outcomes) == [(5, 8, 9), (6, 7)]
+    assert [outcome.prompt_token_ids for outcome in outcomes] == [(1, 2), (3,)]
+    expected: list[Any] = [
+        completion_event("a", index=0), completion_event("b", index=1), completion_event("c", index=1, finish="stop"),
+        completion_event("", index=0, finish="length"), "[DONE]",
+    ]  # fmt: skip
+    assert seen == expected
+
+
+def test_logprobs_of_another_shape_are_none() -> None:
+    assert DIALECT.logprobs({"token_logprobs": None}) == []
+    assert DIALECT.logprobs({"token_logprobs": [None, -1.0]}) == [None, -1.0]
+
+
+def test_text_without_ids_is_text_that_cannot_be_trained() -> None:
+    good = completion_event("a", ids=[5], logprobs=[-0.5], prompt=[1])
+    _, outcomes = stream(COMPLETIONS, [good, completion_event("b"), completion_event("", finish="stop"), "[DONE]"])
+    assert reasons(outcomes) == ["no_token_ids"]
+
+
+def test_an_event_without_text_is_no_filler() -> None:
+    first = completion_event("", ids=[5], logprobs=[-0.5], prompt=[1])
+    seen, _ = stream(COMPLETIONS, [first, completion_event("", ids=[6], logprobs=[-0.5])])
+    assert seen == [completion_event(""), completion_event("")]

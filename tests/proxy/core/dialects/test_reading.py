@@ -1,0 +1,188 @@
+"""The bookkeeping of an answer: every way in which it can fail to be exact, and the fast way through a usual event."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.call import Captured
+from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.reading import Dialect, Reading
+from tests.kit import tapes
+from tests.proxy.core.dialects.answers import (
+    CHAT,
+    COMPLETIONS,
+    chat_event,
+    chat_start,
+    completion_event,
+    document,
+    dump,
+    ids_of,
+    reasons,
+    stream,
+)
+
+LOGPROBS = st.floats(-9999.0, 0.0)
+TOKENS = st.integers(0, 2**31 - 1)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def reading(path: str, request: dict[str, Any] | None = None, *, usual: bool = True) -> Reading:
+    dialect: Dialect = CAPTURED[path]
+    made = Reading(dialect, dialect.ask(request or {}))
+    if not usual:
+        made._hides_all = False  # the way through `usual` is taken only where all is hidden
+    return made
+
+
+@given(NAMES, st.none() | NAMES, LOGPROBS, TOKENS, st.booleans(), st.sampled_from(("content", "reasoning")))
+def test_the_fast_way_is_the_same_way_in_chat(
+    model: str, text: str | None, logprob: float, token: int, escaped: bool, word: str
+) -> None:
+    delta = {} if text is None else {word: text}
+    told = {**chat_event(delta, ids=[token], logprobs=[logprob]), "model": model}
+    data = json.dumps(told, ensure_ascii=escaped, separators=(",", ":")).encode()
+    fast, slow = reading(CHAT), reading(CHAT, usual=False)
+    assert CAPTURED[CHAT].usual.fullmatch(data)
+    seen, expected = fast.event(data), slow.event(data)
+    assert seen == (None if text is None else expected)
+    assert fast._tallies == slow._tallies
+
+
+@given(NAMES, NAMES, LOGPROBS, TOKENS, st.booleans())
+def test_the_fast_way_is_the_same_way_in_completions(
+    model: str, text: str, logprob: float, token: int, escaped: bool
+) -> None:
+    told = {**completion_event(text, ids=[token], logprobs=[logprob]), "model": model}
+    data = json.dumps(told, ensure_ascii=escaped, separators=(",", ":")).encode()
+    fast, slow = reading(COMPLETIONS), reading(COMPLETIONS, usual=False)
+    assert CAPTURED[COMPLETIONS].usual.fullmatch(data)
+    assert fast.event(data) == slow.event(data)
+    assert fast._tallies == slow._tallies
+
+
+def test_the_fast_way_is_taken_for_what_the_engine_really_sends() -> None:
+    for path in (CHAT, COMPLETIONS):
+        asked = [tape for (_, asker), tape in tapes.load().items() if asker == "proxy" and tape.route == path]
+        data = [chunk[6:-2].encode() for tape in asked if tape.stream for chunk in tape.chunks]
+        taken = sum(bool(CAPTURED[path].usual.fullmatch(item)) for item in data)
+        assert taken > len(data) / 2, f"{taken} of {len(data)} events"
+
+
+def test_many_tokens_in_one_event_and_many_choices_in_one_answer() -> None:
+    events = [
+        chat_start([1, 2], index=1), chat_start([1, 2], index=0),
+        chat_event({"content": "ab"}, index=0, ids=[3, 4], logprobs=[-0.5, -0.25]),
+        chat_event({"content": "c"}, index=1, ids=[5], logprobs=[-1]),
+        chat_event({"content": ""}, index=1, ids=[], logprobs=[], finish="stop"),
+        chat_event({"content": ""}, index=0, ids=[6], logprobs=[-2], finish="length"),
+        {"choices": [], "usage": {"total_tokens": 9}},
+        "[DONE]",
+    ]  # fmt: skip
+    seen, outcomes = stream(CHAT, events, {"n": 2})
+    assert outcomes == (
+        Captured(0, "policy", (1, 2), (3, 4, 6), (-0.5, -0.25, -2.0), "length"),
+        Captured(1, "policy", (1, 2), (5,), (-1.0,), "stop"),
+    )
+    assert seen[-2:] == events[-2:]
+    assert [item["choices"][0].get("token_ids") for item in seen[:-2]] == [None] * 6
+
+
+def whole(**choice: Any) -> dict[str, Any]:
+    told = {
+        "index": 0, "message": {"role": "assistant", "content": "hi"},
+        "logprobs": {"content": [{"token": "h", "logprob": -0.5}, {"token": "i", "logprob": -1e-7}]},
+        "finish_reason": "stop", "token_ids": [3, 4],
+    }  # fmt: skip
+    top = {"prompt_token_ids": [1, 2], "prompt_text": None}
+    return {"id": "x", "model": "policy", "choices": [{**told, **choice}], **top}
+
+
+def test_a_document_keeps_every_other_character() -> None:
+    text = dump(whole()).replace('"id":"x"', ' "id" : "\\u00e9", "x": 1.50e+2')
+    seen, outcomes = document(CHAT, text.encode())
+    expected = text.replace("[3,4]", "null").replace("[1,2]", "null")
+    start, end = expected.index('{"content":['), expected.index(',"finish_reason"')
+    assert seen.decode() == expected[:start] + "null" + expected[end:]
+    assert outcomes == (Captured(0, "policy", (1, 2), (3, 4), (-0.5, -1e-7), "stop"),)
+
+
+def test_a_document_with_nothing_to_hide_is_the_same_bytes() -> None:
+    body = dump(whole()).encode()
+    seen, outcomes = document(CHAT, body, {"logprobs": True, "return_token_ids": True})
+    assert seen == body
+    assert reasons(outcomes) == ["captured"]
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"token_ids": None}, "no_token_ids"),
+    ({"logprobs": None}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "x"}]}}, "no_logprobs"),
+    ({"finish_reason": "abort"}, "engine_aborted"),
+    ({"finish_reason": None}, "truncated"),
+    ({"finish_reason": 7}, "capture_failed"),
+    ({"token_ids": ["3", "4"]}, "capture_failed"),
+    ({"token_ids": 7}, "capture_failed"),
+    ({"index": 1}, "capture_failed"),
+    ({"index": "0"}, "capture_failed"),
+    ({"index": -1}, "capture_failed"),
+])  # fmt: skip
+def test_a_choice_that_is_not_exact_is_lost(change: dict[str, Any], reason: str) -> None:
+    _, outcomes = document(CHAT, whole(**change))
+    assert reasons(outcomes) == [reason]
+
+
+def test_logprobs_that_overflow_are_none() -> None:
+    body = dump(whole()).replace("-0.5", "-1e999").encode()
+    assert reasons(document(CHAT, body)[1]) == ["no_logprobs"]
+
+
+@pytest.mark.parametrize("prompt", [None, "absent"])
+def test_without_the_prompts_ids_there_is_no_call(prompt: Any) -> None:
+    body = whole()
+    body["prompt_token_ids"] = prompt
+    assert reasons(document(CHAT, body)[1]) == ["no_token_ids" if prompt is None else "capture_failed"]
+
+
+def test_fewer_choices_than_asked_for_are_truncated() -> None:
+    assert reasons(document(CHAT, whole(), {"n": 2})[1]) == ["truncated", "truncated"]
+    assert reasons(document(CHAT, {"model": "m"})[1]) == ["truncated"]
+
+
+def test_an_error_spoils_every_choice() -> None:
+    error = {"error": {"message": "boom", "type": "InternalServerError", "code": 500}}
+    events = [
+        chat_start([1], index=0), chat_start([1], index=1),
+        chat_event({"content": "a"}, ids=[5], logprobs=[-0.5], finish="stop"), error, "[DONE]",
+    ]  # fmt: skip
+    seen, outcomes = stream(CHAT, events, {"n": 2})
+    assert reasons(outcomes) == ["engine_error", "engine_error"]
+    assert seen[-2:] == [error, "[DONE]"]
+    assert reasons(document(CHAT, error)[1]) == ["engine_error"]
+
+
+def test_an_empty_error_field_is_none() -> None:
+    assert reasons(document(CHAT, {**whole(), "error": None})[1]) == ["captured"]
+
+
+def test_a_stream_that_says_done_too_early_is_truncated() -> None:
+    _, outcomes = stream(CHAT, [chat_start([1]), chat_event({"content": "a"}, ids=[5], logprobs=[-0.5]), "[DONE]"])
+    assert reasons(outcomes) == ["truncated"]
+
+
+def test_a_second_finish_reason_changes_nothing() -> None:
+    events = [
+        chat_start([1], index=0), chat_start([1], index=1),
+        chat_event({"content": ""}, index=0, ids=[5], logprobs=[-0.5], finish="stop"),
+        chat_event({"content": ""}, index=0, ids=[], logprobs=[], finish="length"),
+        chat_event({"content": ""}, index=1, ids=[6], logprobs=[-0.5], finish="stop"),
+    ]  # fmt: skip
+    _, outcomes = stream(CHAT, events, {"n": 2})
+    assert ids_of(outcomes) == [(5,), (6,)]
+    assert isinstance(outcomes[0], Captured) and outcomes[0].finish_reason == "stop"

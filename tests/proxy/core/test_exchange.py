@@ -1,0 +1,281 @@
+"""The exchange: what goes to the engine, what leaves when, and that a failed capture costs the agent nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.call import Outcome
+from ajet_proxy.core.exchange import Exchange, Request
+from ajet_sdk.errors import BadRequest
+from tests.proxy.core.dialects.answers import (
+    CHAT,
+    COMPLETIONS,
+    SSE,
+    chat_event,
+    chat_start,
+    completion_event,
+    document,
+    dump,
+    event,
+    exchange,
+    ids_of,
+    reasons,
+)
+
+START = event(chat_start([1, 2]))
+WORD = event(chat_event({"content": "é日😀"}, ids=[5], logprobs=[-0.5]))
+SEEN_START = event(chat_start(None))
+SEEN_WORD = event(chat_event({"content": "é日😀"}))
+END = event(chat_event({"content": ""}, ids=[6], logprobs=[-0.25], finish="stop"))
+SEEN_END = event(chat_event({"content": ""}, finish="stop"))
+USAGE = event({"choices": [], "usage": {"total_tokens": 4}})
+DONE = event("[DONE]")
+
+
+def streaming(request: dict[str, Any] | None = None, path: str = CHAT) -> Exchange:
+    running = exchange(path, {"stream": True, **(request or {})})
+    running.on_headers(200, SSE)
+    return running
+
+
+def run(parts: list[bytes], running: Exchange) -> tuple[bytes, bytes, tuple[Outcome, ...]]:
+    """``(what left before the calls were settled, what left after, outcomes)``."""
+    early, late = b"", b""
+    for part in parts:
+        settled = running.settled
+        out = b"".join(running.feed(part))
+        early, late = (early, late + out) if settled else (early + out, late)
+        if running.settled:
+            late += b"".join(running.release())
+    settled = running.settled
+    rest = b"".join(running.finish())
+    assert running.settled
+    return early, late + rest, running.outcomes
+
+
+# --- the request
+
+
+def test_the_request_stays_as_it_was_written() -> None:
+    body = b'{ "model":"policy",\n "temperature": 0.70, "x":1e2,"messages":[{"content":"\\u00e9"}], "logprobs":null }'
+    running = Exchange(exchange(CHAT)._reading._dialect, Request(body))
+    expected = body.replace(b'"logprobs":null }', b'"logprobs":true ,"return_token_ids":true}')
+    assert running.upstream_body == expected
+    assert running.altered == ("return_token_ids", "logprobs")
+
+
+def test_a_request_that_asks_for_all_is_not_altered() -> None:
+    running = exchange(CHAT, {"logprobs": True, "return_token_ids": True})
+    assert running.altered == ()
+    assert running.upstream_body == b'{"model":"policy","logprobs":true,"return_token_ids":true}'
+
+
+def test_the_episodes_model_stands_in_for_another() -> None:
+    running = exchange(CHAT, {"logprobs": True, "return_token_ids": True}, model='other "é"')
+    assert json.loads(running.upstream_body)["model"] == 'other "é"'
+    assert running.altered == ("model",)
+    assert exchange(CHAT, model="policy").altered == ("return_token_ids", "logprobs")
+
+
+def test_a_byte_order_mark_does_no_harm() -> None:
+    assert Request(b"\xef\xbb\xbf" + b'{"model":"m"}').model == "m"
+
+
+@pytest.mark.parametrize("model", [None, 7, "\ud800", "m" * 1001])
+def test_what_cannot_name_a_model_names_none(model: Any) -> None:
+    assert Request(json.dumps({"model": model}).encode()).model == ""
+
+
+@pytest.mark.parametrize(("body", "code"), [
+    (b"", "not_json"), (b"[]", "not_json"), (b'{"a":', "not_json"), (b"{}{}", "not_json"),
+    (b'{"a":' + b"[" * 100_000, "not_json"), (b'{"a":' + b"9" * 5000 + b"}", "not_json"),
+    (b'{"a":"\xff"}', "not_utf8"), (b"\xff\xfe{\x00}\x00", "not_utf8"),
+])  # fmt: skip
+def test_a_body_that_is_no_json_object_is_refused(body: bytes, code: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        Request(body)
+    assert caught.value.code == code
+
+
+# --- streams
+
+
+def test_each_event_leaves_at_once_and_the_last_one_waits() -> None:
+    running = streaming()
+    assert running.feed(START + WORD[:9]) == [SEEN_START]
+    assert running.feed(WORD[9:]) == [SEEN_WORD]
+    assert not running.settled and running.outcomes == ()
+    assert running.feed(END + USAGE) == []
+    assert running.settled and ids_of(running.outcomes) == [(5, 6)]
+    assert running.feed(DONE) == [], "what follows the end may not overtake it"
+    assert running.release() == [SEEN_END, USAGE, DONE]
+    assert running.feed(b"tail") == [b"tail"]
+    assert running.release() == []
+    assert running.finish() == []
+
+
+@given(st.integers(0, 10**9), st.sampled_from((1, 2)))
+def test_no_split_matters(seed: int, n: int) -> None:
+    told = {
+        START: SEEN_START,
+        event(chat_start([1, 2], index=1)): event(chat_start(None, index=1)),
+        WORD: SEEN_WORD,
+        b": ping\r\n\r\n": b": ping\r\n\r\n",
+        event(chat_event({}, ids=[9], logprobs=[-3])): b"",
+        event(chat_event({"content": "x"}, index=1, ids=[7], logprobs=[-1], finish="length")): event(
+            chat_event({"content": "x"}, index=1, finish="length")
+        ),
+        END: SEEN_END,
+        USAGE: USAGE,
+        DONE: DONE,
+    }
+    told = {sent: seen for sent, seen in told.items() if n == 2 or b'"index":1' not in sent}
+    stream = b"".join(told)
+    whole = run([stream], streaming({"n": n}))
+    assert whole[0] + whole[1] == b"".join(told.values())
+    dice = random.Random(seed)
+    marks = sorted({0, len(stream), *(dice.randrange(len(stream)) for _ in range(dice.randrange(30)))})
+    pieces = [stream[a:b] for a, b in pairwise(marks)]
+    for split in (pieces, [stream[i : i + 1] for i in range(len(stream))]):
+        early, late, outcomes = run(split, streaming({"n": n}))
+        assert (early + late, outcomes) == (whole[0] + whole[1], whole[2])
+        assert SEEN_END not in early and DONE not in early
+    assert ids_of(whole[2])[0] == (5, 9, 6)
+
+
+def test_comments_pass_where_they_stand() -> None:
+    early, late, _ = run([b": keep-alive\n\n" + START, b"\n", b"event: x\n\n", WORD, END + DONE], streaming())
+    assert early == b": keep-alive\n\n" + SEEN_START + b"\n" + b"event: x\n\n" + SEEN_WORD
+    assert late == SEEN_END + DONE
+
+
+def test_an_end_without_its_blank_line_is_an_end() -> None:
+    early, late, outcomes = run([START + WORD, END[:-1]], streaming())
+    assert (early, late) == (SEEN_START + SEEN_WORD, SEEN_END[:-1])
+    assert ids_of(outcomes) == [(5, 6)]
+
+
+def test_a_stream_that_just_stops_is_truncated() -> None:
+    for rest in (b"", b": half a comment", b'data: {"choices":'):
+        early, late, outcomes = run([START + WORD + rest], streaming())
+        assert early + late == SEEN_START + SEEN_WORD + rest
+        assert reasons(outcomes) == ["capture_failed" if rest.startswith(b"data") else "truncated"]
+
+
+def test_a_stream_that_is_cut_gives_what_came() -> None:
+    running = streaming()
+    assert running.feed(START + WORD + END[:20]) == [SEEN_START, SEEN_WORD]
+    assert running.abort() == [END[:20]]
+    assert reasons(running.outcomes) == ["truncated"]
+    assert running.abort() == []
+
+
+def test_a_stream_that_is_cut_after_its_end_keeps_its_calls() -> None:
+    running = streaming()
+    running.feed(START + WORD + END)
+    assert running.abort("disconnected") == [SEEN_END]
+    assert ids_of(running.outcomes) == [(5, 6)]
+
+
+def test_a_client_that_goes_away_loses_every_call() -> None:
+    running = streaming({"n": 2})
+    running.feed(START + WORD)
+    running.abort("disconnected")
+    assert reasons(running.outcomes) == ["disconnected", "disconnected"]
+
+
+@pytest.mark.parametrize("bad", [
+    b"data: no json\n\n", b'data: {"choices":[{"index":5}]}\n\n', b'data: {"choices":[{}]}\n\n', b"data: \xff\n\n",
+    b'data: {"choices":7}\n\n', b'data: {"choices":[{"index":0,"token_ids":3}]}\n\n', b"data: []\n\n", b"data:\n\n",
+    b'data: {"choices":[{"index":0,"logprobs":3}]}\n\n',
+    b'data: {"choices":[{"index":0,"logprobs":{"content":[1]}}]}\n\n',
+    b"data: " + b'{"a":' + b"[" * 100_000 + b"\n\n",
+])  # fmt: skip
+def test_a_capture_that_fails_costs_the_agent_nothing(bad: bytes) -> None:
+    for parts in ([START + WORD + bad + END + DONE], [START, WORD, bad[:4], bad[4:], END + DONE[:3], DONE[3:]]):
+        early, late, outcomes = run(parts, streaming())
+        assert early == SEEN_START + SEEN_WORD
+        assert late == bad + END + DONE, "from the failure on, everything passes as it came"
+        assert reasons(outcomes) == ["capture_failed"]
+
+
+def test_an_engine_that_is_not_vllm_is_passed_on_as_it_is() -> None:
+    def foreign(delta: dict[str, Any], finish: str | None = None) -> bytes:
+        return event({"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+    start = foreign({"role": "assistant", "content": ""})
+    parts = [start, foreign({"content": "a"}), foreign({}), foreign({}, "stop"), DONE]
+    early, late, outcomes = run(parts, streaming())
+    assert early == parts[0] + parts[1] + parts[2]
+    assert late == parts[3] + DONE
+    assert reasons(outcomes) == ["no_token_ids"]
+
+
+def test_completions_stream_alike() -> None:
+    word = completion_event("a", ids=[5], logprobs=[-0.5], prompt=[1])
+    end = completion_event("", ids=[6], logprobs=[-0.5], finish="stop")
+    early, late, outcomes = run([event(word) + event(end) + DONE], streaming(path=COMPLETIONS))
+    assert early == event(completion_event("a"))
+    assert late == event(completion_event("", finish="stop")) + DONE
+    assert ids_of(outcomes) == [(5, 6)]
+
+
+# --- documents, refusals, and what is not captured
+
+
+def test_a_document_is_kept_back_as_a_whole() -> None:
+    running = exchange(CHAT)
+    running.on_headers(200, "application/json")
+    assert running.buffered
+    assert running.feed(b'{"choices":') == []
+    assert running.feed(b"[]}") == []
+    assert not running.settled
+    assert running.finish() == [b'{"choices":[]}']
+    assert reasons(running.outcomes) == ["truncated"]
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b'"text"', b'{"choices":[1]}', b"\xff"])
+def test_a_document_that_cannot_be_read_passes_as_it_is(body: bytes) -> None:
+    seen, outcomes = document(CHAT, body)
+    assert seen == body
+    assert reasons(outcomes) == ["capture_failed"]
+
+
+def test_a_document_that_breaks_off_gives_what_came() -> None:
+    running = exchange(CHAT)
+    running.on_headers(200, "application/json")
+    running.feed(b'{"cho')
+    assert running.abort() == [b'{"cho']
+    assert reasons(running.outcomes) == ["truncated"]
+
+
+def test_the_engines_refusal_passes_untouched() -> None:
+    running = exchange(CHAT, {"n": 2})
+    running.on_headers(400, "application/json")
+    assert running.settled and not running.buffered
+    assert reasons(running.outcomes) == ["refused", "refused"]
+    body = dump({"error": {"message": "é"}, "choices": [{"token_ids": [1]}]}).encode()
+    assert running.feed(body) == [body]
+    assert running.finish() == []
+
+
+def test_what_is_not_captured_passes_untouched() -> None:
+    running = exchange(COMPLETIONS, {"echo": True})
+    assert running.altered == ()
+    running.on_headers(200, SSE)
+    assert reasons(running.outcomes) == ["echo"]
+    assert running.feed(b"data: any\n") == [b"data: any\n"]
+    assert running.finish() == []
+
+
+def test_what_is_not_captured_still_goes_to_the_episodes_model() -> None:
+    running = exchange(COMPLETIONS, {"echo": True}, model="other")
+    assert running.altered == ("model",)
+    assert json.loads(running.upstream_body) == {"model": "other", "echo": True}
