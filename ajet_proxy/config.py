@@ -87,7 +87,7 @@ class Config:
 
     @property
     def upstreams(self) -> Mapping[str, tuple[str, ...]]:
-        """Model name (``""``: any) to base URLs without a trailing ``/`` or ``/v1``."""
+        """Model name (``""``: any) to base URLs."""
         found: dict[str, tuple[str, ...]] = {}
         for item in self.upstream:
             name, url = split_upstream(item)
@@ -175,7 +175,7 @@ def split_upstream(text: str) -> tuple[str, str]:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
-    return name, url.rstrip("/").removesuffix("/v1").rstrip("/")
+    return name, url
 
 
 def is_loopback(host: str) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Literal
 import aiohttp
 
 from ajet_proxy.config import Config
+from ajet_proxy.io.engines import base_url
 
 LOW_DISK = 1 << 30
 CLOCK_SKEW_S = 30.0
@@ -111,7 +112,8 @@ async def _upstreams(config: Config) -> list[Finding]:
     headers = {"Authorization": f"Bearer {config.upstream_key}"} if config.upstream_key else {}
     timeout = aiohttp.ClientTimeout(total=60, connect=10)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        found = [await _upstream(session, url, config) for urls in config.upstreams.values() for url in urls]
+        urls = [base_url(url) for urls in config.upstreams.values() for url in urls]
+        found = [await _upstream(session, url, config) for url in urls]
     return [finding for findings in found for finding in findings]
 
 

@@ -23,7 +23,8 @@ class Engines:
 
     def of(self, model: str) -> tuple[str, ...]:
         """The base URLs that serve `model`, without any for other models."""
-        return self._announced(model) or self._fixed.get(model) or self._fixed.get("", ())
+        urls = self._announced(model) or self._fixed.get(model) or self._fixed.get("", ())
+        return tuple(map(base_url, urls))
 
     def candidates(self, model: str) -> tuple[str, ...]:
         """Where a request for `model` can go; empty while no engine at all is known."""
@@ -31,5 +32,14 @@ class Engines:
 
     def all(self) -> tuple[str, ...]:
         """Every engine once."""
-        urls = [url for name in sorted({*self._models(), *self._fixed}) for url in self.of(name)]
+        urls = [url for name in self.names() for url in self.of(name)]
         return tuple(dict.fromkeys(urls))
+
+    def names(self) -> tuple[str, ...]:
+        """The models that have engines of their own; ``""`` among them stands for any model."""
+        return tuple(sorted({*self._models(), *self._fixed}))
+
+
+def base_url(url: str) -> str:
+    """`url` without a trailing ``/`` or ``/v1``, so that an engine may be named as clients name it."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")

@@ -99,7 +99,7 @@ def test_text_becomes_the_fields_type() -> None:
     env = {"AJET_INSECURE": "true", "AJET_UPSTREAM": "a=http://x/v1, http://y", "AJET_MAX_BODY": "10"}
     config = load(None, env, {})
     assert (config.insecure, config.max_body) == (True, 10)
-    assert config.upstreams == {"a": ("http://x",), "": ("http://y",)}
+    assert config.upstreams == {"a": ("http://x/v1",), "": ("http://y",)}
     for variable in ("AJET_INSECURE", "AJET_MAX_BODY"):
         with pytest.raises(ConfigError, match=variable):
             load(None, {variable: "perhaps"}, {})
@@ -128,9 +128,9 @@ def test_the_data_directory_is_systemds_or_the_users() -> None:
 
 def test_addresses_and_upstreams() -> None:
     assert split_address("[::1]:80", "x") == ("::1", 80)
-    assert split_upstream("http://h:1/v1/") == ("", "http://h:1")
+    assert split_upstream("http://h:1/v1/") == ("", "http://h:1/v1/")
     assert split_upstream("http://h/a=b") == ("", "http://h/a=b")
-    assert split_upstream("org/m-1=https://h/api/v1") == ("org/m-1", "https://h/api")
+    assert split_upstream("org/m-1=https://h/api/v1") == ("org/m-1", "https://h/api/v1")
 
 
 def test_every_field_is_documented() -> None:

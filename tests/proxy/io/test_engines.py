@@ -1,0 +1,62 @@
+"""Which engine serves a model, and telling engines to pause."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from ajet_proxy.io.engine_control import EngineControl
+from ajet_proxy.io.engines import Engines
+from ajet_sdk.errors import EngineError
+from tests.kit.engine_stub import EngineStub
+from tests.kit.ports import free_port
+
+
+def engines(fixed: dict[str, tuple[str, ...]], announced: dict[str, tuple[str, ...]]) -> Engines:
+    return Engines(fixed, lambda model: announced.get(model, ()), lambda: tuple(announced))
+
+
+def test_what_was_announced_stands_before_what_was_configured() -> None:
+    known = engines({"a": ("http://fixed",), "": ("http://any/v1/",)}, {"a": ("http://new/v1",), "b": ()})
+    assert known.of("a") == ("http://new",)
+    assert known.of("b") == known.of("c") == ("http://any",)
+    assert known.names() == ("", "a", "b")
+    assert known.all() == ("http://any", "http://new")
+
+
+def test_a_model_nobody_knows_still_reaches_an_engine() -> None:
+    known = engines({}, {"a": ("http://x", "http://y"), "b": ("http://y",)})
+    assert known.of("gpt") == ()
+    assert known.candidates("gpt") == ("http://x", "http://y")
+    assert known.candidates("b") == ("http://y",)
+    assert engines({}, {"a": ()}).candidates("a") == ()
+
+
+async def test_pause_and_resume_reach_every_engine() -> None:
+    async with EngineStub() as one, EngineStub() as two:
+        control = EngineControl(key="k")
+        await control.pause((one.url, two.url))
+        await control.resume((one.url, two.url))
+        for stub in (one, two):
+            assert [(r.path, r.headers["authorization"]) for r in stub.requests] == [
+                ("/pause", "Bearer k"), ("/resume", "Bearer k")
+            ]
+
+
+async def test_engines_that_cannot_say_so() -> None:
+    async def unwell(http: web.Request) -> web.Response:
+        return web.Response(status=500)
+
+    app = web.Application()
+    app.router.add_post("/pause", unwell)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    with pytest.raises(EngineError, match="answered 500"):
+        await EngineControl().pause((url,))
+    with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+        await EngineControl().resume((url,))
+    await runner.cleanup()
+    with pytest.raises(EngineError, match="cannot be reached"):
+        await EngineControl().pause((f"http://127.0.0.1:{free_port()}",))
