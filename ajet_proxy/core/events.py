@@ -34,11 +34,20 @@ class EpisodeOpened:
 
 @dataclass(frozen=True, slots=True)
 class TaskNamed:
-    """An episode without a task takes the hash of its first call's prompt."""
+    """An episode got its task: a label on one of its calls, or (``derived``) the hash of its first call's prompt."""
 
     at: float
     episode: str
     task: str
+    derived: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeMarkedEval:
+    """A call said that its episode is an evaluation; it will not be trained."""
+
+    at: float
+    episode: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +120,14 @@ class EpisodeTouched:
 
 @dataclass(frozen=True, slots=True)
 class BatchLeased:
-    """``groups`` are the episode ids of each group, in the order in which they are delivered."""
+    """``groups`` are ``(task, episode ids)`` in the order in which they are delivered, all of one model."""
 
     at: float
     batch: str
     lease_until: float
     policy_version: int
     groups: tuple[tuple[str, tuple[str, ...]], ...]
+    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +173,17 @@ class GateOpened:
     policy_version: int
 
 
+@dataclass(frozen=True, slots=True)
+class ProxyStarted:
+    """The proxy runs again after a stop: calls in flight are gone, and silence during the stop was nobody's fault."""
+
+    at: float
+
+
 Event = (
     EpisodeOpened
     | TaskNamed
+    | EpisodeMarkedEval
     | CallStarted
     | CallFinished
     | CallLost
@@ -180,4 +198,5 @@ Event = (
     | PolicyAnnounced
     | GateClosed
     | GateOpened
+    | ProxyStarted
 )

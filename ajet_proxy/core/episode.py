@@ -1,0 +1,192 @@
+"""One episode: the table of its states, its calls and its rewards.
+
+Idea: an episode moves only along `NEXT`; which command it still takes in which state is the table `TAKES`. Both are
+data, so that tests go through every cell. What follows by itself is decided here too, in `Episode.outcome`: a sealed
+episode whose last call in flight has ended becomes ready, recorded or discarded with no event of its own, since a
+replay comes to the same decision.
+
+Invariant: an episode is in exactly one state. Its calls in flight number ``running``; once it has left ``open`` and
+``sealed`` its text is kept only as timelines, from which every call can be read back.
+
+Next: ajet_proxy/core/samples.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ajet_proxy.core.timeline import Packed, Policy, Timeline, Turn, merge_packed
+from ajet_sdk.errors import Conflict
+
+NEXT: Mapping[str, frozenset[str]] = {
+    "open": frozenset({"sealed", "discarded"}),
+    "sealed": frozenset({"ready", "recorded", "discarded"}),
+    "ready": frozenset({"leased", "trained", "discarded"}),
+    "leased": frozenset({"ready", "trained"}),
+    "trained": frozenset(),
+    "recorded": frozenset(),
+    "discarded": frozenset(),
+}
+"""``ready → trained``: an acknowledgement after the lease had run out and before anyone else took the episode."""
+
+DO, DONE, REFUSE = "do", "done", "refuse"
+_SEALED_ON = {"sealed": DONE, "ready": DONE, "leased": DONE, "trained": DONE, "recorded": DONE, "discarded": REFUSE}
+TAKES: Mapping[str, Mapping[str, str]] = {
+    "call": {**dict.fromkeys(NEXT, REFUSE), "open": DO},
+    "reward": {**dict.fromkeys(NEXT, REFUSE), "open": DO, "sealed": DO, "ready": DO, "recorded": DO},
+    "seal": {**_SEALED_ON, "open": DO},
+    "abort": {**dict.fromkeys(NEXT, REFUSE), "open": DO, "sealed": DO, "ready": DO, "discarded": DONE},
+    "heartbeat": {**_SEALED_ON, "open": DO},
+}
+"""``done``: the command has nothing to do and is answered as if it had, because a client may not have heard the first
+answer. ``refuse``: 409."""
+
+
+def takes(command: str, episode: Episode) -> bool:
+    """Whether `command` has something to do in this state; `Conflict` if the state refuses it."""
+    verdict = TAKES[command][episode.state]
+    if verdict == REFUSE:
+        why = f" ({episode.reason})" if episode.reason else ""
+        message = f"episode {episode.id} is {episode.state}{why}: too late for this {command}"
+        raise Conflict(message, code=f"episode_{episode.state}")
+    return verdict == DO
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One reward as it was given. A `call` or an `agent` limits the samples it counts for."""
+
+    id: str
+    value: float
+    call: str | None
+    agent: str | None
+    final: bool
+    note: str | None
+    at: float
+
+    def to_json(self) -> dict[str, Any]:
+        out = {"id": self.id, "value": self.value, "final": self.final, "at": self.at}
+        scope = {"call": self.call, "agent": self.agent, "note": self.note}
+        return out | {name: value for name, value in scope.items() if value is not None}
+
+
+def total(rewards: Iterable[Given]) -> float | None:
+    """The sum of those that are not final, and the last final one, which corrects earlier ones; None for none."""
+    rewards = list(rewards)
+    finals = [reward.value for reward in rewards if reward.final]
+    return sum([reward.value for reward in rewards if not reward.final], sum(finals[-1:])) if rewards else None
+
+
+@dataclass(slots=True)
+class CallEntry:
+    """A call as its episode knows it. ``state``: running, complete or lost (then with its ``reason``). ``siblings`` are
+    the calls of one request, one for each choice. A complete call has its `turn`, and its `text` until it is merged."""
+
+    started_at: float
+    model: str
+    agent: str
+    identified_by: str
+    body_hash: str
+    idempotency_key: str | None
+    siblings: tuple[str, ...]
+    state: str = "running"
+    reason: str | None = None
+    turn: Turn | None = None
+    text: bytes = b""
+
+
+@dataclass(slots=True)
+class Episode:
+    """The mutable state of one episode. Only `Ledger.apply` changes it, through the methods below."""
+
+    id: str
+    task: str | None
+    model: str | None
+    agent: str | None
+    eval: bool
+    opened_at: float
+    idle_timeout: float
+    wall_timeout: float
+    tenant: str
+    identified_by: str
+    metadata: Mapping[str, Any]
+    members: Mapping[str, str] | None
+    state: str = "open"
+    reason: str | None = None
+    detail: str | None = None
+    task_derived: bool = False
+    active_at: float = 0.0
+    sealed_at: float | None = None
+    ended_at: float | None = None
+    calls: dict[str, CallEntry] = field(default_factory=dict)
+    running: int = 0
+    rewards: dict[str, Given] = field(default_factory=dict)
+    timelines: tuple[Timeline, ...] = ()
+    shares: dict[str, str | None] = field(default_factory=dict)
+    """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
+
+    def move(self, state: str, at: float, reason: str | None = None, detail: str | None = None) -> None:
+        if state not in NEXT[self.state]:
+            raise Conflict(f"episode {self.id} cannot go from {self.state} to {state}")
+        self.state, self.reason, self.detail = state, reason, detail
+        if not NEXT[state]:
+            self.ended_at = at
+
+    def turns(self) -> list[Turn]:
+        """Its complete calls in the order of their start."""
+        turns = [entry.turn for entry in self.calls.values() if entry.turn is not None]
+        return sorted(turns, key=lambda turn: turn.rank)
+
+    def outcome(self) -> tuple[str, str | None]:
+        """The state after ``sealed``, and the reason if it is ``discarded``."""
+        if self.eval:
+            return "recorded", None
+        if not self.rewards:
+            return "discarded", "no_reward"
+        return ("ready", None) if self.trains() else ("discarded", "incomplete_call")
+
+    def merged(self, policy: Policy) -> tuple[Timeline, ...]:
+        """Its timelines as they are now."""
+        if self.timelines or self.state not in ("open", "sealed"):
+            return self.timelines
+        calls = [Packed(entry.turn, entry.text) for entry in self.calls.values() if entry.turn is not None]
+        return merge_packed(calls, policy)
+
+    def keep_timelines(self, policy: Policy) -> None:
+        """Keep the calls' text as timelines from now on."""
+        self.timelines = self.merged(policy)
+        for entry in self.calls.values():
+            entry.text = b""
+
+    def trains(self) -> list[str]:
+        """The models whose samples are leased: every member's, or the episode's own, which is its first call's unless
+        it was named. Others that a plain episode asks, such as a judge, are nobody's policy."""
+        models = list(dict.fromkeys(turn.model for turn in self.turns() if turn.start < turn.end))
+        if self.members:
+            return [model for model in models if model in self.members.values()]
+        return [self.model] if self.model in models else models[:1]
+
+    @property
+    def named_task(self) -> str:
+        """Its task; an episode with a complete call has one."""
+        return self.task or ""
+
+    def reward(self) -> float | None:
+        """What it earned, whatever the rewards' scope."""
+        return total(self.rewards.values())
+
+    def drop_text(self) -> None:
+        """Forget token ids and logprobs; counts, ids and rewards stay."""
+        self.timelines = ()
+        for entry in self.calls.values():
+            entry.text = b""
+            if entry.turn is not None:
+                entry.turn = replace(entry.turn, logprobs=b"")
+
+    def share_state(self) -> str:
+        """The state that its shares add up to: leased before ready before trained."""
+        if any(self.shares.values()):
+            return "leased"
+        return "ready" if None in self.shares.values() else "trained"

@@ -1,0 +1,360 @@
+"""All episodes, groups and leases: commands that decide, over a state that only events change.
+
+Idea: a command checks what is asked against the state and returns the events that make it true, or raises an error of
+`ajet_sdk.errors`; it changes nothing. `apply` (see `ajet_proxy.core.state`) takes events as facts and refuses none that
+a command returned. Whoever runs the ledger applies and journals the events of one command before asking the next.
+
+Invariant: a replay of the events is the live state. No clock and no randomness: times and ids come in as arguments.
+Commands see time never running backwards, whatever the caller's clock does.
+
+Next: ajet_sdk/frame.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ajet_proxy.core import events as ev
+from ajet_proxy.core import views
+from ajet_proxy.core.batches import LeasedBatch
+from ajet_proxy.core.episode import CallEntry, Episode, takes
+from ajet_proxy.core.events import Event
+from ajet_proxy.core.gate import GateState
+from ajet_proxy.core.samples import samples_of
+from ajet_proxy.core.state import LedgerSettings, State
+from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
+from ajet_sdk.routes import Abort, Ack, Extend, GateClose, GateOpen, Lease, OpenEpisode, Policy, Reward
+from ajet_sdk.sample import Batch, BatchEpisode, Call, Group
+
+__all__ = ["Ledger", "LedgerSettings"]
+
+Events = tuple[Event, ...]
+
+
+class Ledger(State):
+    """The daemon's decisions. Every command returns the events to apply; none means that nothing has to change."""
+
+    # -- episodes
+
+    def open_episode(
+        self, body: OpenEpisode, *, episode: str, at: float, tenant: str, identified_by: str = "key"
+    ) -> Events:
+        if episode in self.episodes:
+            raise Conflict(f"episode {episode} exists already", code="episode_exists")
+        for name in ("idle_timeout", "wall_timeout"):
+            value = getattr(body, name)
+            if value is not None and value <= 0:
+                raise BadRequest(f"{name} must be positive", param=name)
+        return (
+            ev.EpisodeOpened(
+                at=self._time(at), episode=episode, task=body.task, model=body.model, agent=body.agent, eval=body.eval,
+                idle_timeout=body.idle_timeout or self.settings.idle_timeout,
+                wall_timeout=body.wall_timeout or self.settings.wall_timeout, tenant=tenant, metadata=body.metadata,
+                identified_by=identified_by, members=body.members,
+            ),
+        )
+
+    def begin_call(
+        self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
+        identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, is_retry: bool,
+    ) -> Events:
+        """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight."""
+        at = self._time(at)
+        started = ev.CallStarted(at, episode, calls, model, agent, identified_by, body_hash, idempotency_key)
+        known = self.episodes.get(episode)
+        if known is None:
+            body = OpenEpisode(task=task, eval=eval)
+            opened = self.open_episode(body, episode=episode, at=at, tenant=tenant, identified_by=identified_by)
+            return (*opened, started)
+        if known.tenant != tenant:
+            raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
+        takes("call", known)
+        out: list[Event] = []
+        if task is not None and (known.task is None or known.task_derived):
+            out.append(ev.TaskNamed(at, episode, task, derived=False))
+        if eval and not known.eval:
+            out.append(ev.EpisodeMarkedEval(at, episode))
+        again = _retried(known, body_hash, idempotency_key, is_retry)
+        return (*out, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
+
+    def finish_call(self, call: Call, *, at: float, task_hash: str) -> Events:
+        """`call` is whole. Nothing happens if it was lost or finished before; in an episode that ended it is lost."""
+        episode, entry, at = self._episode(call.episode), self._entry(call.episode, call.call), self._time(at)
+        if entry.state != "running":
+            return ()
+        if episode.state not in ("open", "sealed"):
+            return (ev.CallLost(at, call.episode, call.call, f"episode_{episode.state}"),)
+        turns = episode.turns()
+        first = not turns or (call.started_at, call.call) < turns[0].rank
+        named: Events = ()
+        if episode.task is None or (episode.task_derived and first and episode.task != task_hash):
+            named = (ev.TaskNamed(at, call.episode, task_hash),)
+        return (*named, ev.CallFinished(at, call))
+
+    def lose_call(self, episode: str, call: str, reason: str, *, at: float) -> Events:
+        """`call` will never be trained. Nothing happens if it ended before."""
+        if self._entry(episode, call).state != "running":
+            return ()
+        return (ev.CallLost(self._time(at), episode, call, reason),)
+
+    def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
+        """A final reward seals an open episode. `reward_id` is `body.id`, or a new one where that is None."""
+        known, at = self._episode(episode), self._time(at)
+        if not math.isfinite(body.value):
+            raise BadRequest("value must be a finite number", param="value")
+        given = known.rewards.get(reward_id)
+        if given is not None:
+            if given.value != body.value:
+                raise Conflict(f"reward {reward_id} has another value already", code="reward_exists", param="id")
+            return ()
+        takes("reward", known)
+        if body.call is not None and body.call not in known.calls:
+            raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call", param="call")
+        rewarded = ev.RewardGiven(at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note)
+        if body.final and known.state == "open":
+            return (rewarded, ev.EpisodeSealed(at, episode))
+        return (rewarded,)
+
+    def seal(self, episode: str, *, at: float) -> Events:
+        return (ev.EpisodeSealed(self._time(at), episode),) if takes("seal", self._episode(episode)) else ()
+
+    def abort(self, episode: str, body: Abort, *, at: float) -> Events:
+        if not takes("abort", self._episode(episode)):
+            return ()
+        return (ev.EpisodeDiscarded(self._time(at), episode, "aborted", body.reason),)
+
+    def heartbeat(self, episode: str, *, at: float) -> Events:
+        return (ev.EpisodeTouched(self._time(at), episode),) if takes("heartbeat", self._episode(episode)) else ()
+
+    # -- batches
+
+    def lease(self, body: Lease, *, batch: str, at: float) -> Events:
+        """The groups that were complete first, as `batch`; without enough of them, only what is discarded as stale."""
+        at, size = self._time(at), body.group_size or self.settings.group_size
+        for name, value, least in (
+            ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
+        ):
+            if value is not None and value < least:
+                raise BadRequest(f"{name} must be at least {least}", param=name)
+        _check_lease(body.lease_s)
+        stale = set(self._stale(body))
+        discarded = [
+            ev.EpisodeDiscarded(at, episode, "stale", f"more than {body.max_staleness} versions behind")
+            for episode in sorted({episode for _, episode in stale}) if self.episodes[episode].state == "ready"
+        ]
+        chosen = self.queues.choose(body.groups, size, body.model, lambda model, episode: (model, episode) not in stale)
+        if chosen is None:
+            return tuple(discarded)
+        model, groups = chosen
+        version = self.policy_version(model)
+        return (*discarded, ev.BatchLeased(at, batch, at + body.lease_s, version, groups, model))
+
+    def _stale(self, body: Lease) -> Iterator[tuple[str, str]]:
+        """Ready shares of which some token was sampled more than ``max_staleness`` versions ago."""
+        if body.max_staleness is None:
+            return
+        for model, episode in self.queues.ready(body.model):
+            turns = [turn for turn in self.episodes[episode].turns() if turn.model == model]
+            oldest = min(version for turn in turns for version, _ in turn.policy_versions)
+            if self.policy_version(model) - oldest > body.max_staleness:
+                yield model, episode
+
+    def ack(self, batch: str, body: Ack, *, at: float) -> Events:
+        """The batch is trained. A lease that ran out is acknowledged all the same while nobody else took an episode."""
+        known = self._batch(batch)
+        if body.policy_version < 0:
+            raise BadRequest("policy_version must be at least 0", param="policy_version")
+        if known.state == "trained":
+            return ()
+        episodes = [self.episodes[episode] for episode in known.episodes()]
+        if known.state == "returned" and any(episode.shares.get(known.model, "") is not None for episode in episodes):
+            raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
+        if known.state == "returned" and any(episode.state == "discarded" for episode in episodes):
+            raise Conflict(f"batch {batch} was returned and some of its episodes are discarded", code="lease_expired")
+        return (ev.BatchTrained(self._time(at), batch, body.policy_version),)
+
+    def nack(self, batch: str, *, at: float) -> Events:
+        """The batch comes back untrained."""
+        known = self._batch(batch)
+        if known.state == "trained":
+            raise Conflict(f"batch {batch} is trained", code="batch_trained")
+        return (ev.BatchReturned(self._time(at), batch, "nack"),) if known.state == "leased" else ()
+
+    def extend(self, batch: str, body: Extend, *, at: float) -> Events:
+        known, at = self._batch(batch), self._time(at)
+        _check_lease(body.lease_s)
+        if known.state != "leased":
+            raise Conflict(f"batch {batch} is {known.state}: there is no lease to extend", code=f"batch_{known.state}")
+        return (ev.LeaseExtended(at, batch, at + body.lease_s),)
+
+    # -- weights
+
+    def announce(self, body: Policy, *, at: float) -> Events:
+        if body.version < 0 or not body.model:
+            raise BadRequest("a policy needs a model and a version of at least 0", param="version")
+        for url in body.upstreams or ():
+            if not url.startswith(("http://", "https://")):
+                raise BadRequest(f"upstream {url!r} must be an http or https URL", param="upstreams")
+        known = self.served.get(body.model)
+        if known is not None and known.version == body.version and body.upstreams in (None, known.upstreams):
+            return ()
+        return (ev.PolicyAnnounced(self._time(at), body.model, body.version, body.upstreams),)
+
+    def gate_close(self, body: GateClose, *, at: float) -> Events:
+        return () if self.gate_now.shut else (ev.GateClosed(self._time(at), body.reason),)
+
+    def gate_open(self, body: GateOpen, *, at: float) -> Events:
+        if body.policy_version < 0:
+            raise BadRequest("policy_version must be at least 0", param="policy_version")
+        if not self.gate_now.shut and self.default_version == body.policy_version:
+            return ()
+        return (ev.GateOpened(self._time(at), body.policy_version),)
+
+    # -- time
+
+    def expire(self, at: float) -> Events:
+        """What time alone makes true. An episode is idle only while nothing of it is in flight and the gate is open."""
+        at = self._time(at)
+        out: list[Event] = []
+        for episode in self.unsettled.values():
+            quiet = episode.state == "open" and not episode.running and not self.gate_now.shut
+            if at - episode.opened_at >= episode.wall_timeout:
+                out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))
+            elif quiet and at - max(episode.active_at, self.gate_now.since) >= episode.idle_timeout:
+                out.append(ev.EpisodeDiscarded(at, episode.id, "idle_timeout"))
+        out.extend(
+            ev.BatchReturned(at, batch.id, "expired") for batch in self.leased.values() if batch.lease_until <= at
+        )
+        return tuple(out)
+
+    def restarted(self, at: float) -> Events:
+        """At start, after the replay: calls in flight are gone."""
+        if not self.now:
+            return ()
+        running = [
+            (episode.id, call)
+            for episode in self.episodes.values() if episode.running
+            for call, entry in episode.calls.items() if entry.state == "running"
+        ]
+        lost = (ev.CallLost(at, episode, call, "restarted") for episode, call in running)
+        return (ev.ProxyStarted(at), *lost)
+
+    # -- queries
+
+    @property
+    def gate(self) -> GateState:
+        return self.gate_now.state(self.in_flight())
+
+    def in_flight(self) -> int:
+        """Calls that the engine has not ended."""
+        return self.calls["running"]
+
+    def policy_version(self, model: str) -> int:
+        """The version that serves `model`; for a model nobody announced, the one that the gate was last opened with."""
+        served = self.served.get(model)
+        return self.default_version if served is None else served.version
+
+    def upstreams(self, model: str) -> tuple[str, ...]:
+        """The engines announced for `model`."""
+        served = self.served.get(model)
+        return () if served is None else served.upstreams
+
+    def models(self) -> tuple[str, ...]:
+        """Every model that was announced."""
+        return tuple(self.served)
+
+    def tenant_of(self, episode: str) -> str | None:
+        known = self.episodes.get(episode)
+        return None if known is None else known.tenant
+
+    def agent_of(self, episode: str) -> str | None:
+        known = self.episodes.get(episode)
+        return None if known is None else known.agent
+
+    def model_of(self, episode: str, agent: str) -> str | None:
+        """The model that this agent of the episode was given when it opened."""
+        known = self.episodes.get(episode)
+        return None if known is None else (known.members or {}).get(agent, known.model)
+
+    def episode_of_call(self, call: str) -> str | None:
+        return self.episode_by_call.get(call)
+
+    def status(self) -> dict[str, Any]:
+        """`GET status`, without what only the shell knows."""
+        return views.status(self)
+
+    def record(self, episode: str, *, tokens: bool) -> dict[str, Any]:
+        """`GET episodes/ID`."""
+        return views.record(self._episode(episode), self.settings.merge_policy, tokens=tokens)
+
+    def records(self, state: str | None, limit: int) -> list[dict[str, Any]]:
+        """`GET episodes`: the latest `limit`, newest first, without their calls."""
+        return views.records(self.episodes, state, limit)
+
+    def batch(self, batch: str) -> Batch:
+        """What a lease delivers: a function of the state when it was leased."""
+        known = self._batch(batch)
+        groups = tuple(
+            Group(task, tuple(self._delivered(self.episodes[episode], known.model) for episode in episodes))
+            for task, episodes in known.groups
+        )
+        return Batch(batch, known.lease_until, known.policy_version, groups)
+
+    def ready_episodes(self) -> Iterator[BatchEpisode]:
+        """What the ready episodes would deliver, the longest ready of each task first."""
+        for model, episode in self.queues.ready(None):
+            yield self._delivered(self.episodes[episode], model)
+
+    def _delivered(self, episode: Episode, model: str) -> BatchEpisode:
+        rewards = tuple(episode.rewards.values())
+        samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
+        return BatchEpisode(
+            episode=episode.id,
+            task=episode.named_task,
+            model=model,
+            reward=episode.reward() or 0.0,
+            rewards=tuple(reward.to_json() for reward in rewards),
+            samples=tuple(sample for sample in samples if sample.model == model),
+        )
+
+    def _time(self, at: float) -> float:
+        return max(at, self.now)
+
+    def _episode(self, episode: str) -> Episode:
+        known = self.episodes.get(episode)
+        if known is None:
+            raise NotFound(f"no episode {episode}", code="unknown_episode")
+        return known
+
+    def _entry(self, episode: str, call: str) -> CallEntry:
+        entry = self._episode(episode).calls.get(call)
+        if entry is None:
+            raise NotFound(f"episode {episode} has no call {call}", code="unknown_call")
+        return entry
+
+    def _batch(self, batch: str) -> LeasedBatch:
+        known = self.batches.get(batch)
+        if known is None:
+            raise NotFound(f"no batch {batch}", code="unknown_batch")
+        return known
+
+
+def _retried(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -> tuple[str, ...]:
+    """The calls of the earlier request that a new one repeats: the latest of the same idempotency key, or, for a
+    declared retry, of the same body, if possible one that was lost, else one in flight, else one that is complete."""
+    if key is None and not is_retry:
+        return ()
+    entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
+    earlier = [entry for entry in entries if key is not None and entry.idempotency_key == key]
+    if not earlier and is_retry:
+        earlier = [entry for entry in entries if entry.body_hash == body_hash]
+    order = ("complete", "running", "lost")
+    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.started_at), default=None)
+    return () if latest is None else latest.siblings
+
+
+def _check_lease(lease_s: float) -> None:
+    if lease_s <= 0:
+        raise BadRequest("lease_s must be positive", param="lease_s")

@@ -1,0 +1,269 @@
+"""The daemon's state as a fold over events: `State.apply` and what it keeps. It decides nothing and refuses nothing.
+
+Invariant: the state is a function of the sequence of events, so a replay of the journal is the live state. After every
+event, ``opened = open + sealed + ready + leased + trained + recorded + discarded``; all counters are kept as the events
+come, so that reading them costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_proxy.core import events as ev
+from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
+from ajet_proxy.core.episode import CallEntry, Episode, Given
+from ajet_proxy.core.gate import Gate
+from ajet_proxy.core.timeline import POLICIES, Policy, pack
+from ajet_sdk.routes import EPISODE_STATES
+
+KEPT_FINISHED = 1000
+"""So many episodes keep their token ids and logprobs in memory after their end; the journal keeps all."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSettings:
+    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size."""
+
+    idle_timeout: float = 1800.0
+    wall_timeout: float = 86400.0
+    merge_policy: Policy = "strict"
+    group_size: int = 8
+
+    def __post_init__(self) -> None:
+        if self.merge_policy not in POLICIES:
+            raise ValueError(f"merge_policy must be one of {', '.join(POLICIES)}, not {self.merge_policy!r}")
+        if self.group_size < 1 or self.idle_timeout <= 0 or self.wall_timeout <= 0:
+            raise ValueError("group_size and the timeouts must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The weights and engines of one model, as the trainer announced them."""
+
+    version: int
+    upstreams: tuple[str, ...]
+
+
+class State:
+    """Everything the daemon remembers. Read it freely; only `apply` changes it."""
+
+    def __init__(self, settings: LedgerSettings) -> None:
+        self.settings = settings
+        self.now = 0.0
+        self.episodes: dict[str, Episode] = {}
+        self.unsettled: dict[str, Episode] = {}
+        """Those open or sealed."""
+        self.counts: Counter[str] = Counter(dict.fromkeys(EPISODE_STATES, 0))
+        self.discarded: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter(prompt=0, sampled=0, merged=0)
+        self.drift: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter(running=0, complete=0, lost=0)
+        self.episode_by_call: dict[str, str] = {}
+        self.queues = ReadyQueues(settings.group_size)
+        self.batches: dict[str, LeasedBatch] = {}
+        self.leased: dict[str, LeasedBatch] = {}
+        self.served: dict[str, Served] = {}
+        self.default_version = 0
+        self.gate_now = Gate()
+        self._finished: deque[Episode] = deque()
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            ev.EpisodeOpened: self._opened,
+            ev.TaskNamed: self._task_named,
+            ev.EpisodeMarkedEval: self._marked_eval,
+            ev.CallStarted: self._call_started,
+            ev.CallFinished: self._call_finished,
+            ev.CallLost: self._call_lost,
+            ev.RewardGiven: self._rewarded,
+            ev.EpisodeSealed: self._sealed,
+            ev.EpisodeDiscarded: self._discarded,
+            ev.EpisodeTouched: self._touched,
+            ev.BatchLeased: self._leased,
+            ev.LeaseExtended: self._extended,
+            ev.BatchReturned: self._returned,
+            ev.BatchTrained: self._trained,
+            ev.PolicyAnnounced: self._announced,
+            ev.GateClosed: self._gate_closed,
+            ev.GateOpened: self._gate_opened,
+            ev.ProxyStarted: self._started,
+        }
+
+    def apply(self, event: ev.Event) -> None:
+        """Take `event` as having happened. Time never runs backwards but over a restart."""
+        self._handlers[type(event)](event)
+        if not isinstance(event, ev.ProxyStarted):
+            self.now = max(self.now, event.at)
+
+    def _opened(self, event: ev.EpisodeOpened) -> None:
+        episode = Episode(
+            id=event.episode, task=event.task, model=event.model, agent=event.agent, eval=event.eval,
+            opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
+            identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
+        )
+        self.episodes[event.episode] = self.unsettled[event.episode] = episode
+        self.counts["open"] += 1
+
+    def _task_named(self, event: ev.TaskNamed) -> None:
+        episode = self.episodes[event.episode]
+        episode.task, episode.task_derived = event.task, event.derived
+
+    def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
+        self.episodes[event.episode].eval = True
+
+    def _call_started(self, event: ev.CallStarted) -> None:
+        episode = self.episodes[event.episode]
+        episode.active_at = event.at
+        for call in event.calls:
+            episode.calls[call] = CallEntry(
+                event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
+                event.calls,
+            )
+            self.episode_by_call[call] = episode.id
+        episode.running += len(event.calls)
+        self.calls["running"] += len(event.calls)
+
+    def _call_finished(self, event: ev.CallFinished) -> None:
+        episode = self.episodes[event.call.episode]
+        entry = episode.calls[event.call.call]
+        packed = pack(event.call)
+        entry.turn, entry.text = packed.turn, packed.text
+        self._call_ended(episode, entry, "complete", event.at)
+
+    def _call_lost(self, event: ev.CallLost) -> None:
+        episode = self.episodes[event.episode]
+        entry = episode.calls[event.call]
+        entry.turn, entry.text, entry.reason = None, b"", event.reason
+        self._call_ended(episode, entry, "lost", event.at)
+
+    def _call_ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
+        self.calls[entry.state] -= 1
+        self.calls[state] += 1
+        if entry.state == "running":
+            episode.running -= 1
+        entry.state = state
+        episode.active_at = at
+        self._settle(episode, at)
+
+    def _rewarded(self, event: ev.RewardGiven) -> None:
+        episode = self.episodes[event.episode]
+        episode.active_at = event.at
+        episode.rewards[event.id] = Given(
+            event.id, event.value, event.call, event.agent, event.final, event.note, event.at
+        )
+
+    def _sealed(self, event: ev.EpisodeSealed) -> None:
+        episode = self.episodes[event.episode]
+        episode.sealed_at = event.at
+        self._move(episode, "sealed", event.at)
+        self._settle(episode, event.at)
+
+    def _settle(self, episode: Episode, at: float) -> None:
+        """A sealed episode with nothing in flight takes its next state by itself."""
+        if episode.state != "sealed" or episode.running:
+            return
+        episode.keep_timelines(self.settings.merge_policy)
+        for timeline in episode.timelines:
+            whole = sum(turn.end for turn in timeline.turns)
+            sampled = sum(turn.end - turn.start for turn in timeline.turns)
+            self.tokens.update(prompt=whole - sampled, sampled=sampled, merged=whole - len(timeline))
+            if timeline.broken_by is not None:
+                self.drift[timeline.broken_by] += 1
+        state, reason = episode.outcome()
+        if state == "ready":
+            episode.shares = dict.fromkeys(episode.trains())
+            for model in episode.shares:
+                self.queues.add(model, episode.named_task, episode.id)
+        self._move(episode, state, at, reason)
+
+    def _discarded(self, event: ev.EpisodeDiscarded) -> None:
+        episode = self.episodes[event.episode]
+        for model, share in episode.shares.items():
+            if share is None:
+                self.queues.remove(model, episode.named_task, episode.id)
+        episode.keep_timelines(self.settings.merge_policy)
+        self._move(episode, "discarded", event.at, event.reason, event.detail)
+
+    def _touched(self, event: ev.EpisodeTouched) -> None:
+        self.episodes[event.episode].active_at = event.at
+
+    def _leased(self, event: ev.BatchLeased) -> None:
+        batch = LeasedBatch(event.batch, event.model, event.lease_until, event.policy_version, event.groups)
+        self.batches[event.batch] = self.leased[event.batch] = batch
+        for episode in map(self.episodes.__getitem__, batch.episodes()):
+            self.queues.remove(batch.model, episode.named_task, episode.id)
+            self._share(episode, batch.model, batch.id, event.at)
+
+    def _extended(self, event: ev.LeaseExtended) -> None:
+        self.batches[event.batch].lease_until = event.lease_until
+
+    def _returned(self, event: ev.BatchReturned) -> None:
+        batch = self.leased.pop(event.batch)
+        batch.state = "returned"
+        for episode in map(self.episodes.__getitem__, batch.episodes()):
+            self.queues.add(batch.model, episode.named_task, episode.id)
+            self._share(episode, batch.model, None, event.at)
+
+    def _trained(self, event: ev.BatchTrained) -> None:
+        batch = self.batches[event.batch]
+        for episode in map(self.episodes.__getitem__, batch.episodes()):
+            if batch.state == "returned":
+                self.queues.remove(batch.model, episode.named_task, episode.id)
+            self._share(episode, batch.model, "", event.at)
+        batch.state = "trained"
+        self.leased.pop(batch.id, None)
+
+    def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
+        episode.shares[model] = share
+        state = episode.share_state()
+        if state != episode.state:
+            self._move(episode, state, at)
+
+    def _announced(self, event: ev.PolicyAnnounced) -> None:
+        known = self.served.get(event.model, Served(0, ()))
+        upstreams = known.upstreams if event.upstreams is None else event.upstreams
+        self.served[event.model] = Served(event.version, upstreams)
+
+    def _gate_closed(self, event: ev.GateClosed) -> None:
+        self.gate_now = self.gate_now.close(event.at, event.reason)
+
+    def _gate_opened(self, event: ev.GateOpened) -> None:
+        """The version is that of the one model there is; with several, only `PolicyAnnounced` says which."""
+        self.gate_now = self.gate_now.open(event.at)
+        self.default_version = event.policy_version
+        if len(self.served) == 1:
+            ((model, served),) = self.served.items()
+            self.served[model] = Served(event.policy_version, served.upstreams)
+
+    def _started(self, event: ev.ProxyStarted) -> None:
+        """Clocks begin anew: nobody could show a sign of life during the stop. If the machine's clock went back in the
+        meantime, what was counted from its old reading moves with it."""
+        back = min(event.at - self.now, 0.0)
+        self.now = event.at
+        for episode in self.unsettled.values():
+            episode.active_at = event.at
+            episode.opened_at += back
+        for batch in self.leased.values():
+            batch.lease_until += back
+
+    def _move(
+        self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None
+    ) -> None:
+        """Every change of state goes through here, and the counters with it."""
+        self.counts[episode.state] -= 1
+        self.counts[state] += 1
+        episode.move(state, at, reason, detail)
+        if state not in ("open", "sealed"):
+            self.unsettled.pop(episode.id, None)
+        if reason is not None:
+            self.discarded[reason] += 1
+        if episode.ended_at is not None:
+            self._finish(episode)
+
+    def _finish(self, episode: Episode) -> None:
+        for model in episode.shares:
+            self.queues.forget(model, episode.id)
+        self._finished.append(episode)
+        if len(self._finished) > KEPT_FINISHED:
+            self._finished.popleft().drop_text()

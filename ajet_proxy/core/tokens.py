@@ -1,0 +1,52 @@
+"""Token ids as bytes: int32 in native byte order, so that a memcmp replaces a loop over tokens.
+
+Positions and lengths are in tokens everywhere; only this module multiplies by the width of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+
+WIDTH = 4
+
+
+def pack_tokens(ids: Sequence[int]) -> bytes:
+    """Ids that fit into 32 bits, as text."""
+    return Struct(f"@{len(ids)}i").pack(*ids)
+
+
+def unpack_tokens(text: bytes) -> tuple[int, ...]:
+    return tuple(memoryview(text).cast("i"))
+
+
+def count(text: bytes) -> int:
+    """Tokens in `text`."""
+    return len(text) // WIDTH
+
+
+def cut(text: bytes, start: int, end: int) -> bytes:
+    """The tokens ``[start, end)`` of `text`."""
+    return text[start * WIDTH : end * WIDTH]
+
+
+def find(text: bytes, part: bytes, start: int, end: int) -> int:
+    """The first position at or behind `start` where the tokens `part` stand within ``text[:end]``; -1 if nowhere."""
+    at = text.find(part, start * WIDTH, end * WIDTH)
+    while at % WIDTH and at >= 0:
+        at = text.find(part, at + 1, end * WIDTH)
+    return at // WIDTH
+
+
+def common_prefix(a: bytes, b: bytes) -> int:
+    """How many leading tokens `a` and `b` share."""
+    low, high = 0, min(len(a), len(b)) // WIDTH
+    if a[: high * WIDTH] == b[: high * WIDTH]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low * WIDTH : middle * WIDTH] == b[low * WIDTH : middle * WIDTH]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,141 @@
+"""What the control plane shows: the status page and episode records, as JSON-ready values.
+
+Reading changes nothing. `status` costs the same with ten episodes as with ten thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ajet_proxy.core.episode import CallEntry, Episode
+from ajet_proxy.core.samples import samples_of
+from ajet_proxy.core.timeline import Policy, Timeline
+from ajet_sdk import __version__
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import EPISODE_STATES
+
+if TYPE_CHECKING:
+    from ajet_proxy.core.ledger import Ledger
+
+
+def status(ledger: Ledger) -> dict[str, Any]:
+    """The terms of the ledger identity, and what else costs nothing to know."""
+    gate = ledger.gate
+    return {
+        "version": __version__,
+        "now": ledger.now,
+        "gate": {"state": gate, "since": ledger.gate_now.since, "reason": ledger.gate_now.reason},
+        "models": {
+            model: {"policy_version": served.version, "gate": gate, "upstreams": list(served.upstreams)}
+            for model, served in ledger.served.items()
+        },
+        "episodes": {"opened": len(ledger.episodes), **{state: ledger.counts[state] for state in EPISODE_STATES}},
+        "discarded": dict(ledger.discarded),
+        "groups": {
+            "waiting": ledger.queues.waiting,
+            "ready": ledger.queues.complete,
+            "leased": sum(len(batch.groups) for batch in ledger.leased.values()),
+        },
+        "batches": {"leased": len(ledger.leased), "total": len(ledger.batches)},
+        "calls": dict(ledger.calls),
+        "tokens": dict(ledger.tokens),
+        "drift": dict(ledger.drift),
+    }
+
+
+def record(episode: Episode, policy: Policy, *, tokens: bool) -> dict[str, Any]:
+    """One episode with its calls and timelines; with `tokens`, their ids, masks and logprobs too."""
+    timelines = episode.merged(policy)
+    text = {turn.call: timeline.tokens for timeline in timelines for turn in timeline.turns}
+    out = summary(episode)
+    out["rewards"] = [given.to_json() for given in episode.rewards.values()]
+    out["calls"] = [
+        _call(name, entry, episode.id, text.get(name) if tokens else None) for name, entry in episode.calls.items()
+    ]
+    if tokens:
+        samples = samples_of(
+            timelines, episode=episode.id, task=episode.named_task, rewards=episode.rewards.values()
+        )
+        out["timelines"] = [sample.to_json() for sample in samples]
+    else:
+        out["timelines"] = [_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(timelines)]
+    return out
+
+
+def summary(episode: Episode) -> dict[str, Any]:
+    """One episode without its calls."""
+    out: dict[str, Any] = {
+        "episode": episode.id,
+        "task": episode.task,
+        "state": episode.state,
+        "model": episode.model or next((entry.model for entry in episode.calls.values()), None),
+        "agent": episode.agent,
+        "eval": episode.eval,
+        "reward": episode.reward(),
+        "identified_by": episode.identified_by,
+        "opened_at": episode.opened_at,
+        "active_at": episode.active_at,
+        "in_flight": episode.running,
+    }
+    extra = {
+        "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
+        "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
+        "tenant": episode.tenant or None, "shares": _shares(episode),
+    }
+    return out | {name: value for name, value in extra.items() if value is not None}
+
+
+def records(episodes: Mapping[str, Episode], state: str | None, limit: int) -> list[dict[str, Any]]:
+    """The latest `limit` episodes in `state` (None: in any), newest first."""
+    if state is not None and state not in EPISODE_STATES:
+        raise BadRequest(f"state must be one of {', '.join(EPISODE_STATES)}", param="state")
+    out: list[dict[str, Any]] = []
+    for episode in reversed(episodes.values()):  # type: ignore[call-overload]
+        if len(out) >= limit:
+            break
+        if state in (None, episode.state):
+            out.append(summary(episode))
+    return out
+
+
+def _shares(episode: Episode) -> dict[str, str] | None:
+    """Which of several models took their part."""
+    if not episode.members:
+        return None
+    return {
+        model: "ready" if share is None else "leased" if share else "trained" for model, share in episode.shares.items()
+    }
+
+
+def _call(name: str, entry: CallEntry, episode: str, text: bytes | None) -> dict[str, Any]:
+    """A call as in contract section 6, with ``complete``; lost and running calls have what is known of them."""
+    out: dict[str, Any]
+    turn = entry.turn
+    if turn is None:
+        out = {
+            "call": name, "episode": episode, "model": entry.model, "agent": entry.agent,
+            "started_at": entry.started_at, "identified_by": entry.identified_by,
+        }
+    elif text is not None:
+        out = turn.to_call(text, episode).to_json()
+    else:
+        out = turn.summary(episode)
+    out["complete"] = entry.state == "complete"
+    if entry.state == "running":
+        out["in_flight"] = True
+    if entry.reason is not None:
+        out["reason"] = entry.reason
+    return out
+
+
+def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "sample": name,
+        "model": timeline.model,
+        "agent": timeline.agent,
+        "calls": [turn.call for turn in timeline.turns],
+        "tokens": len(timeline),
+        "sampled_tokens": sum(turn.end - turn.start for turn in timeline.turns),
+    }
+    return out if timeline.broken_by is None else out | {"broken_by": timeline.broken_by}
