@@ -175,9 +175,10 @@ class GateOpened:
 
 @dataclass(frozen=True, slots=True)
 class ProxyStarted:
-    """The proxy runs again after a stop: calls in flight are gone, and silence during the stop was nobody's fault."""
+    """The proxy runs, perhaps again: silence during a stop was nobody's fault. From now on it merges by this policy."""
 
     at: float
+    merge_policy: str
 
 
 Event = (

@@ -231,15 +231,13 @@ class Ledger(State):
 
     def restarted(self, at: float) -> Events:
         """At start, after the replay: calls in flight are gone."""
-        if not self.now:
-            return ()
         running = [
             (episode.id, call)
             for episode in self.episodes.values() if episode.running
             for call, entry in episode.calls.items() if entry.state == "running"
         ]
         lost = (ev.CallLost(at, episode, call, "restarted") for episode, call in running)
-        return (ev.ProxyStarted(at), *lost)
+        return (ev.ProxyStarted(at, self.settings.merge_policy), *lost)
 
     # -- queries
 
@@ -287,7 +285,7 @@ class Ledger(State):
 
     def record(self, episode: str, *, tokens: bool) -> dict[str, Any]:
         """`GET episodes/ID`."""
-        return views.record(self._episode(episode), self.settings.merge_policy, tokens=tokens)
+        return views.record(self._episode(episode), self.merge_policy, tokens=tokens)
 
     def records(self, state: str | None, limit: int) -> list[dict[str, Any]]:
         """`GET episodes`: the latest `limit`, newest first, without their calls."""

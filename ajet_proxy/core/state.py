@@ -29,7 +29,7 @@ class LedgerSettings:
 
     idle_timeout: float = 1800.0
     wall_timeout: float = 86400.0
-    merge_policy: Policy = "strict"
+    merge_policy: str = "strict"
     group_size: int = 8
 
     def __post_init__(self) -> None:
@@ -53,6 +53,7 @@ class State:
     def __init__(self, settings: LedgerSettings) -> None:
         self.settings = settings
         self.now = 0.0
+        self.merge_policy: Policy = "strict"
         self.episodes: dict[str, Episode] = {}
         self.unsettled: dict[str, Episode] = {}
         """Those open or sealed."""
@@ -163,7 +164,7 @@ class State:
         """A sealed episode with nothing in flight takes its next state by itself."""
         if episode.state != "sealed" or episode.running:
             return
-        episode.keep_timelines(self.settings.merge_policy)
+        episode.keep_timelines(self.merge_policy)
         for timeline in episode.timelines:
             whole = sum(turn.end for turn in timeline.turns)
             sampled = sum(turn.end - turn.start for turn in timeline.turns)
@@ -182,7 +183,7 @@ class State:
         for model, share in episode.shares.items():
             if share is None:
                 self.queues.remove(model, episode.named_task, episode.id)
-        episode.keep_timelines(self.settings.merge_policy)
+        episode.keep_timelines(self.merge_policy)
         self._move(episode, "discarded", event.at, event.reason, event.detail)
 
     def _touched(self, event: ev.EpisodeTouched) -> None:
@@ -241,6 +242,7 @@ class State:
         meantime, what was counted from its old reading moves with it."""
         back = min(event.at - self.now, 0.0)
         self.now = event.at
+        self.merge_policy = "off" if event.merge_policy == "off" else "strict"
         for episode in self.unsettled.values():
             episode.active_at = event.at
             episode.opened_at += back

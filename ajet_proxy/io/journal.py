@@ -1,0 +1,242 @@
+"""The journal: every event on disk, in order, before anyone is told that it happened.
+
+Idea: records are appended to segment files; a writer thread takes all that is pending, writes it with one call and
+makes it durable with one fdatasync (group commit), so the cost of durability is shared by everyone who waits.
+
+A segment is ``MAGIC`` and then records, each ``length, crc32`` (big-endian uint32) and ``length`` bytes. A record
+counts if its checksum fits; reading stops at the first that does not. In the last segment that is a torn tail: it is
+cut off and reported. In an earlier one it is damage that no crash explains, and opening refuses.
+
+Invariant: what `durable` counts survives a kill and a power cut. When the disk refuses, nothing pending is dropped: the
+file is cut back to its last durable record and all that is pending is written again, in order, until it works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from struct import Struct
+from zlib import crc32
+
+from ajet_sdk.errors import AjetError, Conflict
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"ajet-journal-1\n"
+FRAME = Struct(">II")
+SEGMENT_BYTES = 64 << 20
+RETRY_S = 1.0
+MAX_RECORD = 1 << 30
+
+
+class JournalDamaged(AjetError):
+    """A record before the journal's tail cannot be read."""
+
+    status = 500
+    type = "journal_damaged"
+
+
+def lock(data_dir: Path) -> int:
+    """An open descriptor that holds `data_dir` for this process, or `Conflict` if another proxy has it."""
+    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(descriptor)
+        raise Conflict(
+            f"another proxy (process {owner}) is using {data_dir}: stop it, or give this one another --data-dir",
+            code="data_dir_locked",
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def segments(data_dir: Path) -> list[Path]:
+    """The journal's files, oldest first."""
+    return sorted((data_dir / "journal").glob("*.log"))
+
+
+def read(path: Path) -> Iterator[tuple[bytes, int]]:
+    """The whole records of one segment, each with the offset behind it."""
+    data = path.read_bytes()
+    at = len(MAGIC)
+    if data[:at] != MAGIC:
+        return
+    view = memoryview(data)
+    while at + FRAME.size <= len(data):
+        length, checksum = FRAME.unpack_from(data, at)
+        start, end = at + FRAME.size, at + FRAME.size + length
+        if not 0 < length <= MAX_RECORD or end > len(data) or crc32(view[start:end]) != checksum:
+            return
+        yield bytes(view[start:end]), end
+        at = end
+
+
+def records(data_dir: Path) -> Iterator[bytes]:
+    """Every whole record, for reading only; a torn tail is left out, damage elsewhere is `JournalDamaged`."""
+    paths = segments(data_dir)
+    for path in paths:
+        end = 0
+        for record, end in read(path):  # noqa: B007
+            yield record
+        if path != paths[-1]:
+            _refuse_damage(path, end)
+
+
+def _refuse_damage(path: Path, end: int) -> None:
+    if max(end, len(MAGIC)) != path.stat().st_size:
+        raise JournalDamaged(
+            f"{path} is damaged at byte {end}, before the end of the journal: restore it from a copy, or move it away "
+            f"with all later segments to go on from there", code="journal_damaged",
+        )
+
+
+class Journal:
+    """Appends records. `on_progress` is called from the writer thread whenever `durable` or `error` has changed."""
+
+    def __init__(
+        self, data_dir: Path, on_progress: Callable[[], None], *, segment_bytes: int = SEGMENT_BYTES,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self.durable = 0
+        """Records of this run that are on disk."""
+        self.appended = 0
+        self.error: OSError | None = None
+        """Why nothing can be written at the moment, if so."""
+        self._folder = data_dir / "journal"
+        self._on_progress = on_progress
+        self._segment_bytes = segment_bytes
+        self._retry_s = retry_s
+        self._changed = threading.Condition()
+        self._pending: deque[bytes] = deque()
+        self._closing = False
+        self._descriptor = -1
+        self._number, self._end = 0, 0
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def open(self) -> Iterator[bytes]:
+        """Every record on disk; once they are all taken the torn tail, if there is one, is cut and writing begins."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        _sync_folder(self._folder.parent)
+        paths = segments(self._folder.parent)
+        for path in paths:
+            self._number, self._end = int(path.stem), 0
+            for record, self._end in read(path):
+                yield record
+            if path != paths[-1]:
+                _refuse_damage(path, self._end)
+        if paths:
+            self._cut_tail(paths[-1])
+        self._thread.start()
+
+    def append(self, records: Iterable[bytes]) -> int:
+        """Queue `records` for writing. They are on disk when `durable` has reached the returned number."""
+        with self._changed:
+            before = len(self._pending)
+            self._pending.extend(records)
+            self.appended += len(self._pending) - before
+            self._changed.notify()
+            return self.appended
+
+    def close(self, timeout_s: float = 10.0) -> int:
+        """Write what is pending and end; returns how many records could not be written in `timeout_s` seconds."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        if self._descriptor >= 0 and not self._thread.is_alive():
+            os.close(self._descriptor)
+            self._descriptor = -1
+        return self.appended - self.durable
+
+    def _cut_tail(self, path: Path) -> None:
+        """End the last segment behind its last whole record; the rest is kept beside it for a person to look at."""
+        self._end = max(self._end, len(MAGIC)) if path.stat().st_size >= len(MAGIC) else 0
+        self._descriptor = os.open(path, os.O_RDWR)
+        if os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:
+            self._end = 0
+        size = os.fstat(self._descriptor).st_size
+        if size > self._end:
+            torn = size - self._end
+            with contextlib.suppress(OSError):
+                path.with_suffix(".torn").write_bytes(os.pread(self._descriptor, torn, self._end))
+            logger.warning("the journal's tail was damaged: cut %d bytes off %s at byte %d", torn, path, self._end)
+            os.ftruncate(self._descriptor, self._end)
+        if self._end == 0:
+            os.pwrite(self._descriptor, MAGIC, 0)
+            self._end = len(MAGIC)
+        os.fsync(self._descriptor)
+
+    def _run(self) -> None:
+        """The writer thread: whatever is pending becomes durable together; a refusal is tried again."""
+        while True:
+            with self._changed:
+                while not self._pending and not self._closing:
+                    self._changed.wait()
+                if not self._pending:
+                    return
+                batch = list(self._pending)
+            try:
+                self._write(batch)
+            except OSError as error:
+                if self.error is None:
+                    logger.error("the journal cannot write: %s; intake stops until it can", error)
+                self.error = error
+                self._on_progress()
+                with self._changed:
+                    if self._closing:
+                        return
+                    self._changed.wait_for(lambda: self._closing, self._retry_s)
+                continue
+            with self._changed:
+                for _ in batch:
+                    self._pending.popleft()
+                self.durable += len(batch)
+            if self.error is not None:
+                logger.warning("the journal writes again; %d records were held back and none was lost", len(batch))
+                self.error = None
+            self._on_progress()
+
+    def _write(self, batch: list[bytes]) -> None:
+        """Append `batch` behind the last durable record and make it durable."""
+        if self._descriptor < 0 or self._end >= self._segment_bytes:
+            self._next_segment()
+        data = b"".join(part for record in batch for part in (FRAME.pack(len(record), crc32(record)), record))
+        os.ftruncate(self._descriptor, self._end)
+        view, at = memoryview(data), self._end
+        while view:
+            written = os.pwrite(self._descriptor, view, at)
+            view, at = view[written:], at + written
+        os.fdatasync(self._descriptor)
+        self._end = at
+
+    def _next_segment(self) -> None:
+        path = self._folder / f"{self._number + 1:08d}.log"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.pwrite(descriptor, MAGIC, 0)
+            os.fsync(descriptor)
+            _sync_folder(self._folder)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._number, self._end = descriptor, self._number + 1, len(MAGIC)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,195 @@
+"""The one place where the running daemon's state changes: apply an event, journal it, tell those who wait.
+
+Idea: everything happens in one event loop. `commit` and `post` apply events at once, in the order in which they were
+asked, and hand them to the journal's thread; `commit` returns when they, and everything before them, are on disk.
+
+Invariant: whoever is told that something happened can rely on its being on disk. While the journal cannot write, no new
+work is taken in (503); the end of work that was taken in before still counts, and waits for the disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ajet_proxy.core import events as ev
+from ajet_proxy.core.events import Event
+from ajet_proxy.core.ledger import Ledger, LedgerSettings
+from ajet_proxy.io.codec import UnknownRecord, decode, encode
+from ajet_proxy.io.journal import Journal, JournalDamaged, lock
+from ajet_sdk.errors import NotReady
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2.0
+SUBSCRIBER_EVENTS = 10_000
+"""A subscriber this far behind is let go."""
+ENDS = (ev.CallFinished, ev.CallLost, ev.TaskNamed, ev.EpisodeDiscarded, ev.BatchReturned, ev.ProxyStarted)
+"""What ends work that was taken in before. Everything else is intake."""
+
+
+class Observer(Protocol):
+    """Where the time of a commit is reported."""
+
+    def observe(self, name: str, value: float, **labels: object) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    number: int
+    future: asyncio.Future[None]
+    patient: bool
+    """It waits until the disk recovers instead of being told 503."""
+
+
+class Store:
+    """Ledger and journal as one. Make it with `open`, in the event loop that will use it."""
+
+    def __init__(self, ledger: Ledger, metrics: Observer | None = None) -> None:
+        self.ledger = ledger
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._journal: Journal
+        self._lock = -1
+        self._waiters: deque[_Waiter] = deque()
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self._subscribers: set[asyncio.Queue[Event | None]] = set()
+
+    @classmethod
+    def open(
+        cls, data_dir: Path, settings: LedgerSettings, *, metrics: Observer | None = None,
+        journal: Callable[[Path, Callable[[], None]], Journal] = Journal,
+    ) -> Store:
+        """Take hold of `data_dir` and rebuild the state from its journal.
+
+        Raises `Conflict` if another proxy has the directory, `JournalDamaged` if its journal cannot be read.
+        """
+        held = lock(data_dir)
+        try:
+            store = cls(Ledger(settings), metrics)
+            store._lock = held
+            store._journal = journal(data_dir, store._on_progress)
+            for record in store._journal.open():
+                store.ledger.apply(decode(record))
+        except UnknownRecord as error:
+            os.close(held)
+            raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
+        except BaseException:
+            os.close(held)
+            raise
+        return store
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the journal can write."""
+        return self._journal.error is None
+
+    async def commit(self, events: Sequence[Event]) -> None:
+        """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses.
+
+        After `NotReady` the events may have been applied all the same and reach the disk later: asking again is safe,
+        because every command that is repeated is answered as done.
+        """
+        began = time.perf_counter()
+        self.post(events)
+        patient = bool(events) and all(isinstance(event, ENDS[:3]) for event in events)
+        if not (self.healthy or patient):
+            raise self._not_ready()
+        if self._journal.durable < self._journal.appended:
+            waiter = _Waiter(self._journal.appended, self._loop.create_future(), patient)
+            self._waiters.append(waiter)
+            await waiter.future
+        if self._metrics is not None:
+            self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
+
+    def post(self, events: Sequence[Event]) -> None:
+        """Apply `events` and let the journal write them when it can; `NotReady` if they are intake and it cannot."""
+        if not events:
+            return
+        if not self.healthy and not all(isinstance(event, ENDS) for event in events):
+            raise self._not_ready()
+        records = [encode(event) for event in events]
+        for event in events:
+            self.ledger.apply(event)
+        self._journal.append(records)
+        self._tell(events)
+
+    async def changed(self, timeout: float) -> None:
+        """Return after the next change of state, or after `timeout` seconds."""
+        sleeper = self._loop.create_future()
+        self._sleepers.add(sleeper)
+        try:
+            await asyncio.wait([sleeper], timeout=timeout)
+        finally:
+            self._sleepers.discard(sleeper)
+
+    async def subscribe(self) -> AsyncIterator[Event]:
+        """Every event from now on. It ends when the store closes, or when its reader is too far behind."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._subscribers.add(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            self._subscribers.discard(queue)
+
+    async def close(self) -> None:
+        """Write what is pending, end every wait and let the directory go."""
+        unwritten = await asyncio.to_thread(self._journal.close)
+        if unwritten:
+            logger.error("closing with %d records that the disk did not take", unwritten)
+        self._progress()
+        while self._waiters:
+            _resolve(self._waiters.popleft().future, self._not_ready())
+        for queue in self._subscribers:
+            queue.put_nowait(None)
+        os.close(self._lock)
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for sleeper in self._sleepers:
+            _resolve(sleeper)
+        for queue in list(self._subscribers):
+            if queue.qsize() > SUBSCRIBER_EVENTS:
+                self._subscribers.discard(queue)
+                queue.put_nowait(None)
+                continue
+            for event in events:
+                queue.put_nowait(event)
+
+    def _on_progress(self) -> None:
+        """From the journal's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._progress)
+        except RuntimeError:
+            logger.debug("the loop ended before the journal")
+
+    def _progress(self) -> None:
+        while self._waiters and self._waiters[0].number <= self._journal.durable:
+            _resolve(self._waiters.popleft().future)
+        if not self.healthy:
+            for waiter in [waiter for waiter in self._waiters if not waiter.patient]:
+                _resolve(waiter.future, self._not_ready())
+                self._waiters.remove(waiter)
+
+    def _not_ready(self) -> NotReady:
+        return NotReady(
+            f"the journal cannot write: {self._journal.error or 'it is closed'}", code="journal",
+            retry_after=RETRY_AFTER_S,
+        )
+
+
+def _resolve(future: asyncio.Future[None], error: Exception | None = None) -> None:
+    """Unless its waiter has gone."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
