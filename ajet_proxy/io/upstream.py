@@ -95,7 +95,7 @@ class Upstream:
         for url in self.order(request.model, request.sticky):
             try:
                 return await self._send_to(url, request)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:  # noqa: PERF203 (next url)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 self._down_until[url] = self._clock.now() + COOLDOWN_S
                 failure = self._failed(url, error)
             except (aiohttp.ClientError, TimeoutError) as error:

@@ -73,6 +73,13 @@ def test_the_fast_way_is_taken_for_what_the_engine_really_sends() -> None:
         assert taken > len(data) / 2, f"{taken} of {len(data)} events"
 
 
+def test_an_event_without_text_for_several_tokens_is_taken_out() -> None:
+    filler = chat_event({}, ids=[3, 4], logprobs=[-0.5, -0.25])
+    seen, outcomes = stream(CHAT, [chat_start([1]), filler, chat_event({}, ids=[5], logprobs=[-1.0], finish="stop")])
+    assert len(seen) == 2
+    assert ids_of(outcomes) == [(3, 4, 5)]
+
+
 def test_many_tokens_in_one_event_and_many_choices_in_one_answer() -> None:
     events = [
         chat_start([1, 2], index=1), chat_start([1, 2], index=0),

@@ -67,6 +67,7 @@ def test_setting_nothing_is_the_same_text() -> None:
 def test_a_deep_key_that_holds_no_list_stays_plain() -> None:
     assert scan('{"choices":{"a":1}}', deep="choices").values == {"choices": {"a": 1}}
     assert scan('{"choices":[ ]}', deep="choices").values == {"choices": []}
+    assert plain(scan('{"choices":[{"a":1} , {}] }', deep="choices")) == {"choices": [{"a": 1}, {}]}
 
 
 def test_the_last_of_two_equal_names_counts() -> None:

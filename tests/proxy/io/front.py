@@ -1,0 +1,121 @@
+"""The front between a client and stub engines: the real ledger, and a store that keeps everything in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+from ajet_proxy.core.events import CallFinished, CallLost, CallStarted, Event
+from ajet_proxy.core.keys import Claims, Keys
+from ajet_proxy.core.ledger import Ledger, LedgerSettings
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.errors import error_middleware
+from ajet_proxy.io.gatekeeper import Gatekeeper
+from ajet_proxy.io.http_front import FrontSettings, HttpFront
+from ajet_proxy.io.metrics import Metrics
+from ajet_sdk.errors import NotReady
+from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode
+from ajet_sdk.sample import Call
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+class MemoryStore:
+    """What `Store` promises, without a disk: `durable` are the events that a disk would hold by now. `slow` delays
+    them, `full` refuses them."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(LedgerSettings(idle_timeout=1e9, wall_timeout=1e9))
+        self.durable: list[Event] = []
+        self.slow = asyncio.Event()
+        self.slow.set()
+        self.full = False
+
+    def post(self, events: tuple[Event, ...]) -> None:
+        if self.full:
+            raise NotReady("the disk is full", code="journal", retry_after=5.0)
+        for event in events:
+            self.ledger.apply(event)
+        self.durable += events
+
+    async def commit(self, events: tuple[Event, ...]) -> None:
+        self.post(events)
+        await self.slow.wait()
+
+
+class Front:
+    """``async with Front(stub.url) as front``: a listening front before the engines at `upstreams`."""
+
+    def __init__(self, *upstreams: str, admin_secret: str | None = None, hold_s: float = 5.0, **settings: Any) -> None:
+        self.store = MemoryStore()
+        self.clock = Clock()
+        self.metrics = Metrics()
+        self.keys = Keys(b"k" * 32, admin_secret=admin_secret)
+        self.gate = Gatekeeper(is_open=lambda: self.store.ledger.gate == "open", hold_s=hold_s)
+        self.fixed: dict[str, tuple[str, ...]] = {"": upstreams} if upstreams else {}
+        ledger = self.store.ledger
+        self.front = HttpFront(
+            store=self.store, keys=self.keys, gate=self.gate,  # type: ignore[arg-type]
+            engines=Engines(self.fixed, ledger.upstreams, ledger.models), clock=self.clock, metrics=self.metrics,
+            settings=FrontSettings(**settings),
+        )  # fmt: skip
+        self.url = ""
+
+    async def __aenter__(self) -> Front:
+        app = web.Application(middlewares=[error_middleware])
+        self.front.add_routes(app)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
+        """An episode, opened by hand; its key."""
+        ledger = self.store.ledger
+        self.store.post(ledger.open_episode(OpenEpisode(**body), episode=episode, at=self.clock.now(), tenant=tenant))
+        return self.keys.issue(Claims("agent", tenant, episode))
+
+    def close_gate(self) -> None:
+        self.store.post(self.store.ledger.gate_close(GateClose(), at=self.clock.now()))
+        self.gate.changed()
+
+    def open_gate(self, policy_version: int) -> None:
+        self.store.post(self.store.ledger.gate_open(GateOpen(policy_version), at=self.clock.now()))
+        self.gate.changed()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.store.durable if isinstance(event, kind)]
+
+    @property
+    def calls(self) -> list[Call]:
+        """The calls that are whole, in the order in which they ended."""
+        return [event.call for event in self.of(CallFinished)]
+
+    @property
+    def lost(self) -> list[str]:
+        """Why the others are lost."""
+        return [event.reason for event in self.of(CallLost)]
+
+    @property
+    def running(self) -> int:
+        """Calls that began and did not end."""
+        begun = sum(len(event.calls) for event in self.of(CallStarted))
+        return begun - len(self.calls) - len(self.lost)
+
+
+async def until(condition: Any, limit_s: float = 5.0) -> None:
+    """Wait for `condition()` to hold."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 (what is waited for lies in other programs' hands)
+            await asyncio.sleep(0.005)

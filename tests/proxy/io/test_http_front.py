@@ -1,0 +1,401 @@
+"""The front door: which way a request goes, who may, and what happens on the way in."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from ajet_proxy.core.events import CallLost, CallStarted, EpisodeOpened, EpisodeSealed, RewardGiven
+from ajet_proxy.core.keys import Claims
+from tests.kit.engine_stub import EngineStub, Fault
+from tests.kit.wire import Answer, send
+from tests.proxy.io.front import CHAT, COMPLETIONS, Front, until
+
+BODY = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
+SECRET = "an-admin-secret-of-length"
+
+
+async def get(url: str, **headers: str) -> Answer:
+    return await send(url, method="GET", headers=headers)
+
+
+def error(answer: Answer, status: int) -> dict[str, Any]:
+    found: dict[str, Any] = answer.json()["error"]
+    assert answer.status == status, found
+    assert set(found) == {"message", "type", "code", "param"}
+    return found
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+# --- routes
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/version", "/e/some-episode/v1/models"])
+async def test_what_passes_is_untouched(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        direct = await get(stub.url + path.removeprefix("/e/some-episode"))
+        answer = await get(front.url + path)
+        headers = {name: value for name, value in direct.headers.items() if name != "date"}
+        assert (answer.status, answer.body) == (direct.status, direct.body)
+        assert {name: value for name, value in answer.headers.items() if name != "date"} == headers
+    assert front.store.durable == []
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings?a=%20b&c", "/e/x/v1/embeddings"])
+async def test_a_body_passes_untouched(path: str) -> None:
+    raw = b'{ "prompt" : "\\u00e9", "x": 1.0e0 }'
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(front.url + path, body=raw, headers={"X-Custom": "1"})
+        assert answer.status == 200
+        if "embeddings" in path:
+            assert answer.body == raw and answer.headers["x-engine"] == "stub"
+        (seen,) = stub.requests
+        assert seen.body == json.loads(raw) and seen.headers["x-custom"] == "1"
+        assert seen.headers["content-type"] == "application/json"
+
+
+async def test_a_head_request_passes() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front, aiohttp.ClientSession() as client:
+        async with client.head(f"{front.url}/v1/models") as answer, client.head(f"{stub.url}/v1/models") as direct:
+            assert (answer.status, await answer.read()) == (direct.status, b"")
+        async with client.options(f"{front.url}/v1/models") as answer:
+            assert answer.status == 405
+
+
+@pytest.mark.parametrize("path", [
+    "/", "/pause", "/resume", "/reset_prefix_cache", "/stub/requests", "/metrics", "/v1", "/v2/rerank", "/e/x/pause",
+    "/e/x", "/e/", "/e/x/e/y/v1/models", "//v1/models", "/v1/../pause", "/v1/%2e%2e/pause", "/v1/..%2fpause",
+    "/v1/load_lora_adapter", "/v1/load_lora_adapter/", "/v1/unload%5Flora_adapter", "/v1/models%0a", "/v1/x%5c..",
+    "/inference/v1/generate",
+])  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_no_other_route_is_reachable(path: str, method: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(front.url + path, method=method)
+        assert error(answer, 404)["type"] == "not_found_error"
+        assert stub.requests == []
+
+
+async def test_a_route_can_be_allowed() -> None:
+    async with EngineStub() as stub, Front(stub.url, allow_routes=("/reset_prefix_cache",)) as front:
+        assert (await send(f"{front.url}/reset_prefix_cache")).status == 200
+        assert (await send(f"{front.url}/pause")).status == 404
+
+
+@pytest.mark.parametrize("path", [CHAT, CHAT + "/", "/v1/ch%61t/completions", "/e/x" + CHAT])
+async def test_a_captured_route_is_captured_however_it_is_spelled(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert (await send(front.url + path, body=BODY)).status == 200
+        assert len(front.calls) == 1
+        assert stub.requests[0].path == CHAT
+
+
+async def test_the_query_reaches_the_engine() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert (await send(f"{front.url}{CHAT}?api-version=1%202", body=BODY)).status == 200
+        assert len(front.calls) == 1
+
+
+# --- bodies
+
+
+@pytest.mark.parametrize(("body", "code"), [
+    (b"", "not_json"), (b"{", "not_json"), (b"[1]", "not_json"), (b'{"model": "\xff"}', "not_utf8"),
+])  # fmt: skip
+async def test_a_body_that_is_no_json_object_is_a_400(body: bytes, code: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(front.url + CHAT, body=body)
+        assert error(answer, 400)["code"] == code
+        assert stub.requests == [] and front.store.durable == []
+
+
+async def test_an_oversized_body_is_a_413() -> None:
+    async def chunks() -> Any:
+        for _ in range(10):
+            yield b" " * 500
+
+    async with EngineStub() as stub, Front(stub.url, max_body=2000) as front, aiohttp.ClientSession() as client:
+        for path in (CHAT, "/v1/embeddings"):
+            assert error(await send(front.url + path, body=b"x" * 2001), 413)["code"] == "body_too_large"
+            async with client.post(front.url + path, data=chunks()) as answer:
+                assert answer.status == 413
+        assert (await send(front.url + "/v1/embeddings", body=b" " * 2000)).status == 200
+        assert len(stub.requests) == 1
+
+
+async def test_a_compressed_body_reaches_the_engine_plain() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        headers = {"content-encoding": "gzip", "accept-encoding": "gzip"}
+        answer = await send(front.url + CHAT, body=gzip.compress(json.dumps(BODY).encode()), headers=headers)
+        assert answer.status == 200
+        assert stub.requests[0].headers["accept-encoding"] == "identity"
+        assert len(front.calls) == 1
+
+
+# --- identity and keys
+
+
+async def test_every_call_of_a_name_joins_its_episode() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        for headers in ({"X-AJet-Episode": "ep"}, {"session-id": "ep"}):
+            assert (await send(front.url + CHAT, body=BODY, headers=headers)).headers["x-ajet-episode"] == "ep"
+        await send(front.url + CHAT, body={**BODY, "user": "ep"})
+        await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+    assert [call.identified_by for call in front.calls] == ["header", "harness", "body", "path"]
+    assert {call.episode for call in front.calls} == {"ep"}
+    assert len(front.of(EpisodeOpened)) == 1
+
+
+async def test_calls_that_nothing_names_have_episodes_of_their_own() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        names = [(await send(front.url + CHAT, body=BODY)).headers["x-ajet-episode"] for _ in range(2)]
+    assert [call.episode for call in front.calls] == names and len(set(names)) == 2
+    assert front.calls[0].identified_by == "lineage"
+
+
+async def test_labels_reach_the_episode_and_not_the_engine() -> None:
+    labels = {"X-AJet-Task": "t", "X-AJet-Agent": "a", "X-AJet-Eval": "1", "X-AJet-Anything": "x"}
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=labels)
+        assert not [name for name in stub.requests[0].headers if name.startswith("x-ajet")]
+    (opened,) = front.of(EpisodeOpened)
+    assert (opened.task, opened.eval, front.calls[0].agent) == ("t", True, "a")
+
+
+async def test_an_unusable_label_is_a_400() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert error(await send(f"{front.url}/e/a%20b{CHAT}", body=BODY), 400)["param"] == "episode"
+        answer = await send(front.url + CHAT, body=BODY, headers={"X-AJet-Eval": "x"})
+        assert error(answer, 400)["param"] == "X-AJet-Eval"
+        assert stub.requests == [] and front.store.durable == []
+
+
+async def test_behind_an_admin_secret_every_request_needs_a_key() -> None:
+    async with EngineStub() as stub, Front(stub.url, admin_secret=SECRET) as front:
+        own = front.open("ep", tenant="t1")
+        tenant = front.keys.issue(Claims("agent", "t1"))
+        other = front.keys.issue(Claims("agent", "t2"))
+        for path in (CHAT, "/v1/models", "/health"):
+            assert (await send(front.url + path, body=BODY if path == CHAT else None, method="POST")).status == 401
+        assert (await send(front.url + CHAT, body=BODY, headers=bearer("sk-x"))).status == 401
+        assert (await send(front.url + CHAT, body=BODY, headers=bearer(own + "x"))).status == 401
+        assert (await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=bearer(other))).status == 403
+        assert (await send(f"{front.url}/e/other{CHAT}", body=BODY, headers=bearer(own))).status == 403
+        for headers, path in (
+            (bearer(own), CHAT), ({"x-api-key": own}, CHAT), ({}, f"/e/{own}{CHAT}"), (bearer(SECRET), f"/e/ep{CHAT}"),
+            (bearer(tenant), f"/e/ep{CHAT}"), (bearer(own), f"/e/ep{CHAT}"),
+        ):  # fmt: skip
+            assert (await send(front.url + path, body=BODY, headers=headers)).headers["x-ajet-episode"] == "ep"
+        assert len(stub.requests) == 6
+        for request in stub.requests:
+            assert not set(request.headers) & {"authorization", "x-api-key"}, "no engine sees a key of ours"
+
+
+async def test_a_foreign_key_is_passed_on_and_the_engines_own_key_stands_in_for_all() -> None:
+    async with EngineStub() as stub:
+        async with Front(stub.url) as front:
+            await send(front.url + CHAT, body=BODY, headers={"authorization": "Bearer sk-theirs", "x-api-key": "sk-2"})
+            assert stub.requests[-1].headers["authorization"] == "Bearer sk-theirs"
+            assert stub.requests[-1].headers["x-api-key"] == "sk-2"
+        async with Front(stub.url, upstream_key="engine-key") as front:
+            for path, headers in ((CHAT, bearer("sk-theirs")), (CHAT, {"x-api-key": "sk-2"}), ("/v1/embeddings", {})):
+                await send(front.url + path, body=BODY, headers=headers)
+                assert stub.requests[-1].headers["authorization"] == "Bearer engine-key"
+                assert "x-api-key" not in stub.requests[-1].headers
+
+
+async def test_the_key_of_an_episode_that_is_gone_is_a_404() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        gone = front.keys.issue(Claims("agent", "", "gone"))
+        assert error(await send(front.url + CHAT, body=BODY, headers=bearer(gone)), 404)["param"] == "episode"
+        assert stub.requests == []
+
+
+async def test_a_sealed_episode_takes_no_calls() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("ep")
+        front.store.post(front.store.ledger.seal("ep", at=front.clock.now()))
+        assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY), 409)
+        assert stub.requests == [] and front.of(CallStarted) == []
+
+
+# --- what an episode was opened with
+
+
+async def test_the_episodes_model_and_agent_hold_for_its_calls() -> None:
+    async with EngineStub(models=("given", "small")) as stub, Front(stub.url) as front:
+        front.open("ep", model="given", agent="solver", members={"critic": "small"})
+        await send(f"{front.url}/e/ep{CHAT}", body={**BODY, "model": "gpt-4o"})
+        await send(f"{front.url}/e/ep{CHAT}", body={**BODY, "model": "given"})
+        await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers={"X-AJet-Agent": "critic"})
+    assert [(call.model, call.agent) for call in front.calls] == [
+        ("given", "solver"), ("given", "solver"), ("small", "critic"),
+    ]  # fmt: skip
+    assert ["model" in call.altered for call in front.calls] == [True, False, True]
+
+
+async def test_a_retry_makes_one_call() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep{CHAT}"
+        await send(url, body=BODY, headers={"Idempotency-Key": "k"})
+        await send(url, body=BODY, headers={"Idempotency-Key": "k", "X-Stainless-Retry-Count": "1"})
+        await send(url, body=BODY)
+        await send(url, body=BODY, headers={"X-Stainless-Retry-Count": "0"})
+    assert len(front.calls) == 4
+    assert [event.reason for event in front.of(CallLost)] == ["retried"]
+    assert front.of(CallLost)[0].call == front.calls[0].call
+
+
+# --- rewards in headers
+
+
+async def test_a_reward_rides_on_any_request() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep"
+        call = (await send(url + CHAT, body=BODY)).headers["x-ajet-call"]
+        headers = {"X-AJet-Reward": "0.25", "X-AJet-Reward-Call": call, "X-AJet-Agent": "a"}
+        assert (await send(url + CHAT, body=BODY, headers=headers)).status == 200
+        assert (await get(url + "/v1/models", **{"X-AJet-Reward": "1", "X-AJet-Final": "1"})).status == 200
+    first, last = front.of(RewardGiven)
+    assert (first.value, first.call, first.agent, first.final) == (0.25, call, "a", False)
+    assert (last.value, last.call, last.agent, last.final) == (1.0, None, None, True)
+    order = [type(event).__name__ for event in front.store.durable]
+    assert order.index("RewardGiven") < [i for i, name in enumerate(order) if name == "CallStarted"][1]
+    assert len(front.of(EpisodeSealed)) == 1 and len(front.calls) == 2
+
+
+async def test_a_reward_may_ride_on_the_first_call() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        headers = {"X-AJet-Reward": "0.5", "X-AJet-Task": "t", "X-AJet-Eval": "1"}
+        assert (await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers)).status == 200
+    (opened,) = front.of(EpisodeOpened)
+    assert (opened.task, opened.eval, opened.identified_by) == ("t", True, "path")
+    assert len(front.of(RewardGiven)) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models"])
+@pytest.mark.parametrize("value", ["nan", "inf", "good", ""])
+async def test_an_unusable_reward_stops_the_request(path: str, value: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("ep")
+        method = "POST" if path == CHAT else "GET"
+        answer = await send(f"{front.url}/e/ep{path}", method=method, body=BODY, headers={"X-AJet-Reward": value})
+        assert error(answer, 400)["param"] == "X-AJet-Reward"
+        assert stub.requests == [] and front.of(RewardGiven) == []
+
+
+async def test_a_reward_needs_its_episode() -> None:
+    reward = {"X-AJet-Reward": "1"}
+    async with EngineStub() as stub, Front(stub.url, admin_secret=SECRET) as front:
+        front.open("ep", tenant="t1")
+        other = bearer(front.keys.issue(Claims("agent", "t2")))
+        admin = bearer(SECRET)
+        assert error(await get(f"{front.url}/v1/models", **reward, **admin), 400)["param"] == "X-AJet-Reward"
+        assert error(await send(front.url + CHAT, body=BODY, headers=reward | admin), 400)
+        assert error(await get(f"{front.url}/e/unknown/v1/models", **reward, **admin), 404)
+        assert error(await get(f"{front.url}/e/ep/v1/models", **reward, **other), 403)
+        assert error(await get(f"{front.url}/e/ep/v1/models", **reward, **admin, **{"X-AJet-Reward-Call": "no"}), 404)
+        assert stub.requests == [] and front.of(RewardGiven) == []
+
+
+async def test_a_final_reward_on_a_call_leaves_nothing_to_call() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("ep")
+        headers = {"X-AJet-Reward": "1", "X-AJet-Final": "1"}
+        assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers), 409)
+        assert len(front.of(RewardGiven)) == 1 and len(front.of(EpisodeSealed)) == 1
+        assert stub.requests == []
+
+
+async def test_a_request_that_is_sent_again_rewards_once() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        for _ in range(2):
+            headers = {"X-AJet-Reward": "0.5", "Idempotency-Key": "one"}
+            await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers)
+        assert len(front.of(RewardGiven)) == 1
+
+
+# --- the gate, the disk, the engine
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
+async def test_while_the_gate_is_closed_requests_wait(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.close_gate()
+        asking = asyncio.create_task(send(f"{front.url}/e/ep{path}", body={**BODY, "prompt": "x"}))
+        await until(lambda: front.gate.waiting == 1)
+        assert (await get(f"{front.url}/v1/models")).status == 200, "what is no generation does not wait"
+        assert front.of(CallStarted) == []
+        front.open_gate(4)
+        assert (await asking).status == 200
+    assert [call.policy_versions[0][0] for call in front.calls] == ([] if "embeddings" in path else [4])
+
+
+async def test_a_gate_that_stays_closed_is_a_503() -> None:
+    async with EngineStub() as stub, Front(stub.url, hold_s=0.1) as front:
+        front.close_gate()
+        answer = await send(front.url + CHAT, body=BODY)
+        assert error(answer, 503) and int(answer.headers["retry-after"]) > 0
+        assert stub.requests == [] and front.of(CallStarted) == []
+
+
+async def test_without_an_engine_a_request_waits_for_one() -> None:
+    async with EngineStub() as stub, Front() as front:
+        asking = asyncio.create_task(send(front.url + CHAT, body=BODY))
+        await until(lambda: front.gate.waiting == 1)
+        assert error(await get(f"{front.url}/v1/models"), 503)["code"] == "no_engine"
+        front.fixed[""] = (stub.url,)
+        front.gate.changed()
+        assert (await asking).status == 200
+
+
+async def test_a_full_disk_stops_intake() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.store.full = True
+        answer = await send(front.url + CHAT, body=BODY)
+        assert error(answer, 503) and answer.headers["retry-after"] == "5"
+        assert stub.requests == []
+
+
+async def test_an_engine_that_is_down_is_a_502_and_the_call_is_lost() -> None:
+    async with Front("http://127.0.0.1:9") as front:
+        assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY), 502)["code"] == "engine_connect"
+        assert error(await get(f"{front.url}/v1/models"), 502)
+        assert front.lost == ["engine_error"] and front.running == 0
+        await until(lambda: front.gate.in_flight == 0)
+
+
+async def test_a_request_names_its_engine_by_its_model() -> None:
+    async with EngineStub(models=("a",)) as one, EngineStub(models=("b",)) as two, Front() as front:
+        front.fixed.update({"a": (one.url,), "b": (two.url,)})
+        for path in (CHAT, "/v1/embeddings"):
+            for model in ("a", "b"):
+                assert (await send(front.url + path, body={**BODY, "model": model})).status == 200
+        assert [[request.body["model"] for request in stub.requests] for stub in (one, two)] == [["a", "a"], ["b", "b"]]
+        assert (await send(f"{front.url}/v1/embeddings", body=b"no json")).status == 200
+
+
+async def test_requests_are_counted() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await send(front.url + CHAT, body=BODY)
+        await send(front.url + CHAT, body=b"no")
+        await get(f"{front.url}/v1/models")
+        stub.faults.append(Fault("hang"))
+        with pytest.raises(TimeoutError):
+            await send(front.url + COMPLETIONS, body={**BODY, "prompt": "x"}, timeout=0.2)
+        await until(lambda: front.lost == ["disconnected"])
+    text = front.metrics.render()
+    for line in (
+        'ajet_requests_total{route="chat",status="200"} 1', 'ajet_requests_total{route="chat",status="400"} 1',
+        'ajet_requests_total{route="passthrough",status="200"} 1', 'ajet_captures_total{outcome="complete"} 1',
+        'ajet_requests_total{route="completions",status="499"} 1', 'ajet_captures_total{outcome="disconnected"} 1',
+    ):  # fmt: skip
+        assert line in text

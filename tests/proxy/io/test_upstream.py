@@ -1,0 +1,261 @@
+"""The way to the engines: which one, over which connection, with which headers, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict
+
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.upstream import COOLDOWN_S, EngineRequest, Upstream, request_headers, response_headers
+from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
+
+ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+DEAD = "http://127.0.0.1:9"
+
+
+class Ticking(Clock):
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 1000.0
+
+    def now(self) -> float:
+        return self.time
+
+
+@asynccontextmanager
+async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]]:
+    """A server that does, request by request, what `behaviour` says, and goes on with the last: ``answer``, ``close``
+    without one, ``hang``, ``half`` an answer. Yields its URL and, for each connection, the requests that came."""
+    connections: list[list[bytes]] = []
+    todo = iter(behaviour)
+    last = behaviour[-1]
+    tasks: set[asyncio.Task[Any]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.add(asyncio.current_task())  # type: ignore[arg-type]
+        seen: list[bytes] = []
+        connections.append(seen)
+        try:
+            while True:
+                seen.append(await reader.readuntil(b"\r\n\r\n"))
+                if not await act(next(todo, last), writer):
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return
+        finally:
+            writer.close()
+
+    async def act(what: str, writer: asyncio.StreamWriter) -> bool:
+        if what == "hang":
+            await asyncio.sleep(60)
+        if what == "answer":
+            writer.write(ANSWER)
+        if what == "half":
+            writer.write(ANSWER[:20])
+        await writer.drain()
+        return what == "answer"
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"http://{host}:{port}", connections
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@asynccontextmanager
+async def upstream(*urls: str, clock: Clock | None = None, **limits: float) -> AsyncIterator[tuple[Upstream, Metrics]]:
+    metrics = Metrics()
+    engines = Engines({"": urls} if urls else {}, lambda model: (), lambda: ())
+    made = Upstream(
+        engines, clock=clock or Clock(), metrics=metrics, **{"connect_timeout": 5.0, "read_timeout": 0.0, **limits}
+    )
+    await made.start()
+    try:
+        yield made, metrics
+    finally:
+        await made.close()
+
+
+def ask(method: str = "POST", sticky: str = "ep", body: bytes | None = None) -> EngineRequest:
+    return EngineRequest(method, "/v1/x?a=%20", CIMultiDict({"X-Case": "Kept"}), body, "m", sticky)
+
+
+async def answer(made: Upstream, request: EngineRequest | None = None) -> bytes:
+    response = await made.send(request or ask())
+    return await response.read()
+
+
+def counted(metrics: Metrics, name: str) -> Iterator[str]:
+    return (line for line in metrics.render().splitlines() if line.startswith(name) and "#" not in line)
+
+
+# --- which engine
+
+
+async def test_an_episode_stays_with_its_engine_and_episodes_spread() -> None:
+    urls = [f"http://engine-{number}" for number in range(4)]
+    async with upstream(*urls) as (made, _):
+        first = {f"ep-{number}": made.order("m", f"ep-{number}") for number in range(400)}
+        assert all(made.order("m", name) == order for name, order in first.items())
+        assert all(sorted(order) == urls for order in first.values())
+        assert all(60 < count < 140 for count in Counter(order[0] for order in first.values()).values())
+    async with upstream(*urls[:3]) as (made, _):
+        moved = [name for name, order in first.items() if made.order("m", name)[0] != order[0]]
+        assert {first[name][0] for name in moved} == {urls[3]}, "only the episodes of an engine that went must move"
+
+
+async def test_the_next_engine_is_tried_and_the_dead_one_left_alone_for_a_while() -> None:
+    clock = Ticking()
+    async with engine("answer") as (url, connections), upstream(url, DEAD, clock=clock) as (made, metrics):
+        sticky = next(f"ep-{number}" for number in range(100) if made.order("m", f"ep-{number}")[0] == DEAD)
+        assert await answer(made, ask(sticky=sticky)) == b"ok"
+        assert made.order("m", sticky) == [url, DEAD]
+        assert list(counted(metrics, "ajet_upstream_errors_total")) == ['ajet_upstream_errors_total{kind="connect"} 1']
+        clock.time += COOLDOWN_S + 1
+        assert made.order("m", sticky) == [DEAD, url]
+        assert len(connections) == 1
+
+
+async def test_when_no_engine_can_be_reached_the_caller_is_told() -> None:
+    async with upstream(DEAD, "http://127.0.0.1:10") as (made, _):
+        with pytest.raises(EngineError, match="cannot be reached") as caught:
+            await answer(made)
+        assert caught.value.code == "engine_connect"
+
+
+async def test_when_no_engine_is_known_the_caller_may_come_back() -> None:
+    async with upstream() as (made, _):
+        assert not made.known("m")
+        with pytest.raises(NotReady) as caught:
+            await answer(made)
+        assert caught.value.retry_after
+
+
+async def test_closing_twice_or_before_starting_does_no_harm() -> None:
+    engines = Engines({}, lambda model: (), lambda: ())
+    made = Upstream(engines, clock=Clock(), metrics=Metrics(), connect_timeout=1, read_timeout=0)
+    await made.close()
+
+
+# --- over which connection
+
+
+async def test_connections_are_used_again() -> None:
+    async with engine("answer") as (url, connections), upstream(url) as (made, _):
+        for _ in range(3):
+            assert await answer(made) == b"ok"
+        assert [len(seen) for seen in connections] == [3]
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_reused_connection_that_closes_without_a_byte_is_tried_once_more(method: str) -> None:
+    async with engine("answer", "close", "answer") as (url, connections), upstream(url) as (made, metrics):
+        assert await answer(made) == b"ok"
+        assert await answer(made, ask(method, body=b"{}" if method == "POST" else None)) == b"ok"
+        assert [len(seen) for seen in connections] == [2, 1]
+        retries = list(counted(metrics, "ajet_upstream_retries_total"))
+        expected = ["ajet_upstream_retries_total 1"] if method == "POST" else []
+        assert retries == expected, "aiohttp repeats a GET itself"
+
+
+async def test_a_fresh_connection_that_closes_without_a_byte_is_a_502() -> None:
+    async with engine("close") as (url, connections), upstream(url) as (made, metrics):
+        with pytest.raises(EngineError, match="without an answer"):
+            await answer(made)
+        assert [len(seen) for seen in connections] == [1]
+        assert list(counted(metrics, "ajet_upstream_errors_total")) == ['ajet_upstream_errors_total{kind="broken"} 1']
+
+
+async def test_the_second_try_is_the_last() -> None:
+    async with engine("answer", "close") as (url, connections), upstream(url) as (made, _):
+        await answer(made)
+        with pytest.raises(EngineError):
+            await answer(made)
+        assert [len(seen) for seen in connections] == [2, 1]
+
+
+async def test_an_engine_that_failed_in_the_middle_is_not_asked_again() -> None:
+    async with engine("answer") as (other, spare), engine("half") as (url, connections):
+        async with upstream(url, other) as (made, _):
+            sticky = next(f"ep-{number}" for number in range(100) if made.order("m", f"ep-{number}")[0] == url)
+            with pytest.raises(AjetError):
+                await answer(made, ask(sticky=sticky))
+        assert len(connections) == 1 and spare == []
+
+
+async def test_silence_is_waited_for_unless_a_limit_is_set() -> None:
+    async with engine("hang") as (url, _), upstream(url, read_timeout=0.1) as (made, metrics):
+        with pytest.raises(EngineTimeout):
+            await answer(made)
+        assert list(counted(metrics, "ajet_upstream_errors_total")) == ['ajet_upstream_errors_total{kind="timeout"} 1']
+    async with engine("hang") as (url, _), upstream(url) as (made, _metrics):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(answer(made), 0.3)
+
+
+# --- with which headers
+
+
+async def test_nothing_is_added_to_what_an_engine_gets() -> None:
+    async with engine("answer") as (url, connections), upstream(url) as (made, _):
+        await answer(made, ask(body=b""))
+        head = connections[0][0].decode().split("\r\n")
+        assert head[0] == "POST /v1/x?a=%20 HTTP/1.1"
+        names = {line.partition(":")[0].lower() for line in head[1:] if line}
+        assert names == {"host", "x-case", "content-length"}
+        assert "X-Case: Kept" in head
+
+
+def to_engine(headers: dict[str, str], **more: Any) -> dict[str, str]:
+    options: dict[str, Any] = {"is_ours": lambda key: key == "ours", "upstream_key": None, "identity": False, **more}
+    return dict(request_headers(headers.items(), **options))
+
+
+def test_headers_of_one_hop_and_of_ours_stay_here() -> None:
+    kept = {"Accept": "*/*", "accept-encoding": "gzip", "User-Agent": "x", "Cookie": "a=b", "X-Forwarded-For": "1.2.3"}
+    dropped = {
+        "Host": "h", "Content-Length": "1", "Transfer-Encoding": "chunked", "Connection": "close, X-Hop", "X-Hop": "1",
+        "Keep-Alive": "1", "TE": "trailers", "Upgrade": "h2c", "Expect": "100-continue", "Content-Encoding": "gzip",
+        "X-AJet-Episode": "e", "x-ajet-reward": "1", "Proxy-Authorization": "x",
+    }  # fmt: skip
+    assert to_engine(kept | dropped) == kept
+
+
+def test_keys() -> None:
+    assert to_engine({"Authorization": "Bearer ours", "X-Api-Key": "ours"}) == {}
+    theirs = {"Authorization": "Bearer theirs", "X-Api-Key": "theirs"}
+    assert to_engine(theirs) == theirs
+    assert to_engine(theirs, upstream_key="k") == {"Authorization": "Bearer k"}
+    assert to_engine({"Authorization": "ours"}) == {}
+
+
+def test_a_captured_answer_must_not_be_compressed() -> None:
+    assert to_engine({"accept-encoding": "gzip, br"}, identity=True) == {"Accept-Encoding": "identity"}
+
+
+def test_headers_of_the_answer() -> None:
+    headers = CIMultiDict([
+        ("Content-Type", "text/event-stream"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"), ("Connection", "x-hop"),
+        ("X-Hop", "1"), ("Transfer-Encoding", "chunked"), ("Content-Length", "5"), ("Date", "now"),
+        ("Server", "uvicorn"),
+    ])  # fmt: skip
+    kept = list(response_headers(headers, keep_length=False).items())
+    assert kept == [
+        ("Content-Type", "text/event-stream"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"), ("Date", "now"),
+        ("Server", "uvicorn"),
+    ]  # fmt: skip
+    assert response_headers(headers, keep_length=True)["content-length"] == "5"
