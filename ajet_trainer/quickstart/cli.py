@@ -1,0 +1,79 @@
+"""``ajet-trainer quickstart``: options in, a trained model and its figures out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from ajet_trainer.quickstart.plan import LEARNING_RATE, Plan
+
+STEPS, PROOF_STEPS = 30, 24
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--steps", type=click.IntRange(min=3), help=f"Training steps. [default: {STEPS}, for a proof {PROOF_STEPS}]"
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the secrets; a proof uses --seeds.")
+@click.option("--lr", type=click.FloatRange(min=0), default=LEARNING_RATE, show_default=True, help="Learning rate.")
+@click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False),
+              help="Where everything is written. [default: a new folder in runs/; for a proof runs/proof]")  # fmt: skip
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="The proxy's port. [default: a free one]")
+@click.option("--keep", is_flag=True, help="Keep the last checkpoint (about 1.6 GB).")
+@click.option("--proof", is_flag=True, help="Repeat with several seeds and against a control that cannot learn.")
+@click.option("--seeds", default="3", show_default=True, help="How many seeds a proof takes, or which: 0,1,2.")
+def quickstart(
+    steps: int | None, seed: int, lr: float, run_dir: Path | None, port: int, keep: bool, proof: bool, seeds: str
+) -> None:
+    """Train SmolLM2-135M-Instruct from an unmodified agent, on this machine.
+
+    The agent plays guess-the-number through ajet-proxy and vLLM; verl trains on what it played. Takes about a quarter
+    of an hour on two cores without a GPU, and ends with reward.png, episodes.html and summary.json in the run folder.
+    With --proof it takes about an hour; finished runs of an interrupted proof are not repeated.
+    """
+    from ajet_trainer.quickstart.screen import Screen
+
+    screen = Screen(sys.stdout.isatty())
+    if proof:
+        _prove(Plan(steps=steps or PROOF_STEPS, lr=lr), seeds, run_dir or Path("runs/proof"), port, keep, screen)
+    else:
+        folder = run_dir or Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S")
+        _run(Plan(steps=steps or STEPS, seed=seed, lr=lr), folder, port, keep, screen)
+
+
+def _run(plan: Plan, folder: Path, port: int, keep: bool, screen: object) -> None:
+    from ajet_trainer.quickstart import figures, session
+    from ajet_trainer.quickstart.machine import QuickstartError
+    from ajet_trainer.quickstart.screen import Screen
+
+    assert isinstance(screen, Screen)
+    if folder.exists() and any(folder.iterdir()):
+        raise QuickstartError(f"{folder} is not empty: give a new --run-dir")
+    screen.line(f"Quick start in {folder}: {plan.steps} steps of {plan.episodes_per_step} episodes, seed {plan.seed}")
+    summary = session.one_run(plan, folder, port=port, keep=keep, screen=screen)
+    screen.line()
+    screen.line("What this run shows:")
+    for line in figures.lines(summary):
+        screen.line(line)
+    screen.line()
+    screen.line(f"  {folder / 'reward.png'}\n  {folder / 'episodes.html'}\n  {folder / 'summary.json'}")
+
+
+def _prove(plan: Plan, seeds: str, folder: Path, port: int, keep: bool, screen: object) -> None:
+    from ajet_trainer.quickstart import proof
+    from ajet_trainer.quickstart.screen import Screen
+
+    assert isinstance(screen, Screen)
+    numbers = proof.parse_seeds(seeds)
+    screen.line(
+        f"Proof in {folder}: {len(numbers)} seeds, each with learning rate {plan.lr:g} and 0, {plan.steps} steps"
+    )
+    found = proof.prove(plan, numbers, folder, port=port, keep=keep, screen=screen)
+    screen.line()
+    screen.line((folder / "proof.md").read_text(encoding="utf-8"))
+    screen.line(f"  {folder / 'proof.md'}\n  {folder / 'proof.png'}")
+    if not found.holds:
+        raise click.exceptions.Exit(1)

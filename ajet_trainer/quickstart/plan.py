@@ -1,0 +1,77 @@
+"""What one quick start runs: the games of each step, and the configuration of its trainer.
+
+Everything that can be repeated follows from `Plan.seed`: which secrets are played when, and the training side's own
+randomness. What the model answers cannot, because the engine's arithmetic depends on which requests happen to meet.
+A control is the same plan with ``lr=0``.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from ajet_trainer.quickstart.guess import HIGHEST, LOWEST
+
+MODEL_NAME = "smollm2"
+LEARNING_RATE = 2e-5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`groups` secrets a step, each played `group_size` times."""
+
+    steps: int = 30
+    seed: int = 0
+    lr: float = LEARNING_RATE
+    groups: int = 2
+    group_size: int = 8
+
+    @property
+    def episodes_per_step(self) -> int:
+        return self.groups * self.group_size
+
+    def secrets(self) -> list[tuple[int, ...]]:
+        """The secrets of each step. All numbers are used up before one comes again, so steps are equally hard on
+        average over ten of them."""
+        rng = random.Random(self.seed)
+        bag: list[int] = []
+        steps = []
+        for _ in range(self.steps):
+            drawn = []
+            for _ in range(self.groups):
+                if not bag:
+                    bag = list(range(LOWEST, HIGHEST + 1))
+                    rng.shuffle(bag)
+                drawn.append(bag.pop())
+            steps.append(tuple(drawn))
+        return steps
+
+    def trainer_config(self, *, model: Path, proxy_url: str, run_dir: Path) -> str:
+        """The TOML file for ``ajet-trainer run``. Paths are written as JSON strings, which TOML reads as its own."""
+        ours = {
+            "model": str(model),
+            "model_name": MODEL_NAME,
+            "proxy_url": proxy_url,
+            "run_dir": str(run_dir),
+            "total_steps": self.steps,
+            "device": "cpu",
+            "groups": self.groups,
+            "group_size": self.group_size,
+            "max_tokens": 256,
+            "save_freq": 0,
+            "keep_checkpoints": 1,
+            "seed": self.seed,
+        }
+        verl = {
+            "actor_rollout_ref.actor.optim.lr": self.lr,
+            "algorithm.rollout_correction.rollout_is": "token",
+        }
+        lines = ["[trainer]", *(f"{key} = {json.dumps(value)}" for key, value in ours.items()), "", "[verl]"]
+        return "\n".join([*lines, *(f"{key} = {json.dumps(value)}" for key, value in verl.items()), ""])
+
+
+def task_of(step: int, secret: int) -> str:
+    """The name under which the proxy groups the games of one secret in one step, steps counted from 1."""
+    return f"guess-{secret:02d}-step-{step:03d}"

