@@ -63,8 +63,12 @@ def serve(file: str | None, **flags: Any) -> None:
 def merge(calls: TextIO, policy: str, tree: bool) -> None:
     """Turn calls (JSON lines; - is stdin) into samples on stdout."""
     from ajet_proxy import offline
+    from ajet_sdk.errors import BadRequest
 
-    _write(offline.merge_lines(calls, policy, tree))
+    try:
+        _write(offline.merge_lines(calls, policy, tree))
+    except BadRequest as error:
+        raise click.UsageError(error.message) if error.param in ("policy", "tree") else error from error
 
 
 @cli.command()

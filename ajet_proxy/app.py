@@ -1,0 +1,243 @@
+"""The composition root: the only place that constructs the daemon's parts and connects them.
+
+Order matters. The data directory's lock comes first, because two proxies on one journal would destroy it; then the
+replay of the journal, so that the state is whole before anyone can ask for it; then the sockets; then the word to
+systemd. On SIGTERM the same steps run backwards: nobody new is let in, requests held at the gate are answered 503 (the
+trainer that would open it cannot reach us any more), calls in flight finish, and the journal is closed last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from aiohttp import web
+
+from ajet_proxy import service
+from ajet_proxy.config import Config, ConfigError, split_address
+from ajet_proxy.core.keys import SCOPES, Claims, Keys
+from ajet_proxy.core.ledger import LedgerSettings
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.control import Control, ControlSettings
+from ajet_proxy.io.engine_control import EngineControl
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.errors import error_middleware
+from ajet_proxy.io.gatekeeper import Gatekeeper
+from ajet_proxy.io.http_front import FrontSettings, HttpFront
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.store import Store
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+BACKLOG = 4096
+STOP_MARGIN_S = 5.0
+
+
+class App:
+    """The running daemon. `start` returns when it accepts requests; `stop` when everything is on disk."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.url = ""
+        self.intercept_url: str | None = None
+        self.ticker: asyncio.Task[None] | None = None
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Bring everything up; an error leaves nothing behind."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """Take everything down in reverse order, letting calls in flight finish for up to ``drain_s``."""
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        config = self.config
+        data_dir = open_data_dir(config)
+        clock, metrics = Clock(), Metrics()
+        store = Store.open(data_dir, _ledger_settings(config), metrics=metrics)
+        self._stack.push_async_callback(store.close)
+        await store.commit(store.ledger.restarted(clock.now()))
+        ledger = store.ledger
+        gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s)
+        engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
+        keys = Keys(signing_secret(data_dir), admin_secret=config.admin_secret)
+
+        def front() -> HttpFront:
+            return HttpFront(
+                store=store, gate=gate, engines=engines, keys=keys, clock=clock, metrics=metrics,
+                settings=_front_settings(config),
+            )
+
+        control = Control(
+            store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
+            engine_control=EngineControl(key=config.upstream_key), settings=_control_settings(config),
+        )
+        self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock))
+        self._stack.push_async_callback(_end, self.ticker)
+        if config.intercept is not None:
+            await self._intercept(front(), data_dir, config.intercept, metrics)
+        application = _application(config)
+        control.add_routes(application)
+        front().add_routes(application)
+        host, port = await self._listen(application, config.address, _tls(config))
+        self._stack.callback(gate.stop)
+        self._stack.callback(control.stop)
+        scheme = "http" if config.tls_cert is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def _listen(
+        self, application: web.Application, address: tuple[str, int], tls: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Serve `application` at `address` and return the real one."""
+        config = self.config
+        runner = web.AppRunner(
+            application, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s,
+            max_line_size=config.max_header, max_field_size=config.max_header, keepalive_timeout=75.0,
+        )
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, *address, ssl_context=tls, backlog=BACKLOG).start()
+        host, port, *_ = runner.addresses[0]
+        return host, port
+
+    async def _intercept(self, front: HttpFront, data_dir: Path, listen: str, metrics: Metrics) -> None:
+        """The HTTPS proxy, and the listener that it relays to: the front alone, without control routes."""
+        from ajet_proxy.io.intercept import Interceptor
+
+        application = _application(self.config)
+        front.add_routes(application)
+        relayed = await self._listen(application, ("127.0.0.1", 0))
+        interceptor = Interceptor(directory=data_dir / "ca", hosts=self.config.intercept_host, metrics=metrics)
+        host, port = await interceptor.start(split_address(listen, "intercept"), relayed)
+        self._stack.push_async_callback(interceptor.stop)
+        self.intercept_url = f"http://{host}:{port}"
+        logger.info("intercepting on %s; programs must trust %s", self.intercept_url, interceptor.bundle)
+
+
+def main(config: Config, announce: Callable[[str], None]) -> None:
+    """Run the daemon until SIGTERM or SIGINT; `announce` gets the URL once it accepts requests."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("ajet_proxy").setLevel(logging.INFO)
+    asyncio.run(_run(App(config), announce))
+
+
+async def _run(app: App, announce: Callable[[str], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    await app.start()
+    assert app.ticker is not None
+    app.ticker.add_done_callback(lambda _: stop.set())
+    announce(app.url)
+    service.notify("READY=1", os.environ)
+    await stop.wait()
+    service.notify("STOPPING=1", os.environ)
+    failed = app.ticker.exception() if app.ticker.done() else None
+    await app.stop()
+    if failed is not None:
+        raise failed
+
+
+async def _tick(store: Store, clock: Clock) -> None:
+    """Let timeouts and leases run out, and tell systemd's watchdog that the loop turns."""
+    while True:
+        await asyncio.sleep(TICK_S)
+        if store.healthy:
+            store.post(store.ledger.expire(clock.now()))
+        service.notify("WATCHDOG=1", os.environ)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def open_data_dir(config: Config) -> Path:
+    """The data directory, made for this user alone if it was not there."""
+    path = Path(config.data_dir)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make data_dir {path}: {error.strerror}") from error
+    return path
+
+
+def signing_secret(data_dir: Path) -> bytes:
+    """The random secret that signs keys; made once, readable by its owner alone. Deleting the file revokes all keys."""
+    path = data_dir / "secret"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        secret = path.read_bytes()
+        if len(secret) < 32:
+            raise ConfigError(f"{path} is damaged: delete it (all keys are then void)") from None
+        return secret
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(secrets.token_bytes(32))
+        stream.flush()
+        os.fsync(stream.fileno())
+    return path.read_bytes()
+
+
+def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
+    """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
+    keys = Keys(signing_secret(open_data_dir(config)))
+    chosen = SCOPES[SCOPES.index(scope)]
+    return keys.issue(Claims(chosen, tenant, None, Clock().now() + ttl_s))
+
+
+def _application(config: Config) -> web.Application:
+    return web.Application(middlewares=[error_middleware], client_max_size=config.max_body)
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    if config.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot use tls_cert {config.tls_cert} with tls_key {config.tls_key}: {error}") from error
+    return context
+
+
+def _ledger_settings(config: Config) -> LedgerSettings:
+    return LedgerSettings(
+        idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
+        group_size=config.group_size,
+    )
+
+
+def _front_settings(config: Config) -> FrontSettings:
+    return FrontSettings(
+        allow_routes=config.allow_route, upstream_key=config.upstream_key, connect_timeout=config.connect_timeout,
+        read_timeout=config.read_timeout, max_body=config.max_body,
+    )
+
+
+def _control_settings(config: Config) -> ControlSettings:
+    return ControlSettings(
+        public_url=config.public_url, trusted_front=config.trusted_front, key_ttl_s=config.key_ttl_s,
+        pauses=config.gate_mode == "pause",
+    )

@@ -1,0 +1,276 @@
+"""The control routes on the wire: authentication, decoding, waiting, answering.
+
+What a route means is decided by `ajet_proxy.core.api`, a function of the request and the ledger. This module does what
+needs a socket or a clock: it finds the caller's claims, decodes the body, commits the events that the core returned
+before it answers (contract section 8), and repeats a lease until something is ready or the wait is over.
+
+Invariant: no answer leaves before its events are on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from ajet_proxy.core import api
+from ajet_proxy.core.events import CallFinished, Event
+from ajet_proxy.core.keys import Claims, Keys, check_scope, key_in
+from ajet_proxy.io import metrics as prometheus
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.engine_control import EngineControl
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.gatekeeper import RETRY_AFTER_S, Gatekeeper
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.store import Store
+from ajet_sdk import __version__, frame, routes
+from ajet_sdk.errors import BadRequest, NotFound, NotReady
+from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
+
+MAX_WAIT_S = 3600.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """``public_url`` is the base URL given to agents (None: the one they asked at); ``pauses`` says that closing the
+    gate freezes the engines instead of draining them."""
+
+    public_url: str | None
+    trusted_front: bool
+    key_ttl_s: float
+    pauses: bool
+
+
+class Control:
+    """The handlers of ``/ajet/v1/*`` and ``/metrics``."""
+
+    def __init__(
+        self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
+        clock: Clock, metrics: Metrics, settings: ControlSettings,
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._gate = gate
+        self._engines = engines
+        self._engine_control = engine_control
+        self._clock = clock
+        self._metrics = metrics
+        self._settings = settings
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the waiting of trainers and of readers of events, so that the daemon can end."""
+        self._stopping.set()
+
+    def add_routes(self, app: web.Application) -> None:
+        """Register every control route, and refuse what else lies under ``/ajet``."""
+        for route in ROUTES:
+            app.router.add_route(route.method, PREFIX + route.path, self._handler(route))
+        app.router.add_get("/metrics", self._metrics_page)
+        app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown)
+
+    def _handler(self, route: Route) -> Any:
+        async def handle(http: web.Request) -> web.StreamResponse:
+            claims = self._claims(http)
+            check_scope(claims, route.scope)
+            body = await _decode(http) if route.body is not None else None
+            path = route.path.replace("{id}", http.match_info.get("id", ""))
+            request = api.Request(route.method, path, dict(http.query), body, claims)
+            match route.name:
+                case "lease":
+                    return await self._lease(http, request)
+                case "gate_close":
+                    return await self._close_gate(request)
+                case "gate_open":
+                    return await self._open_gate(request)
+                case "events":
+                    return await self._events(http)
+                case "status":
+                    return web.json_response(self._status(self._decide(request, "").body or {}))
+            return _response(await self._ask(http, request))
+
+        return handle
+
+    def _claims(self, http: web.Request) -> Claims:
+        return self._keys.authenticate(key_in(http.headers), self._clock.now())
+
+    async def _ask(self, http: web.Request, request: api.Request) -> api.Answer:
+        """The core's answer to `request`, after its events, and those that an empty answer relies on, are on disk."""
+        answer = self._decide(request, self._base_url(http))
+        if request.method != "GET":
+            await self._store.commit(answer.events)
+        return answer
+
+    def _decide(self, request: api.Request, base: str) -> api.Answer:
+        return api.handle(
+            self._store.ledger, request, at=self._clock.now(), new_id=self._clock.new_id, keys=self._issue, base=base,
+        )
+
+    def _issue(self, tenant: str, episode: str) -> str:
+        """A key for one episode."""
+        return self._keys.issue(Claims("agent", tenant, episode, self._clock.now() + self._settings.key_ttl_s))
+
+    def _base_url(self, http: web.Request) -> str:
+        """The base URL under which this caller reaches the proxy, without a trailing slash."""
+        if self._settings.public_url:
+            return self._settings.public_url.rstrip("/")
+        scheme, host = http.scheme, http.host
+        if self._settings.trusted_front:
+            scheme = http.headers.get("X-Forwarded-Proto", scheme)
+            host = http.headers.get("X-Forwarded-Host", host)
+        return f"{scheme}://{host}"
+
+    async def _lease(self, http: web.Request, request: api.Request) -> web.Response:
+        """A batch as one MessagePack frame, or 204 when nothing became ready in ``wait_s``."""
+        _check_wire(http)
+        wanted = parse(routes.Lease, request.body)
+        deadline = self._clock.now() + min(max(wanted.wait_s, 0.0), MAX_WAIT_S)
+        while True:
+            answer = self._decide(request, "")
+            if answer.events:
+                await self._store.commit(answer.events)
+            if answer.status != 204:
+                break
+            left = deadline - self._clock.now()
+            if left <= 0 or self._stopping.is_set():
+                return web.Response(status=204)
+            if not answer.events:
+                await self._until_stop(self._store.changed(left))
+        batch = self._store.ledger.batch((answer.body or {})["batch"])
+        data = await asyncio.to_thread(frame.encode_batch, batch)
+        return web.Response(body=data, content_type=frame.CONTENT_TYPE)
+
+    async def _close_gate(self, request: api.Request) -> web.Response:
+        """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
+        wanted = parse(routes.GateClose, request.body)
+        answer = self._decide(request, "")
+        await self._store.commit(answer.events)
+        self._gate.changed()
+        if self._settings.pauses:
+            await self._engine_control.pause(self._engines.all())
+        elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S)):
+            count = self._gate.in_flight
+            raise NotReady(
+                f"the gate is closing: {count} calls are still in flight; ask again", code="gate_closing",
+                retry_after=RETRY_AFTER_S,
+            )
+        return web.json_response({"gate": "closed", "in_flight": self._gate.in_flight})
+
+    async def _open_gate(self, request: api.Request) -> web.Response:
+        """Wake the engines if they were frozen, then let requests through."""
+        answer = self._decide(request, "")
+        if self._settings.pauses:
+            await self._engine_control.resume(self._engines.all())
+        await self._store.commit(answer.events)
+        self._gate.changed()
+        return _response(answer)
+
+    def _status(self, known: dict[str, Any]) -> dict[str, Any]:
+        """The ledger's status with what only this process knows: its version, its engines, who waits."""
+        models = dict(known["models"])
+        for name in filter(None, self._engines.names()):
+            version = self._store.ledger.policy_version(name)
+            models.setdefault(name, {"policy_version": version, "gate": self._store.ledger.gate})
+            models[name] = models[name] | {"upstreams": list(self._engines.of(name))}
+        requests = {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}
+        journal = {"healthy": self._store.healthy}
+        return {"version": __version__} | known | {"models": models, "requests": requests, "journal": journal}
+
+    async def _events(self, http: web.Request) -> web.StreamResponse:
+        """Every event from now on as server-sent events, without token ids."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(http)
+        await response.write(b": events from now on\n\n")
+
+        async def stream() -> None:
+            async for event in self._store.subscribe():
+                data = json.dumps(event_json(event))
+                await response.write(f"event: {type(event).__name__}\ndata: {data}\n\n".encode())
+
+        await self._until_stop(stream())
+        return response
+
+    async def _until_stop(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do `work`, or as much of it as there is time for before the daemon stops."""
+        loop = asyncio.get_running_loop()
+        tasks = (loop.create_task(work), loop.create_task(self._stopping.wait()))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _metrics_page(self, http: web.Request) -> web.Response:
+        """Prometheus text; without a key only for a peer on this machine."""
+        if not _is_local(http) or self._settings.trusted_front:
+            check_scope(self._claims(http), "any")
+        status = self._store.ledger.status()
+        gauges = [
+            *prometheus.ledger_gauges(status),
+            prometheus.gauge("ajet_gate_open", "1 while requests pass the gate.", self._store.ledger.gate == "open"),
+            prometheus.gauge("ajet_requests_in_flight", "Requests inside the gate.", self._gate.in_flight),
+            prometheus.gauge("ajet_requests_waiting", "Requests held at the gate.", self._gate.waiting),
+            prometheus.gauge("ajet_journal_healthy", "0 while the journal cannot write.", self._store.healthy),
+        ]
+        return web.Response(
+            body=self._metrics.render(gauges).encode(), headers={"Content-Type": prometheus.CONTENT_TYPE}
+        )
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """An event for people and dashboards: every field, but counts instead of token ids."""
+    if isinstance(event, CallFinished):
+        return {"at": event.at, "call": event.call.to_json(tokens=False)}
+    return dataclasses.asdict(event)
+
+
+async def _unknown(http: web.Request) -> web.StreamResponse:
+    """404 for a path under ``/ajet`` that is no route; 405 for a route asked with another method."""
+    resource = http.path.removeprefix(PREFIX)
+    allowed = [route.method for route in ROUTES if _matches(route.path, resource)]
+    if allowed and http.path.startswith(PREFIX):
+        raise web.HTTPMethodNotAllowed(http.method, sorted(set(allowed)))
+    raise NotFound(f"no control route {http.method} {http.path}", code="unknown_route")
+
+
+def _matches(template: str, path: str) -> bool:
+    want, have = template.split("/"), path.split("/")
+    return len(want) == len(have) and all(w in ("{id}", h) for w, h in zip(want, have, strict=True))
+
+
+async def _decode(http: web.Request) -> Any:
+    """The JSON body, None if there is none, or `BadRequest`. What it may hold is checked by `ajet_sdk.routes.parse`."""
+    raw = await http.read()
+    if not raw.strip():
+        return None
+    try:
+        return json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def _check_wire(http: web.Request) -> None:
+    """Refuse a trainer that reads none of the wire versions we write."""
+    asked = http.headers.get(routes.HEADER_WIRE)
+    if asked is None:
+        return
+    if str(frame.VERSION) not in [item.strip() for item in asked.split(",")]:
+        raise BadRequest(
+            f"this proxy writes wire version {frame.VERSION}; the trainer reads {asked[:80]!r}: update one of them",
+            code="wire_version", param=routes.HEADER_WIRE,
+        )
+
+
+def _is_local(http: web.Request) -> bool:
+    return http.remote in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+
+
+def _response(answer: api.Answer) -> web.Response:
+    return web.json_response(answer.body, status=answer.status)

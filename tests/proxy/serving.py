@@ -1,0 +1,79 @@
+"""The whole daemon in the test's own event loop, and an HTTP client for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from ajet_proxy.app import App, signing_secret
+from ajet_proxy.config import Config
+from ajet_proxy.core.keys import Claims, Keys
+
+CHAT = {"model": "stub", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+
+
+@dataclass
+class Answer:
+    """One HTTP answer, whole. `json` is None where the body is no JSON."""
+
+    status: int
+    headers: Any
+    body: bytes
+    json: Any
+
+
+@dataclass
+class Client:
+    """Asks one running daemon."""
+
+    app: App
+    session: aiohttp.ClientSession
+
+    async def ask(self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: str) -> Answer:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if key is not None:
+            sent["Authorization"] = f"Bearer {key}"
+        raw = {"data": body} if isinstance(body, bytes) else {"json": body}
+        async with self.session.request(method, self.app.url + path, headers=sent, **raw) as answer:
+            whole = await answer.read()
+            is_json = answer.content_type == "application/json" and whole
+            return Answer(answer.status, answer.headers, whole, await answer.json() if is_json else None)
+
+    async def control(self, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+        return await self.ask(method, f"/ajet/v1{path}", body, **more)
+
+    async def chat(self, episode: str, content: str = "Hello", **more: str) -> Answer:
+        """One chat completion of `episode`."""
+        body = CHAT | {"messages": [{"role": "user", "content": content}]}
+        return await self.ask("POST", f"/e/{episode}/v1/chat/completions", body, **more)
+
+    async def status(self) -> Any:
+        return (await self.control("GET", "/status")).json
+
+    def key(self, claims: Claims) -> str:
+        """A key that this daemon's secret signed."""
+        return Keys(signing_secret(Path(self.app.config.data_dir))).issue(claims)
+
+
+@contextlib.asynccontextmanager
+async def serving(data_dir: Path, **settings: Any) -> AsyncIterator[Client]:
+    """``async with serving(tmp_path, upstream=(stub.url,)) as client``; settings are those of `Config`."""
+    app = App(Config(**({"listen": "127.0.0.1:0", "data_dir": str(data_dir), "drain_s": 5.0} | settings)))
+    await app.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            yield Client(app, session)
+    finally:
+        await app.stop()
+
+
+def identity_holds(status: Any) -> bool:
+    """``opened = open + sealed + ready + leased + trained + recorded + discarded`` (contract section 1)."""
+    terms = status["episodes"]
+    states = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
+    return bool(terms["opened"] == sum(terms[state] for state in states))

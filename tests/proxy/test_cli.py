@@ -1,0 +1,95 @@
+"""The command as a user meets it: quick help, one line for a mistake, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.kit.proxy_process import PROXY
+
+
+def run(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
+    return subprocess.run(
+        [str(PROXY), *arguments], input=stdin, capture_output=True, text=True, env=clean | env, timeout=30, check=False
+    )
+
+
+@pytest.mark.parametrize("command", [(), ("serve",), ("merge",), ("replay",), ("doctor",), ("install-service",)])
+def test_help_is_there_at_once(command: tuple[str, ...]) -> None:
+    best = 9.0
+    for _ in range(3):
+        began = time.perf_counter()
+        done = run(*command, "--help")
+        best = min(best, time.perf_counter() - began)
+        assert done.returncode == 0
+        assert done.stdout.startswith("Usage: ajet-proxy")
+    assert best < 0.5
+
+
+def test_version() -> None:
+    done = run("--version")
+    assert done.returncode == 0
+    assert done.stdout.startswith("ajet-proxy, version ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("srve",), "No such command 'srve'"),
+        (("serve", "--lisen", "x"), "--listen"),
+        (("serve", "--listen", "nowhere"), "HOST:PORT"),
+        (("serve", "--group-size", "x"), "group-size"),
+        (("serve", "--listen", "0.0.0.0:1"), "needs an admin secret"),
+        (("serve", "extra"), "unexpected extra argument"),
+        (("serve", "--config", "/nonexistent.toml"), "cannot read /nonexistent.toml"),
+        (("merge", "/nonexistent.jsonl"), "nonexistent.jsonl"),
+        (("merge", "-", "--policy", "loose"), "strict"),
+        (("replay", "/nonexistent"), "does not exist"),
+        (("issue-key", "--scope", "root"), "--scope"),
+        (("install-service", "--print", "--listen", "x"), "HOST:PORT"),
+        (("doctor", "--upstream", "ftp://x"), "upstream must be"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert words in done.stderr
+
+
+def test_an_unknown_variable_names_the_nearest() -> None:
+    done = run("serve", AJET_LISTN="127.0.0.1:1")
+    assert done.returncode == 2
+    assert "'AJET_LISTEN'" in done.stderr
+
+
+def test_a_key_can_be_issued_and_its_secret_is_private(tmp_path: Path) -> None:
+    data_dir = tmp_path / "data"
+    done = run("issue-key", "--scope", "trainer", "--data-dir", str(data_dir))
+    assert done.returncode == 0
+    assert done.stdout.startswith("ajet-")
+    assert (data_dir / "secret").stat().st_mode & 0o777 == 0o600
+    assert data_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_unit_can_be_printed_and_written(tmp_path: Path) -> None:
+    printed = run("install-service", "--user", "--print", "--drain-s", "5")
+    assert printed.returncode == 0
+    assert "TimeoutStopSec=35" in printed.stdout
+    written = run("install-service", "--user", "--drain-s", "5", XDG_CONFIG_HOME=str(tmp_path))
+    assert written.returncode == 0
+    assert "systemctl --user daemon-reload" in written.stdout
+    assert (tmp_path / "systemd/user/ajet-proxy.service").read_text() == printed.stdout
+
+
+def test_doctor_exits_1_on_a_fault(tmp_path: Path) -> None:
+    done = run("doctor", "--data-dir", str(tmp_path / "d"), "--upstream", "http://127.0.0.1:9", "--json")
+    assert done.returncode == 1
+    assert '"ok": false' in done.stdout
+    assert run("doctor", "--data-dir", str(tmp_path / "d")).returncode == 0
