@@ -29,6 +29,8 @@ DEADLINE_S = 60.0
 """How long an operation goes on trying to be acknowledged."""
 ATTEMPT_S = 30.0
 """How long one attempt waits for a connection, and then for its answer."""
+LEAST_S = 0.001
+"""Less time than this before the deadline is none."""
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 PASSING = (429, 502, 503, 504)
@@ -150,7 +152,7 @@ def exchange(
         left = patience.deadline - (patience.clock() - started)
         if not _may_pass(outcome):
             raise failure
-        if left <= 0:
+        if left < LEAST_S:
             raise _gave_up(failure, send, attempts, patience.deadline)
         pause = failure.retry_after
         if pause is None:

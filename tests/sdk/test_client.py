@@ -1,0 +1,155 @@
+"""Both clients against the same stub: connections, faults, and the same requests from both."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet_sdk import Client, aio, errors, routes
+from ajet_sdk.client import http_options
+from ajet_sdk.protocol import Reply, Target
+from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
+from tests.kit.ports import free_port
+
+
+@pytest.fixture
+def stub() -> Iterator[ControlStub]:
+    with ControlStub() as running:
+        yield running
+
+
+def ask(face: str, url: str, *args: Any, key: str | None = None, deadline: float = 10.0, **more: Any) -> Reply:
+    """One request from the blocking or the async client."""
+    if face == "sync":
+        with Client(url, key, deadline=deadline) as client:
+            return client.ask(*args, **more)
+
+    async def go() -> Reply:
+        async with aio.Client(url, key, deadline=deadline) as client:
+            return await client.ask(*args, **more)
+
+    return asyncio.run(go())
+
+
+@pytest.fixture(params=["sync", "aio"])
+def face(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_an_answer(face: str, stub: ControlStub) -> None:
+    assert ask(face, stub.url, "status").json()["episodes"]["opened"] == 0
+    opened = ask(face, stub.url, "open_episode", routes.OpenEpisode(task="t")).json()
+    record = ask(face, stub.url, "get_episode", id=opened["episode"], tokens=1).json()
+    assert record["task"] == "t"
+    assert stub.heard[-1].path.endswith("?tokens=1")
+
+
+@pytest.mark.parametrize("fault", [DROP, LOSE, Say(503, {}, {"Retry-After": "0.2"}), Say(502, "<html>")])
+def test_faults_that_pass(face: str, stub: ControlStub, fault: str | Say) -> None:
+    stub.faults.extend([fault, fault])
+    began = time.monotonic()
+    assert ask(face, stub.url, "status").status == 200
+    assert len(stub.heard) == 3
+    assert time.monotonic() - began > (0.4 if isinstance(fault, Say) and fault.headers else 0.2)
+
+
+def test_a_refusal(face: str, stub: ControlStub) -> None:
+    with pytest.raises(errors.NotFound, match="no such episode") as caught:
+        ask(face, stub.url, "get_episode", id="ep-none")
+    assert caught.value.code == "episode_not_found"
+    assert len(stub.heard) == 1
+
+
+def test_nobody_there(face: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(errors.ProxyUnreachable, match="serve"):
+        ask(face, f"http://127.0.0.1:{free_port()}", "status", deadline=0.5)
+    assert 0.5 <= time.monotonic() - began < 3
+
+
+def test_a_proxy_that_comes_up_late(face: str) -> None:
+    port = free_port()
+    late = ControlStub.__new__(ControlStub)
+
+    def come_up() -> None:
+        ControlStub.__init__(late, port)
+        late.__enter__()
+
+    timer = threading.Timer(0.5, come_up)
+    timer.start()
+    try:
+        assert ask(face, f"http://127.0.0.1:{port}", "status").status == 200
+    finally:
+        timer.join()
+        late.__exit__(None, None, None)
+
+
+def test_both_faces_say_the_same(stub: ControlStub) -> None:
+    for face in ("sync", "aio"):
+        ask(face, stub.url, "open_episode", routes.OpenEpisode(task="t", metadata={"a": [1]}), key="ajet-k")
+    first, second = stub.heard
+    assert (first.method, first.path, first.body) == (second.method, second.path, second.body)
+    volatile = {"user-agent"}
+    assert {k: v for k, v in first.headers.items() if k not in volatile} == {
+        k: v for k, v in second.headers.items() if k not in volatile
+    }
+    assert first.headers["authorization"] == "Bearer ajet-k"
+
+
+def test_many_threads_share_a_client(stub: ControlStub) -> None:
+    with Client(stub.url) as client:
+        threads = [threading.Thread(target=client.ask, args=("status",)) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(stub.heard) == 16
+
+
+def test_no_proxy_of_the_environment_stands_before_this_machine(
+    monkeypatch: pytest.MonkeyPatch, face: str, stub: ControlStub
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    assert ask(face, stub.url, "status", deadline=1.0).status == 200
+    assert http_options(Target("http://proxy.example"))["trust_env"]
+
+
+def test_tls_is_verified_where_there_is_any() -> None:
+    assert http_options(Target("https://proxy.example"))["verify"] is True
+    assert http_options(Target("https://127.0.0.1:1"))["verify"] is True
+    assert http_options(Target("http://127.0.0.1:1"))["verify"] is False
+
+
+def test_a_transport_of_the_tests() -> None:
+    seen: list[str] = []
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        seen.append(request.url.path)
+        return httpx.Response(200, json={"version": "x"})
+
+    with Client("http://proxy", transport=httpx.MockTransport(handle)) as client:
+        assert client.ask("status").json() == {"version": "x"}
+
+    async def go() -> Any:
+        async with aio.Client("http://proxy", transport=httpx.MockTransport(handle)) as client:
+            return (await client.ask("status")).json()
+
+    assert asyncio.run(go()) == {"version": "x"}
+    assert seen == ["/ajet/v1/status"] * 2
+
+
+def test_a_client_never_used_is_closed_without_a_connection() -> None:
+    with Client("http://proxy"):
+        pass
+
+    async def go() -> None:
+        async with aio.Client("http://proxy"):
+            pass
+
+    asyncio.run(go())

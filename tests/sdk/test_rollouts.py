@@ -1,0 +1,237 @@
+"""Running agents over tasks, on both faces: order, groups, failures as results, and a clean stop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ajet_sdk
+from ajet_sdk import aio, errors
+from ajet_sdk.results import RunResult
+from ajet_sdk.rollouts import Rollouts, attempts_at, name_of
+from ajet_sdk.routes import OpenEpisode
+from tests.kit.control_stub import DROP, ControlStub
+from tests.kit.ports import free_port
+from tests.sdk.faces import FACES
+
+
+@pytest.fixture(params=FACES, ids=lambda face: face.name)
+def face(request: pytest.FixtureRequest) -> Any:
+    return request.param
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+    with ControlStub() as running:
+        monkeypatch.setenv("AJET_PROXY_URL", running.url)
+        monkeypatch.delenv("AJET_API_KEY", raising=False)
+        yield running
+
+
+async def test_groups_of_rewarded_episodes(face: Any, stub: ControlStub) -> None:
+    seen: list[RunResult] = []
+
+    async def agent(task: str, episode: Any) -> float:
+        assert episode.task == task
+        return len(task) / 2
+
+    results = await face.run(agent, ["a", "bb"], repeat=3, parallel=2, model="m", agent_name="x", on_result=seen.append)
+    assert [(item.task, item.index, item.outcome, item.reward) for item in results] == [
+        *(("a", index, "rewarded", 0.5) for index in range(3)),
+        *(("bb", index, "rewarded", 1.0) for index in range(3)),
+    ]
+    assert results.mean_reward == 0.75
+    assert not results.failures
+    assert sorted(seen, key=lambda item: (item.task, item.index)) == list(results)
+    assert {record["state"] for record in stub.episodes.values()} == {"ready"}
+    assert {(record["model"], record["agent"]) for record in stub.episodes.values()} == {("m", "x")}
+
+
+async def test_failures_are_results(face: Any, stub: ControlStub) -> None:
+    async def agent(task: str, episode: Any) -> Any:
+        if task == "raises":
+            raise RuntimeError("no idea")
+        if task == "exits":
+            raise SystemExit(3)
+        if task == "aborts":
+            await episode.abort("its own wish")
+        if task == "rewards itself":
+            await episode.reward(0.5)
+        if task == "seals":
+            await episode.seal()
+        return {"text": "seven", "nan": float("nan"), "fine": True}.get(task)
+
+    tasks = ["raises", "exits", "aborts", "rewards itself", "seals", "nothing", "text", "nan", "fine"]
+    results = await face.run(agent, tasks, repeat=1, parallel=4)
+    told = {item.task: (item.outcome, item.reward, item.reason) for item in results}
+    assert told["raises"] == ("aborted", None, "RuntimeError: no idea")
+    assert told["exits"] == ("aborted", None, "SystemExit: 3")
+    assert told["aborts"] == ("aborted", None, "its own wish")
+    assert told["rewards itself"] == ("rewarded", 0.5, None)
+    assert told["seals"] == ("aborted", None, "discarded by the proxy: no_reward")
+    assert told["nothing"] == ("aborted", None, "left without a reward")
+    assert told["text"][2] == "BadRequest: a reward must be a finite number, not 'seven'"
+    assert told["nan"][0] == "aborted"
+    assert told["fine"] == ("rewarded", 1.0, None)
+    assert "open" not in {record["state"] for record in stub.episodes.values()}
+
+
+async def test_evaluation_episodes_say_so(face: Any, stub: ControlStub) -> None:
+    async def agent(task: Any, episode: Any) -> float:
+        return 1.0
+
+    await face.run(agent, [{"task": "t", "question": "?"}, {"id": 7}, 8], repeat=1, eval=True)
+    records = stub.episodes.values()
+    assert sorted(str(record["task"]) for record in records) == ["7", "8", "t"]
+    assert all(record["eval"] for record in records)
+
+
+async def test_a_proxy_that_is_away_is_a_result(face: Any) -> None:
+    async def agent(task: Any, episode: Any) -> float:
+        return 1.0
+
+    url = f"http://127.0.0.1:{free_port()}"
+    results = await face.run(agent, ["a"], repeat=2, proxy_url=url, deadline=0.2)
+    assert [item.outcome for item in results] == ["failed", "failed"]
+    assert all("no proxy acknowledged" in (item.reason or "") for item in results)
+    assert results[0].episode is None
+
+
+async def test_a_proxy_that_goes_away_is_a_result(face: Any, stub: ControlStub) -> None:
+    async def agent(task: Any, episode: Any) -> float:
+        stub.faults.extend([DROP] * 50)
+        return 1.0
+
+    results = await face.run(agent, ["a"], repeat=1, deadline=0.3)
+    assert (results[0].outcome, results[0].episode) == ("failed", "ep-0")
+
+
+@pytest.mark.parametrize("task", [None, True, "", {"question": "?"}, ["a"], 1.5])
+async def test_a_task_without_a_name_is_the_callers_mistake(face: Any, stub: ControlStub, task: Any) -> None:
+    async def agent(task: Any, episode: Any) -> float:
+        return 1.0
+
+    with pytest.raises(errors.BadRequest, match="pass name="):
+        await face.run(agent, [task], repeat=1)
+    await face.run(agent, [task], repeat=1, name=lambda _: "named")
+    assert stub.episodes["ep-0"]["task"] == "named"
+
+
+async def test_tasks_that_cannot_be_had_end_the_run(face: Any, stub: ControlStub) -> None:
+    def tasks() -> Iterator[str]:
+        yield "a"
+        raise OSError("the file is gone")
+
+    async def agent(task: Any, episode: Any) -> float:
+        return 1.0
+
+    with pytest.raises(OSError, match="the file is gone"):
+        await face.run(agent, tasks(), repeat=1, parallel=1)
+    assert stub.episodes["ep-0"]["state"] == "ready"
+
+
+@pytest.mark.parametrize("counts", [{"repeat": 0}, {"parallel": 0}])
+async def test_counts_are_positive(face: Any, stub: ControlStub, counts: dict[str, int]) -> None:
+    async def agent(task: Any, episode: Any) -> float:
+        return 1.0
+
+    with pytest.raises(errors.BadRequest, match="at least 1"):
+        await face.run(agent, ["a"], **counts)
+
+
+def test_no_more_than_parallel_run_at_once_and_all_of_them_do(stub: ControlStub) -> None:
+    together = threading.Barrier(4, timeout=10)
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        together.wait()
+        return 1.0
+
+    results = ajet_sdk.run(agent, ["a", "b"], repeat=4, parallel=4)
+    assert len(results.rewards) == 8
+
+
+def test_tasks_may_be_endless(stub: ControlStub) -> None:
+    assert [attempt.task for attempt in itertools.islice(attempts_at(itertools.count(), 2), 4)] == [0, 0, 1, 1]
+
+
+def test_stopping_aborts_what_is_open_and_begins_no_more(stub: ControlStub) -> None:
+    started, go_on = threading.Semaphore(0), threading.Event()
+    stopped: list[bool] = []
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        started.release()
+        go_on.wait(20)
+        return 1.0
+
+    def opening(task: Any) -> OpenEpisode:
+        return OpenEpisode(task=name_of(task))
+
+    with ajet_sdk.Client() as client:
+        rollouts = Rollouts(
+            client, agent, itertools.count(), repeat=1, parallel=3, opening=opening,
+            on_stop=lambda: stopped.append(True),
+        )
+        for thread in rollouts._threads:
+            thread.start()
+        for _ in range(3):
+            assert started.acquire(timeout=10)
+        rollouts.stop()
+        assert stopped == [True]
+        details = [(record["state"], record["detail"]) for record in stub.episodes.values()]
+        assert details == [("discarded", "the run was interrupted")] * 3
+        go_on.set()
+        for thread in rollouts._threads:
+            thread.join(10)
+        assert [item.outcome for item in rollouts.results] == ["aborted"] * 3  # too late for their rewards
+
+
+def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_sdk.rollouts.STOP_DEADLINE_S", 0.5)
+    release = threading.Event()
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        release.wait(20)
+        return 1.0
+
+    def opening(task: Any) -> OpenEpisode:
+        return OpenEpisode(task="t")
+
+    with ajet_sdk.Client(deadline=1.0) as client:
+        rollouts = Rollouts(client, agent, ["t"], repeat=8, parallel=8, opening=opening)
+        for thread in rollouts._threads:
+            thread.start()
+        until = time.monotonic() + 10
+        while len(rollouts._open) < 8 and time.monotonic() < until:
+            time.sleep(0.01)
+        stub.faults.extend([DROP] * 10_000)
+        began = time.monotonic()
+        rollouts.stop()
+        assert time.monotonic() - began < 4
+        stub.faults.clear()
+        release.set()
+        for thread in rollouts._threads:
+            thread.join(20)
+
+
+async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
+    started = asyncio.Semaphore(0)
+
+    async def agent(task: str, episode: aio.Episode) -> float:
+        started.release()
+        await asyncio.sleep(60)
+        return 1.0
+
+    running = asyncio.ensure_future(aio.run(agent, itertools.count(), repeat=1, parallel=3))
+    for _ in range(3):
+        await asyncio.wait_for(started.acquire(), 10)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert len(stub.episodes) == 3
+    assert {record["detail"] for record in stub.episodes.values()} == {"CancelledError"}
