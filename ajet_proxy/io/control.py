@@ -91,7 +91,10 @@ class Control:
                     return await self._events(http)
                 case "status":
                     return web.json_response(self._status(self._decide(request, "").body or {}))
-            return _response(await self._ask(http, request))
+            answer = await self._ask(http, request)
+            if route.name == "policy":
+                self._gate.changed()
+            return _response(answer)
 
         return handle
 

@@ -88,8 +88,12 @@ class ProxyProcess:
         return self._end(signal.SIGTERM, timeout)
 
     def wait(self, timeout: float = 20.0) -> int:
+        """Until it ends by itself; the exit status."""
         assert self._process is not None
-        return self._process.wait(timeout)
+        assert self._process.stdout is not None
+        status = self._process.wait(timeout)
+        self._process.stdout.close()
+        return status
 
     def errors(self) -> str:
         """What the proxy has written to its standard error, in all its lives."""

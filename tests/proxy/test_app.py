@@ -1,0 +1,148 @@
+"""The composition root: what comes up together, what goes down together."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import aiohttp
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from ajet_proxy.app import App, issue_key, signing_secret
+from ajet_proxy.config import Config, ConfigError
+from ajet_proxy.core.keys import Keys
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import CHAT, identity_holds, serving
+
+SECRET = "a secret of the operator"
+OPENAI_AGENT = """
+import openai
+client = openai.OpenAI(default_headers={"X-AJet-Episode": "caught"})
+messages = [{"role": "user", "content": "Say hi"}]
+whole = client.chat.completions.create(model="stub", messages=messages, max_tokens=8)
+chunks = list(client.chat.completions.create(model="stub", messages=messages, max_tokens=8, stream=True))
+print(client.base_url, len(chunks) > 1, bool(whole.choices))
+"""
+
+
+async def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = App(Config(listen=f"127.0.0.1:{taken.getsockname()[1]}", data_dir=str(tmp_path)))
+        with pytest.raises(OSError):
+            await busy.start()
+    async with serving(tmp_path) as client:
+        assert (await client.status())["episodes"]["opened"] == 0
+
+
+async def test_timeouts_run_out_by_themselves(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), idle_timeout=0.5) as client:
+        await client.chat("forgotten")
+        await asyncio.sleep(2.5)
+        record = (await client.control("GET", "/episodes/forgotten")).json
+        assert (record["state"], record["reason"]) == ("discarded", "idle_timeout")
+        assert identity_holds(await client.status())
+
+
+def certificate(directory: Path) -> tuple[str, str]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ajet test")])
+    now = datetime.datetime.now(datetime.UTC)
+    cert = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (directory / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    (directory / "key.pem").write_bytes(key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ))
+    return str(directory / "cert.pem"), str(directory / "key.pem")
+
+
+async def test_with_a_certificate_it_speaks_https_off_loopback(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    app = App(Config(listen="0.0.0.0:0", tls_cert=cert, tls_key=key, admin_secret=SECRET, data_dir=str(tmp_path / "d")))
+    await app.start()
+    try:
+        assert app.url.startswith("https://0.0.0.0:")
+        url = app.url.replace("0.0.0.0", "127.0.0.1") + "/ajet/v1/status"
+        context = ssl.create_default_context(cafile=cert)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+            assert (await session.get(url)).status == 401
+            assert (await session.get(url, headers={"x-api-key": SECRET})).status == 200
+    finally:
+        await app.stop()
+
+
+async def test_a_certificate_that_is_none_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("nothing")
+    app = App(Config(tls_cert=str(tmp_path / "x"), tls_key=str(tmp_path / "x"), data_dir=str(tmp_path / "d")))
+    with pytest.raises(ConfigError, match="tls_cert"):
+        await app.start()
+
+
+async def test_a_program_that_hard_codes_its_provider_is_captured(tmp_path: Path) -> None:
+    settings = {"intercept": "127.0.0.1:0", "drain_s": 1.0}
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+        proxy = client.app.intercept_url
+        assert proxy is not None
+        clean = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        env = {"HTTPS_PROXY": proxy, "SSL_CERT_FILE": str(tmp_path / "ca/ca-bundle.pem"), "OPENAI_API_KEY": "sk-x"}
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", OPENAI_AGENT, env=clean | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, err = await child.communicate()
+        assert child.returncode == 0, err.decode()
+        assert out.decode().split() == ["https://api.openai.com/v1/", "True", "True"]
+        record = (await client.control("GET", "/episodes/caught?tokens=1")).json
+        assert [call["complete"] for call in record["calls"]] == [True, True]
+        assert all(len(call["token_ids"]) == len(call["logprobs"]) > 0 for call in record["calls"])
+        async with client.session.get("https://api.openai.com/ajet/v1/status", proxy=proxy, ssl=False) as answer:
+            assert answer.status == 404
+
+
+async def test_the_proxy_never_says_a_key_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(0)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), admin_secret=SECRET) as client:
+        opened = (await client.control("POST", "/episodes", {"task": "t"}, key=SECRET)).json
+        key = opened["api_key"]
+        assert (await client.ask("POST", "/v1/chat/completions", CHAT, key=key)).status == 200
+        assert (await client.ask("POST", f"/e/{key}/v1/chat/completions", CHAT)).status == 200
+        assert (await client.ask("POST", "/v1/chat/completions", CHAT, key=key + "x")).status == 401
+        await client.control("GET", "/nothing", key=key)
+        for request in stub.requests:
+            assert key not in str(request)
+            assert SECRET not in str(request)
+    assert key not in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_the_signing_secret_is_made_once_and_checked(tmp_path: Path) -> None:
+    first = signing_secret(tmp_path)
+    assert signing_secret(tmp_path) == first
+    assert len(first) == 32
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "secret").write_bytes(b"short")
+    with pytest.raises(ConfigError, match="damaged"):
+        signing_secret(tmp_path)
+
+
+def test_an_issued_key_is_the_proxys_own(tmp_path: Path) -> None:
+    key = issue_key(Config(data_dir=str(tmp_path)), "agent", "team", 60.0)
+    claims = Keys(signing_secret(tmp_path)).verify(key, now=0.0)
+    assert (claims.scope, claims.tenant, claims.episode) == ("agent", "team", None)
