@@ -126,9 +126,12 @@ class EngineStub:
             response = problem or await self._answer(request, seen.body, fault)
             seen.finished = True
             return response
-        except (asyncio.CancelledError, ConnectionResetError):
+        except asyncio.CancelledError:
             seen.cancelled = True
             raise
+        except ConnectionResetError:
+            seen.cancelled = True
+            return web.Response()  # goes nowhere: the connection is closed
 
     async def _note(self, request: web.Request) -> Received:
         raw = await request.read()
