@@ -171,17 +171,25 @@ def _merge_kind(calls: list[Packed], policy: Policy) -> list[Timeline]:
         return [Timeline(call.text, (call.turn,), None) for call in calls]
     tree = EndTree(calls)
     chains = _chains(_follow(calls, tree))
-    chain_of = {index: chain for chain in chains for index in chain}
+    number = {index: place for place, chain in enumerate(chains) for index in chain}
     nearest = tree.nearest_earlier()
     out = []
-    for chain in chains:
+    for place, chain in enumerate(chains):
         first, near, reason = calls[chain[0]], nearest[chain[0]], None
+        if near is not None and number[near] >= place:
+            near = _nearest_before(calls, chain[0], [index for index in range(chain[0]) if number[index] < place])
         if near is not None:
-            history = [calls[index] for index in chain_of[near] if index < chain[0]]
+            history = [calls[index] for index in chains[number[near]] if index < chain[0]]
             spans = [(call.turn.start, call.turn.end) for call in history]
             reason = broken_by(cut(first.text, 0, first.turn.start), history[-1].text, spans)
         out.append(Timeline(calls[chain[-1]].text, tuple(calls[index].turn for index in chain), reason))
     return out
+
+
+def _nearest_before(calls: Sequence[Packed], first: int, candidates: Sequence[int]) -> int | None:
+    """`EndTree.nearest_earlier` among `candidates` alone; needed only where clocks contradict the texts."""
+    text = calls[first].text
+    return max(candidates, key=lambda index: (common_prefix(calls[index].text, text), index), default=None)
 
 
 def _chains(follows: list[int | None]) -> list[list[int]]:

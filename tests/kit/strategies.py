@@ -2,7 +2,8 @@
 
 `tangled_calls` draws tiny token texts over a small alphabet, so that every way for texts to coincide comes up often:
 equal prompts, equal ends, prompts that stop within another's sampled tokens, calls that sampled nothing, and clocks
-that contradict the texts. `conversations` draws what agents do: turns that go on from one another, with forks and edits.
+that contradict the texts. `conversations` draws what agents do: turns that go on from one another, with forks and
+edits.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def make_call(
     )
 
 
-tokens = st.lists(st.integers(0, 1), max_size=5)
+tokens: st.SearchStrategy[list[int]] = st.lists(st.integers(0, 1), max_size=5)
 
 
 @st.composite
@@ -39,7 +40,7 @@ def tangled_calls(draw: st.DrawFn, max_size: int = 9) -> list[Call]:
     calls: list[Call] = []
     for index in range(count):
         base: list[int] = []
-        if calls and draw(st.booleans()):
+        if len(calls) > 0 and draw(st.booleans()):
             before = draw(st.sampled_from(calls))
             whole = [*before.prompt_token_ids, *before.token_ids]
             base = whole[: draw(st.integers(0, len(whole)))]
@@ -50,7 +51,8 @@ def tangled_calls(draw: st.DrawFn, max_size: int = 9) -> list[Call]:
                 agent=draw(st.sampled_from(["", "", "", "b"])), version=draw(st.integers(0, 2)),
             )
         )
-    return draw(st.permutations(calls))
+    shuffled: list[Call] = draw(st.permutations(calls))
+    return shuffled
 
 
 @st.composite

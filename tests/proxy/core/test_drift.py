@@ -1,0 +1,101 @@
+"""Every name of `broken_by`, from the situation that it stands for.
+
+The history is one conversation of three turns: a head of 20 tokens (system text and tools) and a question, then answers
+of 12 tokens that end in the stop token, with results of tools between them.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.drift import broken_by
+from ajet_proxy.core.timeline import merge
+from ajet_proxy.core.tokens import pack_tokens
+from ajet_sdk.sample import Call
+from tests.kit.strategies import conversations, make_call, tangled_calls
+
+STOP = 2
+HEAD = list(range(100, 120))
+QUESTION = list(range(120, 130))
+ANSWERS = [[*range(base, base + 11), STOP] for base in (200, 220, 240)]
+RESULTS = [list(range(base, base + 6)) for base in (300, 320, 340)]
+
+FIRST = HEAD + QUESTION
+SECOND = FIRST + ANSWERS[0] + RESULTS[0]
+THIRD = SECOND + ANSWERS[1] + RESULTS[1]
+HISTORY = THIRD + ANSWERS[2]
+SPANS = [(len(text), len(text) + 12) for text in (FIRST, SECOND, THIRD)]
+
+
+def swap(text: list[int], at: int, new: list[int], old: int = 1) -> list[int]:
+    return text[:at] + new + text[at + old :]
+
+
+FOURTH = HISTORY + RESULTS[2]
+CASES = {
+    "the same prompt again": ("parallel", FIRST),
+    "a fork from the middle of the history": ("parallel", SECOND[:-3]),
+    "another result of the same tool call": ("parallel", FIRST + ANSWERS[0] + RESULTS[0][:2] + [900, 901, 902]),
+    "nothing shared": ("new_chain", [900, *FIRST]),
+    "a title call: only the template's opening is shared": ("new_chain", HEAD[:2] + list(range(900, 940))),
+    "another question under the same head": ("new_chain", HEAD + list(range(900, 990))),
+    "the template leaves out the stop token": ("template", THIRD + ANSWERS[2][:-1] + RESULTS[2]),
+    "the template opens the answer otherwise": ("template", swap(FOURTH, SPANS[0][0], [900, 901])),
+    "the reasoning is taken out of an answer": ("template", FIRST + ANSWERS[0][3:] + RESULTS[0]),
+    "the reasoning and its opening are taken out": ("template", FIRST[:-1] + ANSWERS[0][4:] + RESULTS[0]),
+    "two tokens became three": ("retokenized", swap(FOURTH, SPANS[1][0] + 4, [900, 901, 902], 2)),
+    "other tokens up to the stop token": ("retokenized", FIRST + ANSWERS[0][:8] + [900, 901, 902, STOP] + RESULTS[0]),
+    "the answer was cut": ("history_edited", FIRST + ANSWERS[0][:5] + [STOP] + RESULTS[0]),
+    "the answer was replaced": ("history_edited", FIRST + list(range(900, 910)) + [STOP] + RESULTS[0]),
+    "the answer goes on otherwise": ("history_edited", FIRST + ANSWERS[0][:5] + list(range(900, 950))),
+    "a result was shortened": ("history_edited", swap(FOURTH, SPANS[0][1] + 1, [900], 4)),
+    "the question was reworded": ("history_edited", swap(FOURTH, 25, [900, 901])),
+    "a tool was added": ("tools_changed", swap(FOURTH, 5, [900, 901, 902])),
+    "a summary took the place of history": ("compacted", HEAD + list(range(900, 905))),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_situation_has_its_name(case: str) -> None:
+    name, prompt = CASES[case]
+    assert broken_by(pack_tokens(prompt), pack_tokens(HISTORY), SPANS) == name
+
+
+def test_the_names_are_all_there_are() -> None:
+    names = {name for name, _ in CASES.values()}
+    assert names == {
+        "retokenized", "template", "history_edited", "tools_changed", "compacted", "parallel", "new_chain"
+    }
+
+
+@given(st.one_of(tangled_calls(), conversations()))
+def test_the_first_timeline_of_its_kind_is_not_broken_and_every_other_is(calls: list[Call]) -> None:
+    first = set()
+    for timeline in merge(calls):
+        kind = (timeline.model, timeline.agent)
+        assert (timeline.broken_by is None) == (kind not in first)
+        first.add(kind)
+
+
+def test_the_nearest_timeline_is_the_one_compared() -> None:
+    calls = [
+        make_call("a", FIRST, ANSWERS[0], at=0),
+        make_call("b", [900, 901], [902, STOP], at=1),
+        make_call("c", swap(SECOND, SPANS[0][0] + 4, [910, 911], 1), [1, STOP], at=2),
+    ]
+    assert [line.broken_by for line in merge(calls)] == [None, "new_chain", "retokenized"]
+
+
+def test_only_earlier_calls_are_compared() -> None:
+    """At the time of the second call the first timeline had one turn; that it went on later changes nothing."""
+    calls = [
+        make_call("a", FIRST, ANSWERS[0], at=0),
+        make_call("b", HEAD + list(range(900, 903)), [1, STOP], at=1),
+        make_call("c", SECOND, ANSWERS[1], at=2),
+    ]
+    assert [line.broken_by for line in merge(calls)] == [None, "new_chain"]
+    assert [line.broken_by for line in merge([*calls[:1], *calls[2:], make_call("b", [*HEAD, 900], [STOP], at=3)])] == [
+        None, "compacted",
+    ]
