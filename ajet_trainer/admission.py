@@ -1,4 +1,4 @@
-"""What of a leased batch is trained: everything that keeps the laws of the contract, and the reason for whatever does not.
+"""What of a leased batch is trained: all that keeps the laws of the contract; and the reason for whatever does not.
 
 A wrong mask or a shifted logprob trains silently in the wrong direction, so each sample is checked against the laws of
 contract section 6 before it can reach a gradient. One bad sample takes its whole episode with it: an episode trained in
@@ -77,9 +77,7 @@ def admit(
     return Admission(tuple(groups), tuple(rejected))
 
 
-def episode_fault(
-    episode: BatchEpisode, trained: Collection[str], max_tokens: int | None
-) -> tuple[str, str] | None:
+def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: int | None) -> tuple[str, str] | None:
     """``(reason, detail)`` for an episode that must not be trained, else None."""
     if episode.episode in trained:
         return "already_trained", "part of the checkpointed history"

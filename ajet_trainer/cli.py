@@ -22,8 +22,7 @@ class Commands(click.Group):
         if name == "quickstart":
             from ajet_trainer.quickstart.cli import quickstart
 
-            command: click.Command = quickstart
-            return command
+            return quickstart
         return super().get_command(ctx, name)
 
 
@@ -44,7 +43,8 @@ def run(path: str, assignments: tuple[str, ...]) -> None:
     config = load(path, assignments, os.environ)
     from ajet_trainer.verl_backend.main import run as train
 
-    train(config, click.echo)
+    out = sys.stdout  # verl and Ray write into the run folder, what is said here stays on the terminal
+    train(config, lambda line: click.echo(line, file=out))
 
 
 def main(argv: list[str] | None = None) -> None:

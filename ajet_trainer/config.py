@@ -20,7 +20,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ajet_sdk.errors import BadRequest
 
@@ -52,28 +52,43 @@ class Config:
     model_name: str = option("policy", "the name under which agents ask for the model")
     proxy_url: str = option("http://127.0.0.1:8484", "where ajet-proxy listens")
     key: str = option("", "key of scope 'trainer' for the proxy; none is needed for a loopback proxy without secrets")
-    run_dir: str = option("runs/default", "folder for checkpoints, metrics.jsonl and phase.json; an existing one is resumed")
-    total_steps: int = option(0, "stop after this many steps, counted from the first start; 0 trains until told otherwise")
-    device: str = option("auto", "what verl trains on; 'auto' takes the GPUs where there are any", choices=("auto", "cpu", "cuda"))
+    run_dir: str = option(
+        "runs/default", "folder for checkpoints, metrics.jsonl and phase.json; an existing one is resumed"
+    )
+    total_steps: int = option(
+        0, "stop after this many steps, counted from the first start; 0 trains until told otherwise"
+    )
+    device: str = option(
+        "auto", "what verl trains on; 'auto' takes the GPUs where there are any", choices=("auto", "cpu", "cuda")
+    )
     placement: str = option(
         "hybrid",
         "'hybrid': verl launches vLLM on the trainer's own devices; 'attached': the engines at engine_urls stand alone",
         choices=("hybrid", "attached"),
     )
-    engine_urls: tuple[str, ...] = option((), "attached placement: base URLs of the running engines, e.g. http://127.0.0.1:8000")
+    engine_urls: tuple[str, ...] = option(
+        (), "attached placement: base URLs of the running engines, e.g. http://127.0.0.1:8000"
+    )
     weights_dir: str = option(
-        "", "attached placement: folder that trainer and engines both see, for the weights on their way; empty: shared memory"
+        "",
+        "attached placement: folder that trainer and engines both see, for weights on their way; empty: shared memory",
     )
     groups: int = option(4, "groups (tasks) in a batch, that is, in a step")
     group_size: int = option(8, "episodes in a group")
-    max_staleness: int | None = option(None, "newest policy version minus oldest in an episode, at most; unset: the proxy's default")
+    max_staleness: int | None = option(
+        None, "newest policy version minus oldest in an episode, at most; unset: the proxy's default"
+    )
     no_signal: str = option(
         "keep",
-        "groups whose rewards are all equal: 'keep' them (KL, entropy and batch baselines still use them) or 'drop' them",
+        "groups whose rewards are all equal: 'keep' them (KL, entropy, batch baselines still use them) or 'drop' them",
         choices=("keep", "drop"),
     )
-    max_tokens: int = option(4096, "longest sample that is trained, in tokens; also the context length of an engine launched here")
-    save_freq: int = option(10, "checkpoint every so many steps; batches are acknowledged with the checkpoint that holds them")
+    max_tokens: int = option(
+        4096, "longest sample that is trained, in tokens; also the context length of an engine launched here"
+    )
+    save_freq: int = option(
+        10, "checkpoint every so many steps; batches are acknowledged with the checkpoint that holds them"
+    )
     keep_checkpoints: int = option(2, "how many checkpoints stay on disk")
     lease_s: float = option(300.0, "length of a lease; it is extended while a batch is held")
     drain_s: float = option(600.0, "how long closing the gate may wait for calls in flight")
@@ -108,7 +123,8 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
         if "." in name:
             verl[name.removeprefix("verl.")] = literal(text)
         else:
-            values[known(name)] = parse(name, text)
+            key = known(name)
+            values[key] = parse(key, text)
     return check(Config(**values, verl=verl))
 
 
@@ -123,9 +139,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for table in document:
         if table not in ("trainer", "verl"):
             raise ConfigError(f"{path}: unknown table [{table}]{nearest(table, ('trainer', 'verl'))}")
-    ours = {
-        known(name, where=str(path)): coerce(name, value) for name, value in document.get("trainer", {}).items()
-    }
+    ours = {known(name, where=str(path)): coerce(name, value) for name, value in document.get("trainer", {}).items()}
     return ours, dict(flatten(document.get("verl", {})))
 
 
@@ -189,10 +203,10 @@ def coerce(name: str, value: Any) -> Any:
 
 def _base(name: str) -> type:
     hint = _HINTS[name]
-    for kind in (hint, *get_args(hint)):
-        if kind in (float, int, str):
-            return kind  # type: ignore[no-any-return]
-    return tuple
+    if get_origin(hint) is tuple:
+        return tuple
+    kinds = (hint, *get_args(hint))
+    return next(kind for kind in (float, int, str) if kind in kinds)
 
 
 def check(config: Config) -> Config:
@@ -212,7 +226,9 @@ def check(config: Config) -> Config:
     if config.placement == "attached" and not config.engine_urls:
         raise ConfigError("placement 'attached' needs engine_urls", param="engine_urls")
     if config.placement == "hybrid" and config.engine_urls:
-        raise ConfigError("engine_urls belongs to placement 'attached'; 'hybrid' launches its own engines", param="engine_urls")
+        raise ConfigError(
+            "engine_urls belongs to placement 'attached'; 'hybrid' launches its own engines", param="engine_urls"
+        )
     return config
 
 

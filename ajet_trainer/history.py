@@ -1,13 +1,13 @@
 """Which leased batches are part of the weights, which of these are in a checkpoint, and what the proxy must still hear.
 
-A batch passes through three states: *trained* (its gradient is in the weights in memory), *saved* (those weights are in
-a checkpoint, whose folder holds this history) and *acknowledged* (the proxy knows). Only saved batches are
-acknowledged. After a crash the checkpoint's history says which batches to acknowledge before anything else; a batch that
-was trained after the last checkpoint is in no history, so its lease runs out and it is trained again, once.
+A batch passes through three states: *trained* (its gradient is in the weights in memory), *saved* (those weights are
+in a checkpoint, whose folder holds this history) and *acknowledged* (the proxy knows). Only saved batches are
+acknowledged. After a crash the checkpoint's history says which batches to acknowledge before anything else; a batch
+that was trained after the last checkpoint is in no history, so its lease runs out and it is trained again, once.
 
 If an acknowledgement comes too late (the lease ran out while the trainer was down), the proxy may lease the same
-episodes again under another batch: `blocked` names them, and admission refuses them. Acknowledged batches can never come
-back and are forgotten, so the history stays as small as what is in flight.
+episodes again under another batch: `blocked` names them, and admission refuses them. Acknowledged batches can never
+come back and are forgotten, so the history stays as small as what is in flight.
 """
 
 from __future__ import annotations

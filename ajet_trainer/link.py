@@ -45,13 +45,17 @@ class Link:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        self.url = url.rstrip("/")
         headers = {"Accept": f"{CONTENT_TYPE}, application/json", routes.HEADER_WIRE: f"{VERSION}, {VERSION - 1}"}
         if key:
             headers["Authorization"] = f"Bearer {key}"
         self._http = httpx.Client(
-            base_url=url.rstrip("/") + routes.PREFIX, headers=headers, transport=transport, timeout=30.0, trust_env=False
+            base_url=self.url + routes.PREFIX,
+            headers=headers,
+            transport=transport,
+            timeout=30.0,
+            trust_env=False,
         )
-        self.url = url
         self.deadline_s = deadline_s
         self._clock = clock
         self._sleep = sleep
@@ -116,7 +120,9 @@ class Link:
             try:
                 answer = self._http.request(method, path, json=body, timeout=timeout)
             except httpx.TransportError as error:
-                failure = ProxyUnreachable(f"no answer from {self.url}{routes.PREFIX}{path}: {error or type(error).__name__}")
+                failure = ProxyUnreachable(
+                    f"no answer from {self.url}{routes.PREFIX}{path}: {error or type(error).__name__}"
+                )
             else:
                 if answer.is_success:
                     return answer

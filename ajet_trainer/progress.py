@@ -63,7 +63,9 @@ class Progress:
         drift = metrics.get("rollout_probs_diff_mean")
         if drift is not None:
             parts.append(f"drift {drift:.1e}")
-        parts.append(" ".join(f"{name} {seconds:.1f}s" for name, seconds in metrics["timing"].items() if seconds >= 0.05))
+        parts.append(
+            " ".join(f"{name} {seconds:.1f}s" for name, seconds in metrics["timing"].items() if seconds >= 0.05)
+        )
         self._say(" · ".join(parts))
 
 

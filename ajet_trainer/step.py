@@ -1,4 +1,4 @@
-"""A training run: lease, admit, train, save, push, acknowledge, in this order and with the gate closed where it must be.
+"""A training run: lease, admit, train, save, push, acknowledge; in this order, the gate closed where it must be.
 
 `Run.step` is one training step. What trains stands behind the `Learner` protocol, so that the order, which is what
 crashes test, is the same for verl and for a script in a test.
@@ -17,13 +17,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch, BatchEpisode
-
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
@@ -37,7 +36,7 @@ POLL_S = 2.0
 
 
 class Learner(Protocol):
-    """What a run asks of the thing that trains. `version` counts its steps, and is the policy version of its weights."""
+    """What a run asks of what trains. `version` counts its steps, and is the policy version of its weights."""
 
     version: int
     colocated: bool
@@ -104,7 +103,7 @@ class Run:
         return self.stopping() or 0 < self.config.total_steps <= self.learner.version
 
     def step(self) -> None:
-        """Waits for a batch and trains on it. Returns early when asked to stop, or when a batch holds nothing to train."""
+        """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
         self.timing = {}
         batch = self.lease()
         if batch is None:
@@ -219,7 +218,10 @@ class Run:
 
     def record(self, batch: Batch, admission: Admission, rows: Sequence[Row], metrics: Mapping[str, float]) -> None:
         """One line of `metrics.jsonl`."""
-        timing = {**self.timing, **{k.removeprefix("timing_s/"): v for k, v in metrics.items() if k.startswith("timing_s/")}}
+        timing = {
+            **self.timing,
+            **{k.removeprefix("timing_s/"): v for k, v in metrics.items() if k.startswith("timing_s/")},
+        }
         self.progress.record(
             {
                 "step": self.learner.version,
@@ -295,7 +297,5 @@ def learner_figures(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 def _quietly(action: Callable[[], None]) -> None:
     """`action`, whose failure must not hide the reason why the run ends."""
-    try:
+    with suppress(AjetError):
         action()
-    except AjetError:
-        pass

@@ -44,7 +44,10 @@ def cluster(tree: DictConfig, device: str, env: dict[str, str], run_dir: Path) -
 
 
 def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
-    """Joins the cluster at ``RAY_ADDRESS`` or starts one here. verl's ``ray_kwargs.ray_init`` has the last word."""
+    """Joins the cluster at ``RAY_ADDRESS`` or starts one here. verl's ``ray_kwargs.ray_init`` has the last word.
+
+    On a CPU host everything stays on the loopback address, the engines that verl launches included.
+    """
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     runtime_env = get_ppo_ray_runtime_env(tree)
@@ -53,6 +56,7 @@ def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
     if not os.environ.get("RAY_ADDRESS"):
         settings["include_dashboard"] = False
         if device == "cpu":
+            settings["_node_ip_address"] = "127.0.0.1"
             settings["num_cpus"] = max(16, os.cpu_count() or 1)
             settings["num_gpus"] = tree.trainer.n_gpus_per_node * tree.trainer.nnodes
             settings["object_store_memory"] = OBJECT_STORE_BYTES

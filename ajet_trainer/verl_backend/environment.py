@@ -1,4 +1,4 @@
-"""The environment variables of a run's processes. Set before torch, verl or vLLM are imported, hence a file of its own."""
+"""The environment variables of a run's processes: set before torch or verl are imported, hence a file of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def environment(device: str) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARN",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "RAY_DEDUP_LOGS": "0",
+        "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),
     }
     if device == "cpu":
         values |= {

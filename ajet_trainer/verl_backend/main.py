@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ajet_sdk.errors import AjetError
 from ajet_trainer.config import Config, ConfigError
 from ajet_trainer.history import History
 from ajet_trainer.keeper import Keeper
@@ -43,15 +45,43 @@ class Stop:
         self.requested = True
 
 
+class TrainingFailed(AjetError):
+    """Something in the engines failed; the message is one line, the whole story is in `verl.log` of the run folder."""
+
+    type = "training_failed"
+
+
 def run(config: Config, say: Callable[[str], None]) -> None:
-    """Trains until the planned number of steps or a signal. Errors that a user can act on are `AjetError`s."""
-    device = choose_device(config.device)
+    """Trains until the planned number of steps or a signal. What goes wrong is raised as an `AjetError`.
+
+    verl, Ray and vLLM write what they have to say into ``verl.log`` of the run folder.
+    """
     stop = Stop()
     stop.install()
     progress = Progress(config.run_dir, config.total_steps, say)
+    log = progress.run_dir / "verl.log"
+    with log.open("a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+        try:
+            assemble(config, progress, stop)
+        except AjetError:
+            progress.phase("failed", quiet=True)
+            raise
+        except KeyboardInterrupt:
+            progress.phase("stopped", quiet=True)
+            raise
+        except Exception as error:
+            progress.phase("failed", quiet=True)
+            traceback.print_exc(file=file)
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            raise TrainingFailed(f"{words[0]} (more in {log})") from error
+
+
+def assemble(config: Config, progress: Progress, stop: Stop) -> None:
+    """Brings everything up in order, trains, and takes it down in the opposite order."""
+    progress.phase("importing verl")
+    device = choose_device(config.device)
     env = environment(device)
     os.environ.update(env)
-    progress.phase("importing verl")
     from ajet_trainer.verl_backend import settings
     from ajet_trainer.verl_backend.checkpoints import repair_marker
     from ajet_trainer.verl_backend.cluster import cluster, note_processes
@@ -86,9 +116,6 @@ def serve(config: Config, link: Link, trainer: Any, progress: Progress, stop: St
             stop.graceful = True
             training.loop()
             progress.phase("stopped" if stop.requested else "done")
-        except BaseException:
-            progress.phase("failed", quiet=True)
-            raise
         finally:
             training.close()
 

@@ -27,7 +27,7 @@ def put(rows: Sequence[Row], step: int) -> None:
 
 
 def row_fields(row: Row) -> dict[str, Any]:
-    """One row as verl's trajectory: 1-D tensors without padding. The reward stands at the last token of the response."""
+    """One row as verl's trajectory: 1-D tensors without padding. The reward stands at the response's last token."""
     prompt, response, mask = torch.from_numpy(row.prompt), torch.from_numpy(row.response), torch.from_numpy(row.mask)
     scores = torch.zeros(len(response))
     scores[-1] = row.reward

@@ -1,6 +1,6 @@
 """verl's V1 `PPOTrainer`, fed by leases instead of a dataset: the end of the line, where samples become a gradient.
 
-What is verl's stays verl's: workers, engines, advantages, losses, rollout correction, checkpoints, metrics. The subclass
+What is verl's stays verl's: workers, engines, advantages, losses, rollout correction, checkpoints, metrics. This class
 says where the data comes from (rows that `ajet_trainer.step` hands over, put into TransferQueue as finished sessions),
 what stands in for a dataset in a checkpoint (the history of batches, so that both are saved and restored together), how
 weights reach the engine, and what one episode weighs when it came apart into several rows.

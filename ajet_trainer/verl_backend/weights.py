@@ -1,8 +1,8 @@
 """Weights from the trainer to the engine, and the watchdog around the way.
 
-*Hybrid*: verl streams them from each training process to the vLLM worker on the same device (CUDA IPC, or shared memory
-on a CPU). That sender waits for its receiver without a limit, so `wait` stands around it: a push that takes too long, or
-whose engine died, ends in a `PushFailed` that says so.
+*Hybrid*: verl streams them from each training process to the vLLM worker on the same device (CUDA IPC, or shared
+memory on a CPU). That sender waits for its receiver without a limit, so `wait` stands around it: a push that takes too
+long, or whose engine died, ends in a `PushFailed` that says so.
 
 *Attached*: an engine that stands alone takes weights with nothing of ours inside it. Training process 0 writes them as
 safetensors into a folder that both see (shared memory by default), and each engine is told, by its own routes
@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -145,10 +146,8 @@ def _ask(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) ->
 
 
 def _try(engine: httpx.Client, path: str) -> None:
-    try:
+    with suppress(httpx.HTTPError):
         _ask(engine, path)
-    except httpx.HTTPError:
-        pass
 
 
 def _words(error: httpx.HTTPError) -> str:

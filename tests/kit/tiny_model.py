@@ -1,4 +1,4 @@
-"""A real but tiny language model for tests: two Qwen2 layers, 0.4 M parameters, its own byte-level BPE and ChatML template.
+"""A real but tiny language model for tests: two Qwen2 layers, 0.4 M parameters, own byte-level BPE, ChatML template.
 
 Everything is made from this file alone, so two builds on one torch version are equal byte for byte and no test needs a
 download. Hidden size 128 with two heads of 64 is what vLLM's CPU attention accepts. The merges cover a few common words
@@ -15,8 +15,9 @@ from typing import Any
 
 SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 WORDS = (
-    "system user assistant tool the a an and or to of in is are you I it not yes no on at guess number higher lower right "
-    "wrong correct say vowels hello world capital Paris London France what answer help sure done next try again between"
+    "system user assistant tool the a an and or to of in is are you I it not yes no on at guess number higher lower "
+    "right wrong correct say vowels hello world capital Paris London France what answer help sure done next try "
+    "again between"
 ).split()
 TEMPLATE = (
     "{%- if tools %}<|im_start|>system\ntools: {{ tools | tojson }}<|im_end|>\n{% endif -%}"

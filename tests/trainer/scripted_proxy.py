@@ -68,7 +68,9 @@ class ScriptedProxy:
         if path.startswith("/batches/"):
             _, _, batch, verb = path.split("/")
             if batch not in self.leased:
-                error = {"error": {"message": f"no lease {batch}", "type": "not_found_error", "code": None, "param": None}}
+                error = {
+                    "error": {"message": f"no lease {batch}", "type": "not_found_error", "code": None, "param": None}
+                }
                 return 404, json.dumps(error).encode(), "application/json"
             if verb in ("ack", "nack"):
                 del self.leased[batch]

@@ -1,4 +1,4 @@
-"""A task that a randomly initialised model learns in a few dozen steps: the reward is the share of vowels in the answer.
+"""A task that a randomly initialised model learns in a few dozen steps: the reward is the answer's share of vowels.
 
 Batches come straight from the engine over HTTP, as the proxy would capture them: exact ids, one logprob a token.
 """
@@ -42,21 +42,37 @@ class Vowels:
     def episode(self, http: httpx.Client, version: int, number: int, group: int, session: int) -> BatchEpisode:
         """One conversation of `turns` turns, as one merged sample."""
         name = f"e{number}-{group}-{session}"
-        answer = http.post(
-            "/v1/chat/completions",
-            json={
-                "model": self.model, "messages": [{"role": "user", "content": f"say vowels {'ab'[group % 2]}"}],
-                "max_tokens": self.max_tokens, "temperature": 1.0, "logprobs": True, "return_token_ids": True,
-            },
-        ).raise_for_status().json()
+        answer = (
+            http.post(
+                "/v1/chat/completions",
+                json={
+                    "model": self.model,
+                    "messages": [{"role": "user", "content": f"say vowels {'ab'[group % 2]}"}],
+                    "max_tokens": self.max_tokens,
+                    "temperature": 1.0,
+                    "logprobs": True,
+                    "return_token_ids": True,
+                },
+            )
+            .raise_for_status()
+            .json()
+        )
         choice = answer["choices"][0]
         prompt, ids = answer["prompt_token_ids"], choice["token_ids"]
         logprobs = [item["logprob"] for item in choice["logprobs"]["content"]]
         reward = sum(token in self.target for token in ids) / len(ids)
         sample = Sample(
-            sample=f"{name}/0", episode=name, task=f"vowels {'ab'[group % 2]}", model=self.model, agent="",
-            token_ids=tuple(prompt + ids), loss_mask=(0,) * len(prompt) + (1,) * len(ids),
-            logprobs=(0.0,) * len(prompt) + tuple(logprobs), policy_versions=((version, len(ids)),),
-            calls=(f"{name}/c0",), spans=((f"{name}/c0", len(prompt), len(prompt) + len(ids)),), reward=reward,
+            sample=f"{name}/0",
+            episode=name,
+            task=f"vowels {'ab'[group % 2]}",
+            model=self.model,
+            agent="",
+            token_ids=tuple(prompt + ids),
+            loss_mask=(0,) * len(prompt) + (1,) * len(ids),
+            logprobs=(0.0,) * len(prompt) + tuple(logprobs),
+            policy_versions=((version, len(ids)),),
+            calls=(f"{name}/c0",),
+            spans=((f"{name}/c0", len(prompt), len(prompt) + len(ids)),),
+            reward=reward,
         )
         return BatchEpisode(name, sample.task, self.model, reward, (), (sample,))

@@ -1,0 +1,47 @@
+"""Calls, samples, episodes and batches for trainer tests, lawful unless a test says otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
+
+
+def sample(name: str = "s", turns: int = 1, *, sampled: int = 3, between: int = 2, version: int = 0) -> Sample:
+    """`turns` calls merged: a prompt of four tokens, `sampled` tokens a call, `between` tokens from the environment."""
+    ids, mask, spans = [1, 2, 3, 4], [0, 0, 0, 0], []
+    for turn in range(turns):
+        if turn:
+            ids += range(10, 10 + between)
+            mask += [0] * between
+        spans.append((f"{name}/c{turn}", len(ids), len(ids) + sampled))
+        ids += range(20, 20 + sampled)
+        mask += [1] * sampled
+    return Sample(
+        sample=name,
+        episode=name.split("/")[0],
+        task="t",
+        model="policy",
+        agent="",
+        token_ids=tuple(ids),
+        loss_mask=tuple(mask),
+        logprobs=tuple(-0.5 * bit for bit in mask),
+        policy_versions=((version, sampled * turns),),
+        calls=tuple(call for call, _, _ in spans),
+        spans=tuple(spans),
+    )
+
+
+def episode(name: str = "e", reward: float = 1.0, *, samples: int = 1, task: str = "t", **kwargs: Any) -> BatchEpisode:
+    """An episode that came apart into `samples` timelines."""
+    made = tuple(sample(f"{name}/{index}", **kwargs) for index in range(samples))
+    return BatchEpisode(name, task, "policy", reward, (), made)
+
+
+def batch(name: str = "b", *groups: Group, version: int = 0) -> Batch:
+    """A batch of `groups`, or of two groups of two episodes each with rewards 1 and 0."""
+    made = groups or tuple(
+        Group(f"t{g}", tuple(episode(f"{name}-{g}-{s}", float(s == 0), task=f"t{g}") for s in range(2)))
+        for g in range(2)
+    )
+    return Batch(name, 0.0, version, made)

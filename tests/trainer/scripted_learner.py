@@ -1,0 +1,142 @@
+"""A learner and a proxy in memory, to run a training run without verl and kill it at every instant.
+
+The learner's weights are the list of episodes that it was trained on, and its disk is what a checkpoint would hold. The
+proxy leases episodes in whole groups, takes them back when a lease expires, and counts what it was told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_sdk.errors import NotFound
+from ajet_sdk.routes import Lease
+from ajet_sdk.sample import Batch, BatchEpisode, Group
+from ajet_trainer.batch import Row
+from tests.trainer.making import episode
+
+
+class Killed(BaseException):
+    """The process ends here; nothing after this line runs."""
+
+
+@dataclass
+class Instants:
+    """Counts the instants at which a process could die, and dies at one of them."""
+
+    fatal: int | None = None
+    seen: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def pass_by(self, name: str) -> None:
+        self.names.append(name)
+        self.seen += 1
+        if self.seen - 1 == self.fatal:
+            raise Killed(name)
+
+
+@dataclass
+class Disk:
+    """The newest complete checkpoint."""
+
+    version: int = 0
+    weights: tuple[str, ...] = ()
+    history: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ScriptedLearner:
+    colocated = True
+    max_tokens = 1000
+
+    def __init__(self, disk: Disk, instants: Instants, *, fail_push: Exception | None = None) -> None:
+        self.disk, self.instants, self.fail_push = disk, instants, fail_push
+        self.version, self.weights = disk.version, list(disk.weights)
+        self.served = disk.version
+        self.rows: list[Row] = []
+
+    def train(self, rows: Sequence[Row]) -> dict[str, float]:
+        self.instants.pass_by("before training")
+        self.rows = list(rows)
+        self.weights += [f"{row.group}/{row.session}" for row in rows if row.index == 0]
+        self.version += 1
+        self.instants.pass_by("after training")
+        return {"actor/pg_loss": 0.5, "timing_s/update_actor": 1.5, "actor/something": 2.0}
+
+    def save(self, history: Mapping[str, Any]) -> None:
+        self.instants.pass_by("before the checkpoint is complete")
+        self.disk.version, self.disk.weights, self.disk.history = self.version, tuple(self.weights), history
+        self.instants.pass_by("after the checkpoint is complete")
+
+    def push(self) -> None:
+        self.instants.pass_by("before the push")
+        if self.fail_push is not None:
+            raise self.fail_push
+        self.served = self.version
+        self.instants.pass_by("after the push")
+
+    def upstreams(self) -> Sequence[str] | None:
+        return ("http://engine",) if self.colocated else None
+
+
+class MemoryProxy:
+    """The `Link` methods over `count` batches of two groups of two episodes; a batch's id changes with every lease."""
+
+    def __init__(self, count: int, instants: Instants) -> None:
+        self.instants = instants
+        self.ready = [[f"{n}g{g}" for g in range(2)] for n in range(count)]
+        self.leased: dict[str, list[str]] = {}
+        self.trained: list[str] = []
+        self.log: list[str] = []
+        self.gate, self.version, self.upstreams = "open", -1, ("old",)
+        self._leases = 0
+        self.make: Callable[[str], tuple[BatchEpisode, ...]] = lambda task: tuple(
+            episode(f"{task}e{i}", float(i), task=task) for i in range(2)
+        )
+
+    def lease(self, ask: Lease) -> Batch | None:
+        self.instants.pass_by("before a lease")
+        if not self.ready:
+            return None
+        name = f"lease{self._leases}"
+        self._leases += 1
+        self.leased[name] = tasks = self.ready.pop(0)
+        self.instants.pass_by("leased, answer on its way")
+        return Batch(name, 0.0, self.version, tuple(Group(task, self.make(task)) for task in tasks))
+
+    def ack(self, batch: str, policy_version: int) -> None:
+        self.instants.pass_by("before an ack")
+        if batch not in self.leased:
+            raise NotFound(f"no lease {batch}")
+        self.trained += self.leased.pop(batch)
+        self.log.append(f"ack {batch} {policy_version}")
+        self.instants.pass_by("acked, answer on its way")
+
+    def nack(self, batch: str) -> None:
+        self.log.append(f"nack {batch}")
+        self.ready.insert(0, self.leased.pop(batch))
+
+    def extend(self, batch: str, lease_s: float) -> None:
+        if batch not in self.leased:
+            raise NotFound(f"no lease {batch}")
+
+    def close_gate(self, reason: str, wait_s: float) -> None:
+        self.instants.pass_by("before the gate closes")
+        self.gate = "closed"
+        self.log.append("close")
+
+    def open_gate(self, policy_version: int) -> None:
+        self.instants.pass_by("before the gate opens")
+        self.gate, self.version = "open", policy_version
+        self.log.append(f"open {policy_version}")
+
+    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
+        self.version = version
+        if upstreams is not None:
+            self.upstreams = tuple(upstreams)
+        self.log.append(f"announce {version}")
+
+    def expire(self) -> None:
+        """Every lease runs out."""
+        self.ready = list(self.leased.values()) + self.ready
+        self.leased = {}

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ajet_sdk.sample import BatchEpisode, Group, Sample
+from ajet_trainer.admission import admit, episode_fault, sample_faults
+from tests.trainer.making import batch, episode, sample
+
+GOOD = sample("e/0", turns=2)
+
+
+def broken(**changes: object) -> Sample:
+    return replace(GOOD, **changes)  # type: ignore[arg-type]
+
+
+def test_a_lawful_batch_is_admitted_whole() -> None:
+    admission = admit(batch("b"))
+    assert [len(group.episodes) for group in admission.groups] == [2, 2]
+    assert admission.rejected == ()
+    assert len(admission.episodes) == 4
+
+
+def changed(values: tuple[float, ...], index: int, value: float) -> tuple[float, ...]:
+    return (*values[:index], value, *values[index + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (broken(parents=(-1, *range(len(GOOD.token_ids) - 1))), "tree"),
+        (broken(loss_mask=tuple(2 * bit for bit in GOOD.loss_mask)), "other than 0 and 1"),
+        (broken(loss_mask=(0,) * 12, logprobs=(0.0,) * 12, spans=(), policy_versions=()), "no sampled token"),
+        (broken(loss_mask=(1, *GOOD.loss_mask[1:])), "from no prompt"),
+        (broken(logprobs=changed(GOOD.logprobs, 5, math.nan)), "logprob nan at token 5"),
+        (broken(logprobs=changed(GOOD.logprobs, 5, -math.inf)), "logprob -inf"),
+        (broken(logprobs=changed(GOOD.logprobs, 5, 0.5)), "logprob 0.5"),
+        (broken(logprobs=changed(GOOD.logprobs, 0, -0.1)), "with mask 0"),
+        (broken(policy_versions=((0, 5),)), "policy versions"),
+        (broken(spans=(("e/0/c0", 4, 7), ("e/0/c1", 6, 12))), "overlaps"),
+        (broken(spans=(("e/0/c0", 4, 7), ("other", 9, 12))), "outside the sample"),
+        (broken(spans=(("e/0/c0", 4, 7), ("e/0/c1", 9, 99))), "outside the sample"),
+        (broken(spans=(("e/0/c0", 4, 7),)), "not the tokens of the loss mask"),
+    ],
+)
+def test_every_broken_law_is_named(bad: Sample, words: str) -> None:
+    assert not list(sample_faults(GOOD))
+    assert words in next(iter(sample_faults(bad)))
+    fault = episode_fault(BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, bad)), (), None)
+    assert fault is not None
+    assert fault[0] == "unlawful_sample"
+
+
+def test_a_call_may_stand_in_one_sample_only() -> None:
+    double = BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, replace(GOOD, sample="e/1")))
+    fault = episode_fault(double, (), None)
+    assert fault == ("unlawful_sample", "e/1: call e/0/c0 stands in two samples")
+
+
+def test_other_reasons_for_refusal() -> None:
+    assert episode_fault(episode("e"), {"e"}, None) == ("already_trained", "part of the checkpointed history")
+    assert (episode_fault(replace(episode("e"), reward=math.inf), (), None) or ("",))[0] == "bad_reward"
+    assert (episode_fault(replace(episode("e"), samples=()), (), None) or ("",))[0] == "no_samples"
+    assert (episode_fault(episode("e", turns=2), (), 11) or ("",))[0] == "too_long"
+    assert episode_fault(episode("e", turns=2), (), 12) is None
+
+
+def test_a_group_that_shrinks_to_one_has_no_baseline_but_a_group_of_one_stays() -> None:
+    pair = Group("t", (episode("good"), replace(episode("bad"), samples=())))
+    admission = admit(batch("b", pair, Group("u", (episode("single"),))))
+    assert [group.task for group in admission.groups] == ["u"]
+    assert {rejection.episode: rejection.reason for rejection in admission.rejected} == {
+        "bad": "no_samples",
+        "good": "no_baseline",
+    }
+
+
+def test_three_of_four_still_train() -> None:
+    four = Group("t", (*(episode(f"e{i}", i / 3) for i in range(3)), replace(episode("bad"), samples=())))
+    assert [e.episode for e in admit(batch("b", four)).episodes] == ["e0", "e1", "e2"]
+
+
+def test_groups_without_signal_are_kept_or_dropped_as_told() -> None:
+    flat, steep = (Group(f"t{n}", (episode(f"a{n}", 0.0), episode(f"b{n}", float(n)))) for n in range(2))
+    assert len(admit(batch("b", flat, steep)).groups) == 2
+    admission = admit(batch("b", flat, steep), no_signal="drop")
+    assert [group.task for group in admission.groups] == ["t1"]
+    assert {rejection.reason for rejection in admission.rejected} == {"no_signal"}

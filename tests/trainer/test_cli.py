@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ajet_trainer import cli
+
+
+def status(*words: str) -> int:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(list(words))
+    return int(exit_.value.code or 0)
+
+
+def test_help_lists_every_key_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\nfrom ajet_trainer.cli import main\ntry: main(['run', '--help'])\nexcept SystemExit: pass\n"
+        "print([m for m in ('torch', 'verl', 'ray', 'numpy', 'httpx') if m in sys.modules], file=sys.stderr)"
+    )
+    best = 9.0
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        best = min(best, time.perf_counter() - start)
+    assert "no_signal" in done.stdout
+    assert done.stderr.strip() == "[]"
+    assert best < 0.5
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert status("--version") == 0
+    assert capsys.readouterr().out.startswith("ajet-trainer, version ")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("run",), 2, "Missing option '--config'"),
+        (("walk",), 2, "No such command 'walk'"),
+        (("run", "--config", "/nowhere.toml"), 2, "ajet-trainer: cannot read /nowhere.toml: No such file or directory"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(
+    words: tuple[str, ...], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert status(*words) == code
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err + captured.out
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text("[trainer]\nmodel = 'm'\n")
+    assert status("run", "--config", str(path), "group_sice=2") == 2
+    assert capsys.readouterr().err == (
+        "ajet-trainer: command line: unknown key 'group_sice'; did you mean 'group_size'?\n"
+    )

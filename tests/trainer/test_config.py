@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ajet_trainer.config import OPTIONS, ConfigError, describe, load
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[trainer]\nmodel = "m"\ngroups = 2\nlease_s = 60\n'
+        "[verl]\nactor_rollout_ref.actor.optim.lr = 1e-5\n"
+        '"+actor_rollout_ref.rollout.engine_kwargs.vllm.max_loras" = 3\n'
+    )
+    return path
+
+
+def test_later_sources_win(file: Path) -> None:
+    environ = {"AJET_TRAINER_GROUPS": "3", "AJET_TRAINER_SEED": "5", "AJET_PROXY_URL": "http://p", "AJET_EPISODE": "e"}
+    config = load(str(file), ["groups=4", "model=n", "actor_rollout_ref.actor.optim.lr=1e-6"], environ)
+    assert (config.model, config.groups, config.seed, config.lease_s, config.proxy_url) == ("n", 4, 5, 60.0, "http://p")
+    assert config.verl == {
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_loras": 3,
+    }
+    assert load(str(file), [], environ).groups == 3
+    assert load(str(file)).groups == 2
+
+
+def test_words_of_the_command_line_become_values(file: Path) -> None:
+    words = ["placement=attached", "engine_urls=http://a, http://b", "max_staleness=null", "run_dir=12"]
+    theirs = ["verl.a.b=true", "a.c=[1, 2]", "a.d=x y", "a.e=False", "a.f=null"]
+    config = load(str(file), words + theirs)
+    assert (config.engine_urls, config.max_staleness, config.run_dir) == (("http://a", "http://b"), None, "12")
+    assert {k: v for k, v in config.verl.items() if k.startswith("a.")} == {
+        "a.b": True, "a.c": [1, 2], "a.d": "x y", "a.e": False, "a.f": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "message"),
+    [
+        (["grops=3"], {}, r"unknown key 'grops'; did you mean 'groups'\?"),
+        (["groups"], {}, "'groups' is not KEY=VALUE"),
+        (["groups=many"], {}, "groups must be an integer, not 'many'"),
+        (["groups=0"], {}, "groups must be positive"),
+        (["total_steps=-1"], {}, "total_steps must not be negative"),
+        (["lease_s=x"], {}, "lease_s must be a number"),
+        (["max_staleness=1.5"], {}, "max_staleness must be an integer"),
+        (["no_signal=maybe"], {}, "no_signal must be one of keep, drop, not 'maybe'"),
+        (["placement=attached"], {}, "needs engine_urls"),
+        (["engine_urls=http://a"], {}, "belongs to placement 'attached'"),
+        (["model="], {}, "model is required"),
+        (["verl=1"], {}, "unknown key 'verl'"),
+        ([], {"AJET_TRAINER_GROPS": "1"}, "environment variable AJET_TRAINER_GROPS: unknown key 'grops'"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(file: Path, words: list[str], environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
+        load(str(file), words, environ)
+    assert "\n" not in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[trainer]\nmodle = 'x'", r"unknown key 'modle'; did you mean 'model'\?"),
+        ("[trainers]\nx = 1", r"unknown table \[trainers\]; did you mean 'trainer'\?"),
+        ("[trainer]\nmodel = 3", "model must be a string, not 3"),
+        ("[trainer]\nmodel = 'x'\nengine_urls = [1]", "engine_urls must be a list of strings"),
+        ("[trainer", "run.toml"),
+    ],
+)
+def test_a_bad_file_names_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load(str(path))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml: No such file"):
+        load(str(tmp_path / "none.toml"))
+
+
+def test_every_key_is_described() -> None:
+    text = describe()
+    for name, option in OPTIONS.items():
+        assert f"  {name} " in text
+        assert option.metadata["doc"] in text

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+import msgpack
+import pytest
+
+from ajet_sdk import routes
+from ajet_sdk.errors import Conflict, NotFound, NotReady, ProxyUnreachable
+from ajet_sdk.frame import FrameError, decode_batch, encode_batch
+from ajet_trainer.link import Link, WireVersion
+from tests.trainer.making import batch
+
+
+class Clock:
+    """Time that passes only while someone sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+def link(handler: Callable[[httpx.Request], httpx.Response], clock: Clock, **options: object) -> Link:
+    transport = httpx.MockTransport(handler)
+    return Link("http://proxy:1/", transport=transport, clock=clock, sleep=clock.sleep, **options)  # type: ignore[arg-type]
+
+
+def test_a_batch_is_leased_over_the_wire_with_version_and_key() -> None:
+    seen: list[httpx.Request] = []
+    sent = batch("b1")
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, content=encode_batch(sent))
+
+    ask = routes.Lease(groups=2, group_size=4, model="policy", wait_s=2.0, lease_s=60.0)
+    assert link(handler, Clock(), key="ajet-k").lease(ask) == decode_batch(encode_batch(sent))
+    assert seen[0].url == "http://proxy:1/ajet/v1/batches/lease"
+    assert seen[0].headers["authorization"] == "Bearer ajet-k"
+    assert seen[0].headers[routes.HEADER_WIRE] == "1, 0"
+    assert json.loads(seen[0].content) == {
+        "groups": 2,
+        "group_size": 4,
+        "model": "policy",
+        "wait_s": 2.0,
+        "lease_s": 60.0,
+    }
+    assert seen[0].extensions["timeout"]["read"] == 32.0
+
+
+def test_nothing_ready_is_no_batch() -> None:
+    assert link(lambda _: httpx.Response(204), Clock()).lease(routes.Lease()) is None
+
+
+def test_every_message_has_its_route_and_body() -> None:
+    seen: list[tuple[str, str, object]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else None
+        seen.append((request.method, request.url.path.removeprefix("/ajet/v1"), body))
+        return httpx.Response(200, json={"models": {}})
+
+    one = link(handler, Clock())
+    one.ack("b/1", 3)
+    one.nack("b1")
+    one.extend("b1", 30.0)
+    one.close_gate("weights", 5.0)
+    one.open_gate(4)
+    one.announce("policy", 4)
+    one.announce("policy", 4, ["http://e"])
+    assert one.status() == {"models": {}}
+    assert seen == [
+        ("POST", "/batches/b/1/ack", {"policy_version": 3}),
+        ("POST", "/batches/b1/nack", {}),
+        ("POST", "/batches/b1/extend", {"lease_s": 30.0}),
+        ("POST", "/gate/close", {"wait_s": 5.0}),
+        ("POST", "/gate/open", {"policy_version": 4}),
+        ("POST", "/policy", {"model": "policy", "version": 4}),
+        ("POST", "/policy", {"model": "policy", "version": 4, "upstreams": ["http://e"]}),
+        ("GET", "/status", None),
+    ]
+
+
+def test_what_fails_on_the_way_is_tried_again_with_growing_pauses() -> None:
+    answers = [503, None, 429, 500, 200]
+    clock = Clock()
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        status = answers.pop(0)
+        if status is None:
+            raise httpx.ConnectError("refused")
+        return httpx.Response(status, headers={"Retry-After": "3"} if status == 429 else {}, json={})
+
+    link(handler, clock).ack("b", 1)
+    assert answers == []
+    assert clock.pauses == [0.1, 0.2, 3.0, 0.8]
+
+
+def test_the_deadline_ends_the_trying() -> None:
+    clock = Clock()
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(ProxyUnreachable, match=r"no answer from http://proxy:1/ajet/v1/batches/b/ack: refused"):
+        link(handler, clock, deadline_s=10.0).ack("b", 1)
+    assert 5.0 < clock.now <= 10.0
+
+
+def test_closing_the_gate_is_asked_again_until_the_drain_limit() -> None:
+    clock = Clock()
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        body = {"error": {"message": "2 calls are still in flight", "type": "not_ready_error", "code": "gate_closing"}}
+        return httpx.Response(503, headers={"Retry-After": "1"}, json=body)
+
+    with pytest.raises(NotReady, match="still in flight"):
+        link(handler, clock, deadline_s=1.0).close_gate("weights", 20.0)
+    assert clock.now > 15
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, NotFound), (409, Conflict)])
+def test_a_refusal_is_not_repeated(status: int, kind: type[Exception]) -> None:
+    clock = Clock()
+    with pytest.raises(kind, match="gone"):
+        link(lambda _: httpx.Response(status, json={"error": {"message": "gone"}}), clock).ack("b", 1)
+    assert clock.pauses == []
+
+
+def test_an_answer_that_is_no_json_is_still_an_error_of_its_status() -> None:
+    with pytest.raises(NotFound, match="HTTP 404: <html>"):
+        link(lambda _: httpx.Response(404, text="<html>"), Clock()).nack("b")
+
+
+def test_another_wire_version_says_what_to_do() -> None:
+    frame = msgpack.packb({**msgpack.unpackb(encode_batch(batch("b"))), "version": 7})
+    with pytest.raises(WireVersion, match="install the same ajet release on both sides"):
+        link(lambda _: httpx.Response(200, content=frame), Clock()).lease(routes.Lease())
+
+
+def test_a_truncated_frame_names_itself() -> None:
+    with pytest.raises(FrameError, match="truncated"):
+        link(lambda _: httpx.Response(200, content=encode_batch(batch("b"))[:50]), Clock()).lease(routes.Lease())

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from ajet_trainer.progress import Progress, finite
+
+
+def line(step: int, **more: object) -> dict[str, object]:
+    base = {
+        "step": step,
+        "reward_mean": 0.5,
+        "reward_std": 0.1,
+        "episodes": 4,
+        "sampled_tokens": 9,
+        "timing": {"train": 1.0},
+    }
+    return {**base, **more}
+
+
+def test_a_phase_is_replaced_whole_and_said_unless_quiet(tmp_path: Path) -> None:
+    said: list[str] = []
+    progress = Progress(tmp_path / "run", 7, said.append)
+    progress.phase("starting Ray")
+    progress.phase("draining", quiet=True)
+    assert json.loads((tmp_path / "run/phase.json").read_text()) == {"phase": "draining", "step": 0, "of": 7}
+    assert said == ["starting Ray"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["phase.json"]
+
+
+def test_a_step_is_one_line_of_json_and_one_line_to_read(tmp_path: Path) -> None:
+    said: list[str] = []
+    progress = Progress(tmp_path, 7, said.append)
+    progress.record(line(3, rollout_probs_diff_mean=math.nan, learner={"x": math.inf, "y": [1.0, math.nan]}))
+    record = json.loads(progress.metrics_path.read_text())
+    assert record["rollout_probs_diff_mean"] is None
+    assert record["learner"] == {"x": None, "y": [1.0, None]}
+    assert said[0].startswith("step 3/7 · reward 0.500 ± 0.100 · 4 episodes, 9 sampled tokens")
+    assert progress.step == 3
+
+
+def test_resuming_drops_the_lines_of_lost_steps_and_a_torn_last_line(tmp_path: Path) -> None:
+    progress = Progress(tmp_path, 0, lambda _: None)
+    for step in (1, 2, 3):
+        progress.record(line(step))
+    with progress.metrics_path.open("a") as file:
+        file.write('{"step": 4, "rew')
+    Progress(tmp_path, 0, lambda _: None).resume_at(2)
+    assert [json.loads(text)["step"] for text in progress.metrics_path.read_text().splitlines()] == [1, 2]
+
+
+def test_numbers_that_json_lacks_become_null() -> None:
+    assert finite({"a": (1, math.nan)}) == {"a": [1, None]}

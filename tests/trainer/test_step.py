@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ajet_trainer.config import Config
+from ajet_trainer.history import History
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.link import Link
+from ajet_trainer.progress import Progress
+from ajet_trainer.step import Run
+from tests.trainer.making import episode
+from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
+
+
+class Setting:
+    """A run over memory: `start` begins a process, which may be killed and begun again over the same disk and proxy."""
+
+    def __init__(self, folder: Path, batches: int, **options: Any) -> None:
+        self.config = Config(model="m", run_dir=str(folder), **{"total_steps": batches, "save_freq": 1, **options})
+        self.instants, self.disk, self.said = Instants(), Disk(), list[str]()
+        self.proxy = MemoryProxy(batches, self.instants)
+        self.learner = ScriptedLearner(self.disk, self.instants)
+        self.stop = False
+
+    def start(self, **changes: Any) -> Run:
+        self.learner = ScriptedLearner(self.disk, self.instants)
+        for name, value in changes.items():
+            setattr(self.learner, name, value)
+        self.run = Run(
+            self.config,
+            cast(Link, self.proxy),
+            self.learner,
+            History.from_state(self.disk.history),
+            Keeper(self.proxy, 300.0),
+            Progress(self.config.run_dir, self.config.total_steps, self.said.append),
+            stopping=lambda: self.stop or not self.proxy.ready,
+        )
+        return self.run
+
+    def whole(self) -> None:
+        run = self.start()
+        try:
+            run.start()
+            run.loop()
+        finally:
+            run.close()
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return Setting(tmp_path / "run", 3)
+
+
+def test_a_step_goes_through_its_stations_in_order(setting: Setting) -> None:
+    run = setting.start()
+    run.start()
+    setting.instants.names.clear()
+    run.step()
+    assert setting.instants.names == [
+        "before a lease",
+        "leased, answer on its way",
+        "before the gate closes",
+        "before training",
+        "after training",
+        "before the checkpoint is complete",
+        "after the checkpoint is complete",
+        "before the push",
+        "after the push",
+        "before the gate opens",
+        "before an ack",
+        "acked, answer on its way",
+    ]
+    assert setting.proxy.log == ["announce 0", "open 0", "close", "open 1", "ack lease0 1"]
+    assert setting.proxy.upstreams == ("http://engine",)
+    assert (setting.disk.version, setting.learner.served, run.keeper.held) == (1, 1, ())
+
+
+def test_an_engine_that_stands_alone_serves_while_the_trainer_trains(setting: Setting) -> None:
+    run = setting.start(colocated=False)
+    run.start()
+    assert setting.proxy.upstreams == ("old",)
+    run.step()
+    names = setting.instants.names
+    assert names.index("after training") < names.index("before the gate closes") < names.index("before the push")
+
+
+def test_acknowledgements_wait_for_the_checkpoint(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 5, save_freq=2)
+    setting.whole()
+    order = [word for word in setting.proxy.log if word.startswith(("open", "ack"))]
+    assert order == [
+        "open 0", "open 1", "open 2", "ack lease0 1", "ack lease1 2", "open 3", "open 4", "ack lease2 3",
+        "ack lease3 4",
+        "open 5", "ack lease4 5",
+    ]  # fmt: skip
+    assert setting.disk.version == 5
+    assert setting.run.keeper.held == ()
+
+
+def test_no_checkpoints_but_the_last(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 3, save_freq=0)
+    setting.whole()
+    assert setting.instants.names.count("before the checkpoint is complete") == 1
+    assert [word for word in setting.proxy.log if word.startswith("ack")] == [
+        "ack lease0 1",
+        "ack lease1 2",
+        "ack lease2 3",
+    ]
+
+
+def test_a_stop_between_checkpoints_saves_and_acknowledges_first(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 5, save_freq=10)
+    run = setting.start()
+    run.start()
+    run.step()
+    setting.stop = True
+    run.loop()
+    run.close()
+    assert setting.disk.version == 1
+    assert setting.proxy.log[-2:] == ["ack lease0 1", "announce 1"]
+    assert setting.proxy.upstreams == ()
+
+
+def test_metrics_of_a_step(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 1)
+    two = (episode("a", 1.0, samples=2, turns=2), episode("b", 0.0))
+    setting.proxy.make = lambda task: tuple(replace(e, episode=f"{task}{e.episode}") for e in two)
+    setting.whole()
+    record = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert record["timing"].keys() == {"wait", "drain", "train", "update_actor", "save", "push"}
+    del record["timing"]
+    assert record == {
+        "step": 1, "policy_version": 1, "batch": "lease0", "reward_mean": 0.5, "reward_std": 0.5, "groups": 2,
+        "episodes": 4, "rejected_episodes": 0, "samples": 6, "sampled_tokens": 2 * (12 + 3),
+        "prompt_tokens": 2 * (12 + 4),
+        "merged_calls": 4, "merged_tokens": 2 * (2 * 7), "min_policy_version": 0, "max_policy_version": 0,
+        "pg_loss": 0.5, "learner": {"actor/something": 2.0},
+    }  # fmt: skip
+
+
+def test_a_batch_with_nothing_to_train_is_acknowledged_and_makes_no_step(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 2, no_signal="drop")
+    setting.proxy.make = lambda task: tuple(episode(f"{task}e{i}", 1.0) for i in range(2))
+    setting.whole()
+    assert setting.learner.version == 0
+    assert [word for word in setting.proxy.log if word.startswith("ack")] == ["ack lease0 0", "ack lease1 0"]
+    assert any("no_signal" in line for line in setting.said)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_batch(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 2, save_freq=10)
+    run = setting.start(fail_push=RuntimeError("the weight push did not finish within 1 s"))
+    run.start()
+    with pytest.raises(RuntimeError, match="did not finish"):
+        run.step()
+    assert setting.proxy.gate == "closed"
+    run.close()
+    assert setting.proxy.gate == "open"
+    assert setting.proxy.log[-3:] == ["nack lease0", "announce 0", "open 0"]
+    assert setting.proxy.upstreams == ()
+
+
+def test_a_batch_in_the_checkpoint_is_not_returned_when_the_push_after_it_fails(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 2)
+    run = setting.start(fail_push=RuntimeError("gone"))
+    run.start()
+    with pytest.raises(RuntimeError, match="gone"):
+        run.step()
+    run.close()
+    assert "nack lease0" not in setting.proxy.log
+    setting.whole()
+    assert "ack lease0 1" in setting.proxy.log
+    assert sorted(setting.disk.weights) == sorted(set(setting.disk.weights))
+
+
+@pytest.mark.parametrize("save_freq", [1, 2, 3])
+@pytest.mark.parametrize("expires", [False, True], ids=["lease holds", "lease runs out"])
+def test_killed_at_any_instant_everything_is_trained_once(tmp_path: Path, save_freq: int, expires: bool) -> None:
+    """Whatever instant the process dies at, after a restart the checkpointed weights hold each episode exactly once."""
+    reference = Setting(tmp_path / "whole", 4, save_freq=save_freq)
+    reference.whole()
+    assert reference.instants.seen > 30
+    for fatal in range(reference.instants.seen):
+        setting = Setting(tmp_path / str(fatal), 4, save_freq=save_freq, total_steps=0)
+        setting.instants.fatal = fatal
+        try:
+            setting.start().start()
+            setting.run.loop()
+        except Killed:
+            pass
+        if expires:
+            setting.proxy.expire()
+        else:
+            unheard = {entry["batch"] for entry in setting.disk.history.get("saved", ())}
+            for batch in [name for name in setting.proxy.leased if name not in unheard]:
+                setting.proxy.ready.insert(0, setting.proxy.leased.pop(batch))
+        setting.whole()
+        tasks = sorted(f"{n}g{g}" for n in range(4) for g in range(2))
+        assert sorted(setting.proxy.trained) == tasks, setting.instants.names[fatal]
+        assert len(setting.disk.weights) == len(tasks) * 2, setting.instants.names[fatal]
+        assert setting.disk.version == 4, setting.instants.names[fatal]
