@@ -198,7 +198,6 @@ def run_and_tell(
     model: str | None, quiet: bool,
 ) -> int:
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
-    import signal
     import threading
 
     from ajet_sdk.results import RunResult, RunResults
@@ -216,10 +215,6 @@ def run_and_tell(
                 out.write(line)
             out.flush()
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
     try:
         run_program(
             program, [task], repeat=repeat, parallel=parallel, model=model, agent=agent, eval=is_eval, client=client,
@@ -234,4 +229,7 @@ def run_and_tell(
 
 
 def main() -> None:
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # to be asked to end is to be interrupted
     run_command(ajet, "ajet")

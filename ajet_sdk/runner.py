@@ -36,7 +36,7 @@ REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
 END_GRACE_S = 5.0
 WATCH_S = 10.0
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.])")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w)")
 
 OnOutput = Callable[[Episode, str, bytes], None]
 """Gets the episode, ``"stdout"`` or ``"stderr"``, and a line of its program's output; called by several threads."""

@@ -1,0 +1,248 @@
+"""The `ajet` command: exit codes, one line a fault, and programs run from a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk import Client, cli
+from ajet_sdk.command import run_command
+from ajet_sdk.routes import OpenEpisode
+from tests.kit.control_stub import DROP, ControlStub
+from tests.kit.ports import free_port
+from tests.sdk.test_processes import until_dead
+
+AJET = [sys.executable, "-c", "from ajet_sdk.cli import main; main()"]
+Ajet = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ajet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ajet:
+    """Runs the command in this process: exit code, standard output, standard error."""
+    for name in ("AJET_PROXY_URL", "AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ajet", *argv])
+        with pytest.raises(SystemExit) as caught:
+            run_command(cli.ajet, "ajet")
+        out, err = capfd.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture
+def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+    with ControlStub() as running:
+        monkeypatch.setenv("AJET_PROXY_URL", running.url)
+        yield running
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        (), ("rewrd",), ("reward",), ("reward", "much"), ("reward", "nan"), ("reward", "--", "-inf"),
+        ("reward", "1", "--no-final"), ("run", "--task", "t"), ("run", "--", "true"), ("show",), ("status", "extra"),
+        ("run", "--task", "t", "--repeat", "0", "--", "true"), ("run", "--task", "t", "--", "no-such-program-anywhere"),
+        ("run", "--task", "t", "--reward-from", "luck", "--", "true"),
+        ("run", "--task", "t", "--reward-from", "stdout", "--reward-cmd", "echo 1", "--", "true"),
+    ],
+    ids=" ".join,
+)
+def test_bad_usage_is_one_line_and_exit_2(ajet: Ajet, argv: tuple[str, ...]) -> None:
+    code, out, err = ajet(*argv)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("ajet")
+    assert "--help" in err
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("--version",), *((name, "--help") for name in cli.ajet.commands)])
+def test_help_and_version(ajet: Ajet, argv: tuple[str, ...]) -> None:
+    code, out, err = ajet(*argv)
+    assert (code, err) == (0, "")
+    assert out.startswith("Usage: ajet" if "--help" in argv else "ajet ")
+
+
+@pytest.mark.parametrize(
+    ("argv", "env", "says"),
+    [
+        (("reward", "1"), {}, "AJET_EPISODE is not set"),
+        (("abort",), {}, "AJET_EPISODE is not set"),
+        (("status", "--proxy", "nowhere"), {}, "must look like http://127.0.0.1:8484"),
+        (("show", "ep-none"), {}, "no such episode"),
+        (("show", "../status"), {}, "letters, digits"),
+        (("reward", "1", "--episode", "ep-none"), {}, "no such episode"),
+        (("status",), {"AJET_API_KEY": "a b"}, "characters that no key has"),
+    ],
+)
+def test_failure_is_one_line_and_exit_1(
+    ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch, argv: Any, env: dict[str, str], says: str
+) -> None:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    code, out, err = ajet(*argv)
+    assert (code, out) == (1, "")
+    assert err.count("\n") == 1
+    assert err.startswith("ajet: ")
+    assert says in err
+
+
+def test_reward_and_show(ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    ajet("run", "--task", "t", "--", "true")
+    stub.episodes["ep-0"].update(state="open", rewards=[])
+    assert ajet("reward", "-0.5", "--episode", "ep-0", "--not-final", "--agent", "a", "--call", "c") == (0, "", "")
+    sent = stub.heard[-1]
+    assert {**sent.body, "id": None} == {"value": -0.5, "final": False, "agent": "a", "call": "c", "id": None}
+    monkeypatch.setenv("AJET_EPISODE", "ep-0")
+    monkeypatch.setenv("OPENAI_API_KEY", "ajet-ep-0")
+    assert ajet("reward", "1")[0] == 0
+    assert stub.heard[-1].headers["authorization"] == "Bearer ajet-ep-0"
+    assert "episode ep-0: ready" in ajet("show", "ep-0")[1]
+    shown = json.loads(ajet("show", "ep-0", "--json")[1])
+    assert shown["reward"] == 0.5
+    assert stub.heard[-1].path.endswith("?tokens=1")
+
+
+def test_abort(ajet: Ajet, stub: ControlStub) -> None:
+    with Client(stub.url) as client:
+        client.ask("open_episode", OpenEpisode(task="t"))
+    assert ajet("abort", "--episode", "ep-0", "--reason", "tired") == (0, "", "")
+    assert stub.episodes["ep-0"]["detail"] == "tired"
+
+
+def test_status(ajet: Ajet, stub: ControlStub) -> None:
+    ajet("run", "--task", "t", "--", "true")
+    code, out, _ = ajet("status")
+    assert code == 0
+    assert "opened 1 = open 0 + sealed 0 + ready 1" in out
+    assert json.loads(ajet("status", "--json", "--proxy", stub.url)[1])["episodes"]["opened"] == 1
+
+
+def test_run_prints_output_and_table(ajet: Ajet, stub: ControlStub) -> None:
+    code, out, err = ajet(
+        "run", "--task", "sum/1", "--repeat", "2", "--eval", "--agent", "a", "--model", "m", "sh", "-c",
+        "echo said; echo complained >&2; exit 3", "--help",
+    )
+    assert code == 0  # a reward of zero is a success
+    assert out.startswith("said\nsaid\ntask")
+    assert err == "complained\n" * 2
+    assert out.endswith("2 episodes: 2 rewarded, mean reward 0\n")
+    record = stub.episodes["ep-1"]
+    assert (record["task"], record["eval"], record["agent"], record["model"]) == ("sum/1", True, "a", "m")
+
+
+def test_run_in_parallel_says_whose_output_it_is(ajet: Ajet, stub: ControlStub) -> None:
+    code, out, _ = ajet("run", "--task", "t", "--repeat", "3", "--parallel", "3", "--", "sh", "-c", "echo hello")
+    assert code == 0
+    assert sorted(out.splitlines()[:3]) == ["[ep-0] hello", "[ep-1] hello", "[ep-2] hello"]
+    code, out, _ = ajet("run", "--task", "t", "--quiet", "--", "echo", "hello")
+    assert "hello" not in out
+
+
+def test_run_fails_only_when_no_episode_succeeded(ajet: Ajet, stub: ControlStub, tmp_path: Path) -> None:
+    count = f"echo >> {tmp_path}/n; [ $(wc -l < {tmp_path}/n) -lt 3 ] && kill -KILL $$; exit 0"
+    assert ajet("run", "--task", "t", "--repeat", "2", "--", "sh", "-c", count)[0] == 1
+    code, out, _ = ajet("run", "--task", "t", "--repeat", "2", "--", "sh", "-c", count)
+    assert code == 0
+    (tmp_path / "n").unlink()
+    code, out, _ = ajet("run", "--task", "t", "--repeat", "3", "--", "sh", "-c", count)
+    assert code == 0
+    assert "3 episodes: 1 rewarded, 2 aborted, mean reward 1" in out
+    assert "the program was killed by SIGKILL" in out
+
+
+def test_run_takes_the_reward_command(ajet: Ajet, stub: ControlStub) -> None:
+    command = 'test "$AJET_TASK" = t && echo reward 0.25'
+    assert ajet("run", "--task", "t", "--reward-cmd", command, "--", "sh", "-c", "exit 9")[0] == 0
+    assert stub.episodes["ep-0"]["reward"] == 0.25
+
+
+def test_run_waits_for_a_proxy_that_is_starting(ajet: Ajet) -> None:
+    port = free_port()
+    late: list[ControlStub] = []
+    timer = threading.Timer(1.0, lambda: late.append(ControlStub(port).__enter__()))
+    timer.start()
+    try:
+        code, out, err = ajet("run", "--proxy", f"http://127.0.0.1:{port}", "--task", "t", "--", "true")
+    finally:
+        timer.join()
+        late[0].__exit__(None, None, None)
+    assert code == 0
+    assert "mean reward 1" in out
+    assert err == f"waiting up to 60 s for a proxy at http://127.0.0.1:{port}\n"
+
+
+def test_run_without_a_proxy_opens_nothing(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "AWAIT_PROXY_S", 0.3)
+    code, out, err = ajet("run", "--proxy", f"http://127.0.0.1:{free_port()}", "--task", "t", "--", "true")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("ajet: no proxy acknowledged GET")
+
+
+def test_top_shows_again_until_interrupted(
+    ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", nap)
+    code, out, err = ajet("top", "--every", "0.5")
+    assert (code, naps, err.strip()) == (130, [0.5, 0.5], "ajet: interrupted")
+    assert out.count("opened 0 = open 0") == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_program_and_no_open_episode(stub: ControlStub, tmp_path: Path, number: int) -> None:
+    pids = tmp_path / "pids"
+    script = f"sleep 60 & echo $$ $! >> {pids}; wait"
+    argv = [*AJET, "run", "--task", "t", "--repeat", "9", "--parallel", "3", "--", "sh", "-c", script]
+    with subprocess.Popen(
+        argv, env={**os.environ, "AJET_PROXY_URL": stub.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        until = time.monotonic() + 20
+        while (not pids.exists() or len(pids.read_text().split()) < 6) and time.monotonic() < until:
+            time.sleep(0.02)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert all(until_dead(int(pid)) for pid in pids.read_text().split())
+    assert [record["state"] for record in stub.episodes.values()] == ["discarded"] * 3
+    assert "3 episodes: 3 aborted" in out
+    assert "interrupted" in err
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_left_is_no_traceback(stub: ControlStub) -> None:
+    script = f"{' '.join(map(_quoted, AJET))} status | true"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {script}"], capture_output=True, text=True, check=False,
+        env={**os.environ, "AJET_PROXY_URL": stub.url},
+    )
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 1)
+
+
+def _quoted(word: str) -> str:
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def test_a_dropped_connection_is_tried_again(ajet: Ajet, stub: ControlStub) -> None:
+    stub.faults.extend([DROP, DROP])
+    assert ajet("status")[0] == 0

@@ -1,0 +1,103 @@
+"""Child processes: all output, the exit code, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ajet_sdk.processes import LINE_LIMIT, Child, describe
+
+PYTHON = sys.executable
+
+
+def run(*argv: str, env: dict[str, str] | None = None) -> tuple[int, bytes, bytes]:
+    out, err = [], []
+    child = Child(argv, {**os.environ, **(env or {})}, on_stdout=out.append, on_stderr=err.append)
+    return child.wait(), b"".join(out), b"".join(err)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that is dead and waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until_dead(pid: int) -> bool:
+    end = time.monotonic() + 5
+    while alive(pid) and time.monotonic() < end:
+        time.sleep(0.01)
+    return not alive(pid)
+
+
+def test_output_and_exit_code() -> None:
+    assert run("sh", "-c", "echo out; echo err >&2; printf tail; exit 3") == (3, b"out\ntail", b"err\n")
+
+
+def test_all_of_a_large_output_arrives_in_order() -> None:
+    _, out, _ = run(PYTHON, "-c", f"print('x' * {3 * LINE_LIMIT}); [print(i) for i in range(20000)]")
+    lines = out.split(b"\n")
+    assert lines[0] == b"x" * 3 * LINE_LIMIT
+    assert lines[1:-1] == [str(number).encode() for number in range(20000)]
+
+
+def test_standard_input_is_empty() -> None:
+    assert run("cat") == (0, b"", b"")
+
+
+def test_a_signal_is_a_negative_code() -> None:
+    assert run("sh", "-c", "kill -KILL $$")[0] == -signal.SIGKILL
+
+
+def test_what_cannot_be_started_is_an_os_error() -> None:
+    with pytest.raises(FileNotFoundError):
+        run("no-such-program-anywhere")
+
+
+def test_what_a_program_leaves_behind_is_killed() -> None:
+    code, out, _ = run("sh", "-c", "sleep 60 & echo $!; exit 0")
+    assert code == 0
+    assert until_dead(int(out))
+
+
+def test_a_pipe_held_from_outside_the_session_does_not_hold_us() -> None:
+    escape = "import os, sys, time\nif os.fork() == 0:\n os.setsid(); print(os.getpid(), flush=True); time.sleep(60)"
+    began = time.monotonic()
+    code, out, _ = run(PYTHON, "-c", escape + "\nelse:\n time.sleep(0.5)")
+    assert code == 0
+    assert time.monotonic() - began < 10
+    os.kill(int(out), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
+def test_ending_a_program_ends_all_of_it(trap: str) -> None:
+    out: list[bytes] = []
+    child = Child(
+        ("sh", "-c", f"{trap}sleep 60 & echo $!; wait; sleep 60"), os.environ, on_stdout=out.append,
+        on_stderr=out.append,
+    )
+    codes: list[int] = []
+    waiter = threading.Thread(target=lambda: codes.append(child.wait()))
+    waiter.start()
+    until = time.monotonic() + 10
+    while not out and time.monotonic() < until:
+        time.sleep(0.01)
+    child.ask_to_end()
+    child.end(0.3)
+    waiter.join(10)
+    assert codes == [-signal.SIGKILL if trap else -signal.SIGTERM]
+    assert until_dead(int(out[0]))
+    child.end(0.0)  # again, when it is gone, does nothing
+
+
+def test_codes_in_words() -> None:
+    assert [describe(code) for code in (0, 3, -11, -63)] == [
+        "exit code 0", "exit code 3", "killed by SIGSEGV", "killed by signal 63",
+    ]

@@ -1,0 +1,37 @@
+"""Results: what counts, and the table."""
+
+from __future__ import annotations
+
+from ajet_sdk.results import RunResult, RunResults, align
+
+REWARDED = RunResult("sum/1", 0, "ep-1", "rewarded", 0.5, None, 1.25)
+ZERO = RunResult("sum/1", 1, "ep-2", "rewarded", 0.0, None, 0.5)
+ABORTED = RunResult("sum/1", 2, "ep-3", "aborted", None, "ValueError: no\nanswer", 2.0)
+FAILED = RunResult("sum/1", 3, None, "failed", None, "x" * 500, 0.0)
+
+
+def test_a_reward_of_zero_is_a_success_and_counts() -> None:
+    results = RunResults((REWARDED, ZERO, ABORTED, FAILED))
+    assert results.rewards == [0.5, 0.0]
+    assert results.mean_reward == 0.25
+    assert results.failures == [ABORTED, FAILED]
+    assert (len(results), results[0], list(results)[-1]) == (4, REWARDED, FAILED)
+
+
+def test_nothing_has_no_mean() -> None:
+    assert RunResults().mean_reward is None
+    assert RunResults().table().endswith("0 episodes: none begun")
+
+
+def test_the_table() -> None:
+    lines = RunResults((REWARDED, ZERO, ABORTED, FAILED)).table().splitlines()
+    assert lines[0].split() == ["task", "#", "episode", "outcome", "reward", "seconds", "reason"]
+    assert lines[1].split() == ["sum/1", "0", "ep-1", "rewarded", "0.5", "1.2"]
+    assert lines[3].endswith("2.0      ValueError: no answer")
+    assert lines[4].split()[2:4] == ["-", "failed"]
+    assert max(map(len, lines)) < 200
+    assert lines[-1] == "4 episodes: 2 rewarded, 1 aborted, 1 failed, mean reward 0.25"
+
+
+def test_columns_are_aligned() -> None:
+    assert align([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"

@@ -1,0 +1,193 @@
+"""Programs that never heard of us, in whatever language: their environment, their reward, their end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ajet_sdk
+from ajet_sdk import errors
+from ajet_sdk.results import RunResult
+from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, run_program
+from tests.kit.control_stub import ControlStub
+
+PYTHON = sys.executable
+NO_LINE = "no line of its output is a number"
+REWARD_ITSELF = "import ajet_sdk; ajet_sdk.reward(0.25); print(7)"
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
+    with ControlStub() as running:
+        monkeypatch.setenv("AJET_PROXY_URL", running.url)
+        monkeypatch.delenv("AJET_API_KEY", raising=False)
+        yield running
+
+
+def once(*argv: str, **more: Any) -> RunResult:
+    """One episode of one program."""
+    results = run_program(Program(argv, **more), ["t"])
+    assert len(results) == 1
+    item: RunResult = results[0]
+    return item
+
+
+def told(result: RunResult) -> tuple[str, float | None, str | None]:
+    return result.outcome, result.reward, result.reason
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "expected"),
+    [
+        ("exit 0", {}, ("rewarded", 1.0, None)),
+        ("exit 3", {}, ("rewarded", 0.0, None)),
+        ("exit 3", {"reward_from": "exit-code"}, ("rewarded", 0.0, None)),
+        ("kill -SEGV $$", {}, ("aborted", None, "the program was killed by SIGSEGV")),
+        ("echo 1; echo 0.5; echo done", {"reward_from": "stdout"}, ("rewarded", 0.5, None)),
+        ("echo -2e-1", {"reward_from": "stdout"}, ("rewarded", -0.2, None)),
+        ("echo 1; exit 4", {"reward_from": "stdout"}, ("rewarded", 1.0, None)),
+        ("echo nan; exit 4", {"reward_from": "stdout"}, ("aborted", None, f"{NO_LINE} (exit code 4)")),
+        ("echo 1 >&2", {"reward_from": "stdout"}, ("aborted", None, f"{NO_LINE} (exit code 0)")),
+        ("echo 1; kill -KILL $$", {"reward_from": "stdout"}, ("aborted", None, "the program was killed by SIGKILL")),
+        ('echo 0.75 > "$AJET_REWARD_FILE"', {"reward_from": "file"}, ("rewarded", 0.75, None)),
+        (
+            "true", {"reward_from": "file"},
+            ("aborted", None, "no number in the file that AJET_REWARD_FILE names (exit code 0)"),
+        ),
+        ("exit 3", {"reward_cmd": "echo score: 1, then 0.5."}, ("rewarded", 0.5, None)),
+        ("exit 0", {"reward_cmd": "printf 'x\\n' | grep -c y"}, ("rewarded", 0.0, None)),
+        ("exit 0", {"reward_cmd": "echo none; exit 2"},
+         ("aborted", None, "the reward command printed no number (exit code 2)")),
+        ("exit 0", {"reward_cmd": "echo 1; kill -TERM $$"},
+         ("aborted", None, "the reward command was killed by SIGTERM")),
+        ("kill -TERM $$", {"reward_cmd": "echo 1"}, ("aborted", None, "the program was killed by SIGTERM")),
+    ],
+)
+def test_where_the_reward_comes_from(stub: ControlStub, script: str, more: dict[str, str], expected: Any) -> None:
+    assert told(once("sh", "-c", script, **more)) == expected
+    record = stub.episodes["ep-0"]
+    assert record["state"] == ("ready" if expected[0] == "rewarded" else "discarded")
+    assert record["reward"] == expected[1]
+
+
+def test_a_program_that_rewards_itself_is_believed(stub: ControlStub) -> None:
+    assert told(once(PYTHON, "-c", REWARD_ITSELF)) == ("rewarded", 0.25, None)
+    steps = "import ajet_sdk; ajet_sdk.reward(0.25, final=False); ajet_sdk.reward(0.5, final=False); exit(3)"
+    assert told(once(PYTHON, "-c", steps)) == ("rewarded", 0.75, None)
+    assert stub.episodes["ep-1"]["state"] == "ready"
+    assert told(once(PYTHON, "-c", "import ajet_sdk; ajet_sdk.abort('no')"))[0] == "aborted"
+
+
+def test_unless_the_reward_was_asked_for_elsewhere(stub: ControlStub) -> None:
+    assert told(once(PYTHON, "-c", REWARD_ITSELF, reward_from="exit-code")) == ("rewarded", 1.0, None)
+    assert told(once(PYTHON, "-c", REWARD_ITSELF, reward_from="stdout")) == ("rewarded", 7.0, None)
+
+
+def test_the_environment(stub: ControlStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AJET_API_KEY", "an-admin-secret")
+    monkeypatch.setenv("AJET_TASK", "of an outer episode")
+    seen = tmp_path / "env"
+    program = Program(("sh", "-c", f"env > {seen}; pwd"), cwd=str(tmp_path), env={"MINE": "yes", "AJET_TASK": "no"})
+    lines: list[bytes] = []
+    run_program(program, ["sum/1"], on_output=lambda episode, stream, line: lines.append(line))
+    env = dict(line.split("=", 1) for line in seen.read_text().splitlines() if "=" in line)
+    assert env["OPENAI_BASE_URL"] == env["OPENAI_API_BASE"] == f"{stub.url}/v1"
+    assert env["OPENAI_API_KEY"] == env["ANTHROPIC_API_KEY"] == "ajet-ep-0"
+    assert (env["AJET_EPISODE"], env["AJET_TASK"], env["MINE"]) == ("ep-0", "sum/1", "yes")
+    assert env["AJET_EXTRA"] == "from-the-proxy"
+    assert env["PATH"] == os.environ["PATH"]
+    assert "AJET_API_KEY" not in env
+    assert lines == [f"{tmp_path}\n".encode()]
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node on the PATH")
+def test_a_program_in_another_language(stub: ControlStub) -> None:
+    script = (
+        "fetch(process.env.AJET_PROXY_URL + '/ajet/v1/episodes/' + process.env.AJET_EPISODE, "
+        "{headers: {authorization: 'Bearer ' + process.env.OPENAI_API_KEY}}).then(r => r.json())"
+        ".then(r => { console.log(r.task === process.env.AJET_TASK ? 0.5 : 0); process.exit(0) })"
+    )
+    node = str(shutil.which("node"))
+    assert told(once(node, "-e", script, reward_from="stdout")) == ("rewarded", 0.5, None)
+
+
+def test_many_at_once_over_several_tasks(stub: ControlStub) -> None:
+    seen: list[tuple[str, str]] = []
+    program = Program(("sh", "-c", 'echo "$AJET_TASK"; test "$AJET_TASK" = a'))
+    results = run_program(
+        program, ["a", "b"], repeat=4, parallel=4, model="m", agent="x", eval=True,
+        on_output=lambda episode, stream, line: seen.append((episode.id, stream)),
+    )
+    assert [(item.task, item.reward) for item in results] == [("a", 1.0)] * 4 + [("b", 0.0)] * 4
+    assert sorted(seen) == sorted((f"ep-{number}", "stdout") for number in range(8))
+    records = stub.episodes.values()
+    assert {(record["model"], record["agent"], record["eval"]) for record in records} == {("m", "x", True)}
+
+
+def test_a_program_that_is_not_there(stub: ControlStub) -> None:
+    outcome, _, reason = told(once("no-such-program-anywhere"))
+    assert outcome == "aborted"
+    assert "No such file" in (reason or "")
+
+
+def test_what_cannot_be_run_is_said_before_anything_is(stub: ControlStub) -> None:
+    for program in ({"argv": ()}, {"argv": ("x",), "reward_from": "luck"},
+                    {"argv": ("x",), "reward_from": "file", "reward_cmd": "echo 1"}):
+        with pytest.raises(errors.BadRequest):
+            Program(**program)  # type: ignore[arg-type]
+    assert not stub.heard
+
+
+def test_a_program_whose_episode_is_discarded_is_ended(stub: ControlStub) -> None:
+    with (
+        ajet_sdk.Client() as client,
+        ajet_sdk.episode("t") as episode,
+        ProgramAgent(Program(("sleep", "60")), client, watch_s=0.1) as agent,
+    ):
+        timer = threading.Timer(
+            0.3, stub.episodes[episode.id].update, kwargs={"state": "discarded", "reason": "wall_timeout"}
+        )
+        timer.start()
+        began = time.monotonic()
+        with pytest.raises(errors.Conflict, match="wall_timeout"):
+            agent("t", episode)
+        assert time.monotonic() - began < 5
+
+
+def test_stopping_ends_programs_and_lets_none_begin(stub: ControlStub) -> None:
+    with ajet_sdk.Client() as client, ajet_sdk.episode("t") as episode:
+        agent = ProgramAgent(Program(("sleep", "60")), client)
+        threading.Timer(0.3, agent.stop).start()
+        for _ in range(2):
+            with pytest.raises(errors.Conflict, match="interrupted"):
+                agent("t", episode)
+
+
+@pytest.mark.parametrize(
+    ("line", "whole", "anywhere"),
+    [
+        ("1", 1.0, 1.0), (" -0.5\r\n", -0.5, -0.5), ("1e3", 1000.0, 1000.0), ("+.5", 0.5, 0.5), ("score: 3", None, 3.0),
+        ("a=1, b=2.5", None, 2.5), ("0.5.", None, 0.5), ("v1.2.3", None, None), ("nan", None, None),
+        ("inf", None, None), ("", None, None), ("x7", None, None), ("1.2.3", None, None), ("5%", None, 5.0),
+    ],
+)
+def test_numbers(line: str, whole: float | None, anywhere: float | None) -> None:
+    assert number_in(line) == whole
+    reader = LastNumber(anywhere=True)
+    reader.feed(line.encode())
+    assert reader.value == anywhere
+
+
+def test_bytes_that_are_no_text_are_no_number() -> None:
+    reader = LastNumber()
+    for line in (b"0.5\n", b"\xff\xfe\n"):
+        reader.feed(line)
+    assert reader.value == 0.5

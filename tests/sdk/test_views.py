@@ -1,0 +1,64 @@
+"""What a person sees of a status and of an episode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet_sdk.views import episode_view, status_view
+
+STATUS: dict[str, Any] = {
+    "version": "0.1.0",
+    "models": {"m": {"policy_version": 3, "gate": "open", "upstreams": ["http://a", "http://b"]}, "n": {}},
+    "episodes": {
+        "opened": 7, "open": 1, "sealed": 0, "ready": 2, "leased": 1, "trained": 2, "recorded": 1, "discarded": 0,
+    },
+    "groups": {"complete": 1, "waiting": 2},
+    "drift": {"retokenized": 3, "template": None},
+}
+RECORD: dict[str, Any] = {
+    "episode": "ep-1", "task": "t", "state": "discarded", "reason": "aborted", "model": "m", "eval": False,
+    "rewards": [{"id": "r", "value": 0.5, "final": True, "note": None}], "reward": 0.5, "identified_by": "key",
+    "opened_at": 0.0, "metadata": {},
+    "calls": [
+        {"call": "c1", "prompt_tokens": 10, "sampled_tokens": 3, "finish_reason": "stop", "policy_version": 3,
+         "identified_by": "key", "complete": True},
+        {"call": "c2", "prompt_token_ids": [1, 2], "token_ids": [3], "policy_version": [[3, 1]], "complete": False,
+         "reason": "disconnected"},
+    ],
+    "timelines": [{"calls": ["c1", "c2"], "tokens": 13, "broken_by": None}, "c3"],
+}
+
+
+def test_the_sum_that_must_hold_is_shown() -> None:
+    view = status_view(STATUS)
+    sum_of = "open 1 + sealed 0 + ready 2 + leased 1 + trained 2 + recorded 1 + discarded 0"
+    assert f"opened 7 = {sum_of}" in view
+    for words in ("ajet proxy 0.1.0", "http://a, http://b", "groups: complete 1, waiting 2", "drift: retokenized 3"):
+        assert words in view
+    broken = {**STATUS, "episodes": {**STATUS["episodes"], "opened": 8}}
+    assert f"opened 8 ≠ {sum_of}" in status_view(broken)
+
+
+def test_a_proxy_with_nothing_yet() -> None:
+    assert "no models yet" in status_view({})
+
+
+def test_an_episode() -> None:
+    view = episode_view(RECORD)
+    for words in (
+        "episode ep-1: discarded (aborted)", "opened_at: 1970-01-01 00:00:00 UTC", "1 reward\n  id r, value 0.5",
+        "2 calls", "lost: disconnected", "2 timelines", "c1 → c2, tokens 13", "  c3",
+    ):
+        assert words in view
+    rows = [line.split() for line in view.splitlines()]
+    assert ["c1", "10", "3", "stop", "3", "key"] in rows
+    assert ["c2", "2", "1", "-", "3,", "1", "-", "lost:", "disconnected"] in rows
+    assert "metadata" not in view
+
+
+def test_an_episode_of_another_shape_is_still_shown() -> None:
+    view = episode_view({"episode": "e", "state": "open", "opened_at": "yesterday", "later": [1, 2]})
+    assert "opened_at: yesterday" in view
+    assert "later: 1, 2" in view
+    assert "0 rewards" in view
+    assert "timelines" not in view
