@@ -1,18 +1,20 @@
 """``ajet``: the agent's side on the command line.
 
 Only click is loaded to parse arguments and to print help; the rest of the SDK is loaded by the command that needs it.
+Every fault ends in one line on stderr: exit 2 for bad usage, 1 for failure, and never a traceback.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from ajet_sdk import __version__
-from ajet_sdk.command import INTERRUPTED, run_command
+from ajet_sdk.errors import AjetError
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
@@ -23,6 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 PROXY_HELP = "The proxy's address.  [default: AJET_PROXY_URL, else http://127.0.0.1:8484]"
 EPISODE_HELP = "Which episode.  [default: AJET_EPISODE]"
 AWAIT_PROXY_S = 60.0
+INTERRUPTED = 130
+"""What a shell reports for a command that Ctrl-C ended."""
 
 
 def proxy_option(command: F) -> F:
@@ -228,8 +232,35 @@ def run_and_tell(
     return code
 
 
-def main() -> None:
+def main() -> NoReturn:
     import signal
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # to be asked to end is to be interrupted
-    run_command(ajet, "ajet")
+    run_command()
+
+
+def run_command() -> NoReturn:
+    """Runs the command of this process's arguments, and ends the process."""
+    try:
+        code = ajet.main(prog_name="ajet", standalone_mode=False)
+        sys.stdout.flush()
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx is not None else "ajet"
+        end(f"{path}: {error.format_message()} (see '{path} --help')", 2)
+    except click.ClickException as error:
+        end(f"ajet: {error.format_message()}", error.exit_code)
+    except AjetError as error:
+        end(f"ajet: {error.message}", 1)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush fails again
+        sys.exit(1)
+    except OSError as error:
+        end(f"ajet: {error}", 1)
+    except (KeyboardInterrupt, click.Abort):
+        end("ajet: interrupted", INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def end(line: str, code: int) -> NoReturn:
+    click.echo(" ".join(line.split()), err=True)
+    sys.exit(code)

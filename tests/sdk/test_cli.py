@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from ajet_sdk import Client, cli
-from ajet_sdk.command import run_command
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.ports import free_port
@@ -35,7 +34,7 @@ def ajet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     def run(*argv: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ajet", *argv])
         with pytest.raises(SystemExit) as caught:
-            run_command(cli.ajet, "ajet")
+            cli.run_command()
         out, err = capfd.readouterr()
         return int(caught.value.code or 0), out, err
 
