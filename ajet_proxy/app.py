@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import secrets
 import signal
 import ssl
@@ -29,7 +30,7 @@ from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.control import Control, ControlSettings
 from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
-from ajet_proxy.io.errors import error_middleware
+from ajet_proxy.io.errors import error_middleware, refuse_foreign_pages
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.metrics import Metrics
@@ -50,6 +51,7 @@ class App:
         self.url = ""
         self.intercept_url: str | None = None
         self.ticker: asyncio.Task[None] | None = None
+        self._runners: list[web.AppRunner] = []
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
@@ -88,9 +90,10 @@ class App:
         )
         self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock))
         self._stack.push_async_callback(_end, self.ticker)
+        self._stack.push_async_callback(self._drain)
         if config.intercept is not None:
-            await self._intercept(front(), data_dir, config.intercept, metrics)
-        application = _application(config)
+            await self._intercept(front(), data_dir, keys, metrics)
+        application = _application(config, keys)
         control.add_routes(application)
         front().add_routes(application)
         host, port = await self._listen(application, config.address, _tls(config))
@@ -108,21 +111,25 @@ class App:
             application, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s,
             max_line_size=config.max_header, max_field_size=config.max_header, keepalive_timeout=75.0,
         )
+        self._runners.append(runner)
         await runner.setup()
-        self._stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, *address, ssl_context=tls, backlog=BACKLOG).start()
         host, port, *_ = runner.addresses[0]
         return host, port
 
-    async def _intercept(self, front: HttpFront, data_dir: Path, listen: str, metrics: Metrics) -> None:
+    async def _drain(self) -> None:
+        """Stop listening and let requests finish, on all listeners at once."""
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+
+    async def _intercept(self, front: HttpFront, data_dir: Path, keys: Keys, metrics: Metrics) -> None:
         """The HTTPS proxy, and the listener that it relays to: the front alone, without control routes."""
         from ajet_proxy.io.intercept import Interceptor
 
-        application = _application(self.config)
+        application = _application(self.config, keys)
         front.add_routes(application)
         relayed = await self._listen(application, ("127.0.0.1", 0))
         interceptor = Interceptor(directory=data_dir / "ca", hosts=self.config.intercept_host, metrics=metrics)
-        host, port = await interceptor.start(split_address(listen, "intercept"), relayed)
+        host, port = await interceptor.start(split_address(self.config.intercept or "", "intercept"), relayed)
         self._stack.push_async_callback(interceptor.stop)
         self.intercept_url = f"http://{host}:{port}"
         logger.info("intercepting on %s; programs must trust %s", self.intercept_url, interceptor.bundle)
@@ -132,6 +139,7 @@ def main(config: Config, announce: Callable[[str], None]) -> None:
     """Run the daemon until SIGTERM or SIGINT; `announce` gets the URL once it accepts requests."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("ajet_proxy").setLevel(logging.INFO)
+    allow_many_connections()
     asyncio.run(_run(App(config), announce))
 
 
@@ -173,6 +181,12 @@ async def _end(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
+def allow_many_connections() -> None:
+    """A held agent is an open file, and a thousand agents are usual: take as many as the machine lets us have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def open_data_dir(config: Config) -> Path:
     """The data directory, made for this user alone if it was not there."""
     path = Path(config.data_dir)
@@ -207,8 +221,9 @@ def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
     return keys.issue(Claims(chosen, tenant, None, Clock().now() + ttl_s))
 
 
-def _application(config: Config) -> web.Application:
-    return web.Application(middlewares=[error_middleware], client_max_size=config.max_body)
+def _application(config: Config, keys: Keys) -> web.Application:
+    guards = [refuse_foreign_pages] if keys.is_open else []
+    return web.Application(middlewares=[error_middleware, *guards], client_max_size=config.max_body)
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:

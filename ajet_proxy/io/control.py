@@ -128,7 +128,10 @@ class Control:
         return f"{scheme}://{host}"
 
     async def _lease(self, http: web.Request, request: api.Request) -> web.Response:
-        """A batch as one MessagePack frame, or 204 when nothing became ready in ``wait_s``."""
+        """A batch as one MessagePack frame, or 204 when nothing became ready in ``wait_s``.
+
+        The frame is made in a thread: leased episodes do not change, and millions of tokens take a while.
+        """
         _check_wire(http)
         wanted = parse(routes.Lease, request.body)
         deadline = self._clock.now() + min(max(wanted.wait_s, 0.0), MAX_WAIT_S)
@@ -143,8 +146,8 @@ class Control:
                 return web.Response(status=204)
             if not answer.events:
                 await self._until_stop(self._store.changed(left))
-        batch = self._store.ledger.batch((answer.body or {})["batch"])
-        data = await asyncio.to_thread(frame.encode_batch, batch)
+        batch = str((answer.body or {})["batch"])
+        data = await asyncio.to_thread(lambda: frame.encode_batch(self._store.ledger.batch(batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 
     async def _close_gate(self, request: api.Request) -> web.Response:

@@ -13,8 +13,10 @@ import math
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from yarl import URL
 
-from ajet_sdk.errors import AjetError, BadRequest, NotFound, TooLarge
+from ajet_proxy.config import is_loopback
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -55,3 +57,24 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except Exception:
         logger.exception("unexpected error in %s %s", request.method, request.path)
         return error_response(AjetError("the proxy failed unexpectedly; its log says why", code="internal_error"))
+
+
+@web.middleware
+async def refuse_foreign_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Where no key is needed, a web page of another site must not use its visitor's browser to reach us.
+
+    Browsers say in ``Origin`` which site a page is from; only pages of this machine may.
+    """
+    origin = request.headers.get("Origin")
+    if origin is not None and not is_loopback(_host_of(origin)):
+        raise Forbidden(
+            f"requests from pages of {origin[:100]} need a key: set AJET_ADMIN_SECRET", code="foreign_origin"
+        )
+    return await handler(request)
+
+
+def _host_of(origin: str) -> str:
+    try:
+        return URL(origin).host or ""
+    except ValueError:
+        return ""

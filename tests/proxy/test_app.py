@@ -116,6 +116,22 @@ async def test_a_program_that_hard_codes_its_provider_is_captured(tmp_path: Path
             assert answer.status == 404
 
 
+async def test_an_intercepted_answer_is_finished_before_the_daemon_ends(tmp_path: Path) -> None:
+    settings = {"intercept": "127.0.0.1:0"}
+    async with EngineStub(delay_s=0.2) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+        body = CHAT | {"stream": True}
+        url = "https://api.openai.com/e/late/v1/chat/completions"
+        async with client.session.post(url, json=body, proxy=client.app.intercept_url, ssl=False) as answer:
+            first = await answer.content.readany()
+            stopping = asyncio.create_task(client.app.stop())
+            rest = await answer.content.read()
+        await stopping
+    assert (first + rest).endswith(b"data: [DONE]\n\n")
+    async with serving(tmp_path) as again:
+        record = (await again.control("GET", "/episodes/late")).json
+        assert [call["complete"] for call in record["calls"]] == [True]
+
+
 async def test_the_proxy_never_says_a_key_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(0)
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), admin_secret=SECRET) as client:

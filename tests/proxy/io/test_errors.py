@@ -1,0 +1,91 @@
+"""The edge: every failure as the JSON that OpenAI clients expect."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from ajet_proxy.io.errors import error_middleware, refuse_foreign_pages
+from ajet_sdk.errors import AjetError, Conflict, NotReady, Unauthorized
+
+
+async def answer(request: web.Request) -> web.StreamResponse:
+    match request.match_info["what"]:
+        case "conflict":
+            raise Conflict("no", code="c", param="p")
+        case "wait":
+            raise NotReady("later", retry_after=1.2)
+        case "who":
+            raise Unauthorized("no key")
+        case "bug":
+            raise ZeroDivisionError("a detail that is nobody's business")
+        case "redirect":
+            raise web.HTTPFound("/ok")
+        case "body":
+            return web.json_response(len(await request.read()))
+    return web.json_response("fine")
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    app = web.Application(middlewares=[error_middleware, refuse_foreign_pages], client_max_size=10)
+    app.router.add_get("/{what}", answer)
+    app.router.add_post("/{what}", answer)
+    app.router.add_post("/{what}/only", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "error", "header"),
+    [
+        ("/conflict", 409, {"message": "no", "type": "conflict_error", "code": "c", "param": "p"}, None),
+        ("/wait", 503, {"message": "later", "type": "not_ready_error"}, ("Retry-After", "2")),
+        ("/who", 401, {"type": "authentication_error"}, ("WWW-Authenticate", "Bearer")),
+        ("/nothing/here", 404, {"code": "unknown_route"}, None),
+        ("/x/only", 405, {"code": "method_not_allowed"}, ("Allow", "POST")),
+        ("/bug", 500, {"type": AjetError.type, "code": "internal_error"}, None),
+    ],
+)
+async def test_each_failure_has_its_status_and_shape(
+    url: str, path: str, status: int, error: dict[str, str], header: tuple[str, str] | None
+) -> None:
+    async with aiohttp.ClientSession() as session, session.get(url + path) as reply:
+        assert reply.status == status
+        body = await reply.json()
+        assert set(body["error"]) == {"message", "type", "code", "param"}
+        assert body["error"].items() >= error.items()
+        assert "detail" not in body["error"]["message"]
+        assert header is None or reply.headers[header[0]] == header[1]
+
+
+async def test_a_body_over_the_limit_is_413(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        assert await (await session.post(url + "/body", data=b"1" * 9)).json() == 9
+        reply = await session.post(url + "/body", data=b"1" * 11)
+        assert reply.status == 413
+        assert (await reply.json())["error"]["code"] == "body_too_large"
+
+
+async def test_what_is_no_failure_stays_as_it_is(url: str) -> None:
+    async with aiohttp.ClientSession() as session, session.get(url + "/redirect") as reply:
+        assert (reply.status, await reply.json()) == (200, "fine")
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (None, 200), ("http://localhost:3000", 200), ("http://127.0.0.1:8484", 200), ("http://[::1]", 200),
+        ("https://evil.example", 403), ("http://localhost.evil.example", 403), ("null", 403), ("http://[", 403),
+    ],
+)
+async def test_pages_of_other_sites_cannot_use_the_visitors_browser(url: str, origin: str | None, status: int) -> None:
+    headers = {} if origin is None else {"Origin": origin}
+    async with aiohttp.ClientSession() as session, session.get(url + "/ok", headers=headers) as reply:
+        assert reply.status == status
