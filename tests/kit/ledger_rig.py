@@ -1,0 +1,193 @@
+"""A ledger driven by hand: each command's events are applied, kept, and checked against what must hold after each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+
+from ajet_proxy.core.call import prompt_hash
+from ajet_proxy.core.events import Event
+from ajet_proxy.core.ledger import Ledger
+from ajet_proxy.core.state import LedgerSettings, State
+from ajet_sdk.routes import EPISODE_STATES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
+from tests.kit.strategies import make_call
+
+SETTINGS = LedgerSettings(idle_timeout=100.0, wall_timeout=1000.0, group_size=2)
+
+
+def picture(state: State) -> str:
+    """Everything that anyone can see of `state`."""
+    ledger = Ledger(state.settings)
+    ledger.__dict__.update(state.__dict__)
+    queues = {f"{model}/{task}": queue for (model, task), queue in state.queues._queues.items()}
+    batches = [
+        (batch.id, batch.model, batch.groups, batch.state, batch.lease_until, batch.policy_version)
+        for batch in state.batches.values()
+    ]
+    seen: dict[str, Any] = {
+        "status": ledger.status(),
+        "episodes": [ledger.record(episode, tokens=True) for episode in ledger.episodes],
+        "unsettled": sorted(ledger.unsettled),
+        "queues": sorted(queues.items()),
+        "batches": batches,
+        "leased": sorted(ledger.leased),
+    }
+    return json.dumps(seen, sort_keys=True)
+
+
+def check(state: State) -> None:
+    """The ledger identity, and every counter against a slow count."""
+    episodes = list(state.episodes.values())
+    shown = {name: state.counts[name] for name in EPISODE_STATES}
+    assert shown == {name: sum(episode.state == name for episode in episodes) for name in EPISODE_STATES}
+    assert sum(shown.values()) == len(episodes)
+    entries = [entry for episode in episodes for entry in episode.calls.values()]
+    for name in ("running", "complete", "lost"):
+        assert state.calls[name] == sum(entry.state == name for entry in entries)
+    for episode in episodes:
+        assert episode.running == sum(entry.state == "running" for entry in episode.calls.values())
+        assert (episode.id in state.unsettled) == (episode.state in ("open", "sealed"))
+        assert not (episode.state == "sealed" and not episode.running)
+        assert (episode.reason is not None) == (episode.state == "discarded")
+        if episode.state in ("ready", "leased", "trained"):
+            assert episode.state == episode.share_state()
+    ready = sorted((m, e.id) for e in episodes if e.state != "discarded" for m, s in e.shares.items() if s is None)
+    assert sorted(state.queues.ready(None)) == ready
+    size = state.settings.group_size
+    lengths = [len(queue) for queue in state.queues._queues.values()]
+    assert state.queues.complete == sum(length // size for length in lengths)
+    assert state.queues.waiting == sum(0 < length < size for length in lengths)
+    assert sum(state.discarded.values()) == shown["discarded"]
+
+
+class LedgerRig:
+    """`events` is all that happened; `pictures` what could be seen after each."""
+
+    def __init__(self, settings: LedgerSettings = SETTINGS, *, watch: bool = False) -> None:
+        self.ledger = Ledger(settings)
+        self.events: list[Event] = []
+        self.pictures: list[str] = []
+        self.at = 1000.0
+        self._watch = watch
+        self._ids = count()
+
+    def run(self, events: Sequence[Event]) -> Sequence[Event]:
+        """Apply the events of one command."""
+        for event in events:
+            self.ledger.apply(event)
+            self.events.append(event)
+            if self._watch:
+                check(self.ledger)
+                self.pictures.append(picture(self.ledger))
+        return events
+
+    def id(self, kind: str) -> str:
+        return f"{kind}-{next(self._ids):03d}"
+
+    def open(self, episode: str | None = None, *, tenant: str = "", **fields: Any) -> str:
+        episode = episode or self.id("ep")
+        self.run(self.ledger.open_episode(OpenEpisode(**fields), episode=episode, at=self.at, tenant=tenant))
+        return episode
+
+    def begin(
+        self, episode: str, *, choices: int = 1, model: str = "m", agent: str = "", task: str | None = None,
+        eval: bool = False, tenant: str = "", body: str = "", key: str | None = None, retry: bool = False,
+    ) -> tuple[str, ...]:
+        calls = tuple(self.id("call") for _ in range(choices))
+        self.run(
+            self.ledger.begin_call(
+                episode=episode, calls=calls, at=self.at, model=model, agent=agent, task=task, eval=eval,
+                identified_by="path", tenant=tenant, body_hash=body or calls[0], idempotency_key=key, is_retry=retry,
+            )
+        )
+        return calls
+
+    def finish(
+        self, episode: str, call: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), *,
+        version: int | None = None,
+    ) -> Sequence[Event]:
+        entry = self.ledger.episodes[episode].calls[call]
+        version = self.ledger.policy_version(entry.model) if version is None else version
+        done = make_call(
+            call, prompt, sampled, at=entry.started_at, model=entry.model, agent=entry.agent, episode=episode,
+            version=version,
+        )
+        return self.run(self.ledger.finish_call(done, at=self.at, task_hash=prompt_hash(done.prompt_token_ids)))
+
+    def lose(self, episode: str, call: str, reason: str = "disconnected") -> Sequence[Event]:
+        return self.run(self.ledger.lose_call(episode, call, reason, at=self.at))
+
+    def call(
+        self, episode: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), **options: Any
+    ) -> str:
+        """A whole call from begin to finish."""
+        version = options.pop("version", None)
+        (call,) = self.begin(episode, **options)
+        self.finish(episode, call, prompt, sampled, version=version)
+        return call
+
+    def reward(self, episode: str, value: float = 1.0, **fields: Any) -> Sequence[Event]:
+        body = Reward(value, **fields)
+        return self.run(self.ledger.reward(episode, body, reward_id=body.id or self.id("rew"), at=self.at))
+
+    def seal(self, episode: str) -> Sequence[Event]:
+        return self.run(self.ledger.seal(episode, at=self.at))
+
+    def abort(self, episode: str, reason: str | None = None) -> Sequence[Event]:
+        return self.run(self.ledger.abort(episode, Abort(reason), at=self.at))
+
+    def lease(self, **fields: Any) -> str | None:
+        """The batch, or None if nothing is ready."""
+        batch = self.id("batch")
+        self.run(self.ledger.lease(Lease(**fields), batch=batch, at=self.at))
+        return batch if batch in self.ledger.batches else None
+
+    def ack(self, batch: str, version: int = 1) -> Sequence[Event]:
+        return self.run(self.ledger.ack(batch, Ack(version), at=self.at))
+
+    def nack(self, batch: str) -> Sequence[Event]:
+        return self.run(self.ledger.nack(batch, at=self.at))
+
+    def extend(self, batch: str, lease_s: float = 300.0) -> Sequence[Event]:
+        return self.run(self.ledger.extend(batch, Extend(lease_s), at=self.at))
+
+    def announce(self, model: str = "m", version: int = 1, upstreams: tuple[str, ...] | None = None) -> Sequence[Event]:
+        return self.run(self.ledger.announce(Policy(model, version, upstreams), at=self.at))
+
+    def expire(self) -> Sequence[Event]:
+        return self.run(self.ledger.expire(self.at))
+
+    def restart(self) -> Sequence[Event]:
+        return self.run(self.ledger.restarted(self.at))
+
+    def ready(self, task: str = "t", *, model: str = "m", version: int | None = None) -> str:
+        """An episode that is ready."""
+        episode = self.open(task=task)
+        self.call(episode, model=model, version=version)
+        self.reward(episode)
+        assert self.state(episode) == "ready"
+        return episode
+
+    def state(self, episode: str) -> str:
+        return self.ledger.episodes[episode].state
+
+    def in_state(self, state: str) -> str:
+        """A new episode in `state`."""
+        episode = self.open(task=f"only {state}", eval=state == "recorded")
+        if state == "discarded":
+            self.abort(episode)
+        elif state == "sealed":
+            self.begin(episode)
+            self.seal(episode)
+        elif state != "open":
+            self.call(episode)
+            self.reward(episode, id="given")
+        if state in ("leased", "trained"):
+            batch = self.lease(group_size=1)
+            assert batch is not None
+            if state == "trained":
+                self.ack(batch)
+        assert self.state(episode) == state
+        return episode

@@ -1,0 +1,182 @@
+"""The table of an episode's states, cell by cell, and what its rewards add up to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, takes, total
+from ajet_proxy.core.timeline import pack
+from ajet_sdk.errors import Conflict
+from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES
+from ajet_sdk.sample import Call
+from tests.kit.ledger_rig import LedgerRig
+from tests.kit.strategies import make_call
+
+#                    call      reward    seal      abort     heartbeat
+EXPECTED = {
+    "open":      ["do",     "do",     "do",     "do",     "do"],
+    "sealed":    ["refuse", "do",     "done",   "do",     "done"],
+    "ready":     ["refuse", "do",     "done",   "do",     "done"],
+    "leased":    ["refuse", "refuse", "done",   "refuse", "done"],
+    "trained":   ["refuse", "refuse", "done",   "refuse", "done"],
+    "recorded":  ["refuse", "do",     "done",   "refuse", "done"],
+    "discarded": ["refuse", "refuse", "refuse", "done",   "refuse"],
+}  # fmt: skip
+COMMANDS = ("call", "reward", "seal", "abort", "heartbeat")
+CELLS = [(state, command, EXPECTED[state][COMMANDS.index(command)]) for state in EXPECTED for command in COMMANDS]
+
+
+def test_the_tables_know_every_state() -> None:
+    assert set(NEXT) == set(EXPECTED) == set(EPISODE_STATES)
+    assert set(TAKES) == set(COMMANDS)
+    assert all(set(row) == set(EPISODE_STATES) for row in TAKES.values())
+    assert all(following <= set(EPISODE_STATES) for following in NEXT.values())
+
+
+@pytest.mark.parametrize(("state", "command", "verdict"), CELLS)
+def test_what_a_state_takes(state: str, command: str, verdict: str) -> None:
+    rig = LedgerRig(watch=True)
+    episode = rig.ledger.episodes[rig.in_state(state)]
+    if verdict == "refuse":
+        with pytest.raises(Conflict, match=f"is {state}") as caught:
+            takes(command, episode)
+        assert caught.value.code == f"episode_{state}"
+    else:
+        assert takes(command, episode) == (verdict == "do")
+
+
+@pytest.mark.parametrize("state", EPISODE_STATES)
+@pytest.mark.parametrize("target", EPISODE_STATES)
+def test_where_a_state_leads(state: str, target: str) -> None:
+    rig = LedgerRig()
+    episode = rig.ledger.episodes[rig.in_state(state)]
+    if target in NEXT[state]:
+        episode.move(target, 2000.0, "why" if target == "discarded" else None)
+        assert episode.state == target
+        assert (episode.ended_at == 2000.0) == (not NEXT[target])
+    else:
+        with pytest.raises(Conflict, match="cannot go"):
+            episode.move(target, 2000.0)
+        assert episode.state == state
+
+
+def test_a_refusal_says_why_the_episode_ended() -> None:
+    rig = LedgerRig()
+    episode = rig.ledger.episodes[rig.in_state("discarded")]
+    with pytest.raises(Conflict, match=r"discarded \(aborted\): too late for this reward"):
+        takes("reward", episode)
+
+
+# ---- what a sealed episode becomes
+
+
+def sealed(*, eval: bool = False, reward: bool = True, sampled: tuple[int, ...] | None = (3,)) -> Episode:
+    rig = LedgerRig()
+    episode = rig.open(eval=eval)
+    if sampled is not None:
+        rig.call(episode, (1, 2), sampled)
+    if reward:
+        rig.reward(episode, final=False)
+    return rig.ledger.episodes[episode]
+
+
+@pytest.mark.parametrize(
+    ("episode", "outcome"),
+    [
+        (sealed(), ("ready", None)),
+        (sealed(reward=False), ("discarded", "no_reward")),
+        (sealed(sampled=None), ("discarded", "incomplete_call")),
+        (sealed(sampled=()), ("discarded", "incomplete_call")),
+        (sealed(sampled=None, reward=False), ("discarded", "no_reward")),
+        (sealed(eval=True), ("recorded", None)),
+        (sealed(eval=True, reward=False, sampled=None), ("recorded", None)),
+    ],
+)
+def test_what_follows_sealing(episode: Episode, outcome: tuple[str, str | None]) -> None:
+    assert episode.outcome() == outcome
+    assert outcome[1] in (None, *DISCARD_REASONS)
+
+
+def models(episode: Episode, *names: str) -> list[str]:
+    for index, name in enumerate(names):
+        call = make_call(f"c{index}", [1], [2], at=float(index), model=name)
+        episode.calls[call.call] = entry_of(call)
+    return episode.trains()
+
+
+def entry_of(call: Call) -> CallEntry:
+    packed = pack(call)
+    return CallEntry(0.0, "m", "", "path", "", None, (), "complete", None, packed.turn, packed.text)
+
+
+def blank(**fields: object) -> Episode:
+    base: dict[str, object] = {
+        "id": "e", "task": None, "model": None, "agent": None, "eval": False, "opened_at": 0.0, "idle_timeout": 1.0,
+        "wall_timeout": 1.0, "tenant": "", "identified_by": "key", "metadata": {}, "members": None,
+    }
+    return Episode(**(base | fields))  # type: ignore[arg-type]
+
+
+def test_which_models_an_episode_trains() -> None:
+    assert models(blank(), "a", "b") == ["a"]
+    assert models(blank(model="b"), "a", "b") == ["b"]
+    assert models(blank(model="c"), "a", "b") == ["a"]
+    assert models(blank(members={"x": "a", "y": "b"}), "b", "a", "judge") == ["b", "a"]
+    assert models(blank(members={"x": "a"}), "judge") == []
+    assert models(blank()) == []
+
+
+def test_shares_add_up_to_a_state() -> None:
+    for shares, state in [
+        ({"a": None, "b": None}, "ready"), ({"a": "batch", "b": None}, "leased"), ({"a": "", "b": None}, "ready"),
+        ({"a": "", "b": "batch"}, "leased"), ({"a": "", "b": ""}, "trained"),
+    ]:
+        assert blank(shares=shares).share_state() == state
+
+
+def test_text_is_kept_as_timelines_and_can_be_dropped() -> None:
+    episode = blank()
+    models(episode, "a", "b")
+    before = episode.merged("strict")
+    assert len(before) == 2
+    assert episode.timelines == ()
+    episode.keep_timelines("strict")
+    assert episode.timelines == before == episode.merged("off")
+    assert not any(entry.text for entry in episode.calls.values())
+    assert [turn.call for turn in episode.turns()] == ["c0", "c1"]
+    blank().drop_text()
+    episode.calls["lost"] = entry_of(make_call("x", [1], [2]))
+    episode.calls["lost"].turn = None
+    episode.drop_text()
+    assert episode.timelines == ()
+    assert [(turn.start, turn.end, turn.logprobs) for turn in episode.turns()] == [(1, 2, b"")] * 2
+    episode.state = "trained"
+    assert episode.merged("strict") == ()
+    assert episode.named_task == ""
+
+
+# ---- rewards
+
+given_rewards = st.lists(
+    st.builds(
+        Given, st.uuids().map(str), st.floats(-2, 2), st.none(), st.none(), st.booleans(), st.none(), st.just(0.0)
+    ), max_size=6,
+)
+
+
+@given(given_rewards)
+def test_the_last_final_reward_corrects_those_before(rewards: list[Given]) -> None:
+    finals = [reward.value for reward in rewards if reward.final]
+    others = [reward.value for reward in rewards if not reward.final]
+    expected = None if not rewards else sum(others) + (finals[-1] if finals else 0.0)
+    assert total(rewards) == (expected if expected is None else pytest.approx(expected))
+
+
+def test_a_reward_as_json_has_what_it_was_given() -> None:
+    short = Given("r", 1.0, None, None, True, None, 5.0)
+    assert short.to_json() == {"id": "r", "value": 1.0, "final": True, "at": 5.0}
+    full = Given("r", 1.0, "c", "a", False, "n", 5.0)
+    assert full.to_json() == short.to_json() | {"final": False, "call": "c", "agent": "a", "note": "n"}
+    assert blank(rewards={"r": short}).reward() == 1.0
