@@ -22,5 +22,6 @@ def environment(device: str) -> dict[str, str]:
             "OMP_NUM_THREADS": str(os.cpu_count() or 1),
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "RAY_worker_niceness": "0",  # Ray's 15 lets agents on the same cores starve trainer and engine
         }
     return {name: os.environ.get(name, value) for name, value in values.items()}
