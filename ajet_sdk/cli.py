@@ -208,15 +208,17 @@ def run_and_tell(
     from ajet_sdk.runner import run_program
 
     done: list[RunResult] = []
-    writing = threading.Lock()
+    writing, at_line_start = threading.Lock(), True
 
     def on_output(episode: Episode, stream: str, line: bytes) -> None:
+        nonlocal at_line_start
         out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
         with writing:
             if parallel > 1:
                 out.write(f"[{episode.id}] ".encode() + line.rstrip(b"\r\n") + b"\n")
             else:
                 out.write(line)
+                at_line_start = line.endswith(b"\n")
             out.flush()
 
     try:
@@ -228,7 +230,9 @@ def run_and_tell(
     except KeyboardInterrupt:
         click.echo("interrupted: the open episodes are aborted", err=True)
         code = INTERRUPTED
-    click.echo(RunResults(tuple(sorted(done, key=lambda result: result.index))).table())
+    click.echo(("" if at_line_start else "\n") + RunResults(tuple(sorted(done, key=lambda item: item.index))).table())
+    if empty := [item for item in done if item.ok and item.reason is not None]:
+        click.echo(f"{len(empty)} of them called no model: does the program use OPENAI_BASE_URL?", err=True)
     return code
 
 

@@ -41,10 +41,15 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an episode ended: its reward (None: none), or why it was given up (None: it was not)."""
+    """How an episode ended: its reward (None: none), or why it was given up (None: it was not).
+
+    `discarded` is the proxy's reason for not keeping an episode that has its reward: ``incomplete_call`` says that it
+    holds no whole call to a model.
+    """
 
     reward: float | None = None
     aborted: str | None = None
+    discarded: str | None = None
 
 
 def opening(target: Target, body: routes.OpenEpisode, patience: Patience) -> Talk[Opened]:
@@ -74,12 +79,18 @@ def rewarding(
     final: bool,
     note: str | None,
     patience: Patience,
-) -> Talk[None]:
-    """Gives a reward under an id made here, so that it counts once however often it has to be sent."""
+) -> Talk[str | None]:
+    """Gives a reward under an id made here, so that it counts once however often it has to be sent.
+
+    Returns the reason if the proxy discarded the episode all the same.
+    """
     body = routes.Reward(
         value=finite(value), call=call, agent=agent, final=final, id=f"rew-{uuid.uuid4().hex}", note=note
     )
-    yield from exchange(target, "reward", body, id=episode, patience=patience)
+    reply = yield from exchange(target, "reward", body, id=episode, patience=patience)
+    answer = reply.json()
+    discarded = isinstance(answer, dict) and answer.get("state") == "discarded"
+    return str(answer.get("reason")) if discarded else None
 
 
 def aborting(target: Target, episode: str, reason: str | None, patience: Patience) -> Talk[None]:
@@ -185,12 +196,12 @@ class EpisodeLife:
     def _reward(
         self, value: float, call: str | None, agent: str | None, final: bool, note: str | None
     ) -> Talk[None]:
-        yield from rewarding(
+        discarded = yield from rewarding(
             self._target, self.id, value, call=call, agent=agent, final=final, note=note, patience=self._patience
         )
         steps, value = self._steps or 0.0, finite(value)
         if final:
-            self.outcome = Outcome(reward=steps + value)
+            self.outcome = Outcome(reward=steps + value, discarded=discarded)
         else:
             self._steps = steps + value
 
@@ -239,9 +250,14 @@ class EpisodeLife:
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
     """How an episode with this record ended."""
-    if record.get("state") == "discarded":
-        return Outcome(aborted=f"discarded by the proxy: {record.get('reason')}")
-    return Outcome(reward=record.get("reward"))
+    reason, reward = record.get("reason"), record.get("reward")
+    if record.get("state") != "discarded":
+        return Outcome(reward=reward)
+    if reason == "aborted":
+        return Outcome(aborted=record.get("detail") or "aborted")
+    if reason == "incomplete_call" and reward is not None:
+        return Outcome(reward=reward, discarded=reason)
+    return Outcome(aborted=f"discarded by the proxy: {reason}")
 
 
 class Episode(EpisodeLife):

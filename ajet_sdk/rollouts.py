@@ -78,6 +78,8 @@ def result_of(
         outcome, reward, reason = "aborted", None, reason or "sealed without a reward"
     else:
         outcome, reward = "rewarded", settled.reward
+        if settled.discarded is not None:
+            reason = f"discarded by the proxy: {settled.discarded}"
     return RunResult(task, attempt.index, episode.id if episode else None, outcome, reward, reason, seconds)
 
 

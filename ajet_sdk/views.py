@@ -9,6 +9,8 @@ from typing import Any
 from ajet_sdk.results import align
 from ajet_sdk.routes import EPISODE_STATES
 
+FIRST_TIME, LAST_TIME = 1.5e9, 5e9
+"""Floats between these are taken for Unix times, 2017 to 2128."""
 _SHOWN_APART = ("episode", "state", "reason", "rewards", "calls", "timelines", "samples")
 
 
@@ -28,7 +30,7 @@ def status_view(status: Mapping[str, Any]) -> str:
     sign = "=" if total == opened else "≠"
     lines += ["", f"opened {opened} {sign} " + " + ".join(f"{state} {count}" for state, count in terms)]
     for name, value in status.items():
-        if name not in ("version", "models", "episodes"):
+        if name not in ("version", "models", "episodes", "now"):
             lines.append(f"{name}: {_brief(value)}")
     return "\n".join(lines)
 
@@ -42,7 +44,7 @@ def episode_view(record: Mapping[str, Any]) -> str:
     for name, value in record.items():
         if name in _SHOWN_APART or value in (None, "", {}):
             continue
-        lines.append(f"  {name}: {_time(value) if name.endswith('_at') else _brief(value)}")
+        lines.append(f"  {name}: {_brief(value)}")
     rewards = record.get("rewards") or []
     lines.append(f"\n{len(rewards)} {'reward' if len(rewards) == 1 else 'rewards'}")
     lines += [f"  {_brief(item)}" for item in rewards]
@@ -77,24 +79,20 @@ def _timeline(timeline: Any) -> str:
     if not isinstance(timeline, Mapping):
         return _brief(timeline)
     parts = [" → ".join(map(str, timeline.get("calls") or ()))]
-    parts += [f"{name} {_brief(value)}" for name, value in timeline.items() if name != "calls" and not _long(value)]
+    parts += [f"{name} {_brief(value)}" for name, value in timeline.items() if name != "calls" and _short(value)]
     return ", ".join(parts)
 
 
-def _long(value: Any) -> bool:
-    return value is None or (isinstance(value, (list, Mapping)) and len(value) > 8)
+def _short(value: Any) -> bool:
+    return value not in (None, "") and not (isinstance(value, (list, Mapping)) and len(value) > 8)
 
 
 def _brief(value: Any) -> str:
-    """A value without the punctuation of JSON: ``waiting 2, ready 1``."""
+    """A value without the punctuation of JSON (``waiting 2, ready 1``); a float of today's size is a time."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_brief(item)}" for name, item in value.items() if item is not None) or "none"
     if isinstance(value, list):
         return ", ".join(map(_brief, value)) or "none"
+    if isinstance(value, float) and FIRST_TIME <= value < LAST_TIME:
+        return datetime.fromtimestamp(value, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _time(value: Any) -> str:
-    if not isinstance(value, (int, float)):
-        return str(value)
-    return datetime.fromtimestamp(value, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")

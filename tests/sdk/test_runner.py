@@ -83,7 +83,7 @@ def test_a_program_that_rewards_itself_is_believed(stub: ControlStub) -> None:
     steps = "import ajet_sdk; ajet_sdk.reward(0.25, final=False); ajet_sdk.reward(0.5, final=False); exit(3)"
     assert told(once(PYTHON, "-c", steps)) == ("rewarded", 0.75, None)
     assert stub.episodes["ep-1"]["state"] == "ready"
-    assert told(once(PYTHON, "-c", "import ajet_sdk; ajet_sdk.abort('no')"))[0] == "aborted"
+    assert told(once(PYTHON, "-c", "import ajet_sdk; ajet_sdk.abort('no')")) == ("aborted", None, "no")
 
 
 def test_unless_the_reward_was_asked_for_elsewhere(stub: ControlStub) -> None:

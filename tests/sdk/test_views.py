@@ -18,7 +18,7 @@ STATUS: dict[str, Any] = {
 RECORD: dict[str, Any] = {
     "episode": "ep-1", "task": "t", "state": "discarded", "reason": "aborted", "model": "m", "eval": False,
     "rewards": [{"id": "r", "value": 0.5, "final": True, "note": None}], "reward": 0.5, "identified_by": "key",
-    "opened_at": 0.0, "metadata": {},
+    "opened_at": 1.79525e9, "metadata": {},
     "calls": [
         {"call": "c1", "prompt_tokens": 10, "sampled_tokens": 3, "finish_reason": "stop", "policy_version": 3,
          "identified_by": "key", "complete": True},
@@ -46,7 +46,7 @@ def test_a_proxy_with_nothing_yet() -> None:
 def test_an_episode() -> None:
     view = episode_view(RECORD)
     for words in (
-        "episode ep-1: discarded (aborted)", "opened_at: 1970-01-01 00:00:00 UTC", "1 reward\n  id r, value 0.5",
+        "episode ep-1: discarded (aborted)", "opened_at: 2026-11-21 08:33:20 UTC", "1 reward\n  id r, value 0.5",
         "2 calls", "lost: disconnected", "2 timelines", "c1 → c2, tokens 13", "  c3",
     ):
         assert words in view

@@ -1,0 +1,208 @@
+"""The SDK against the real proxy: `ajet-proxy serve` as a process, with the scripted engine behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import ajet_sdk
+from ajet_sdk import Client, aio, errors
+from ajet_sdk.episodes import Outcome
+from ajet_sdk.routes import Lease, Reward
+from ajet_sdk.runner import Program, run_program
+from tests.kit.ports import free_port
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.source import ROOT
+
+pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
+
+ASK = {"model": "stub", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+AGENT = """
+import json, os, urllib.request
+messages = [{"role": "user", "content": os.environ["AJET_TASK"]}]
+body = json.dumps({"model": "stub", "messages": messages, "max_tokens": 4})
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body.encode(), {
+    "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
+print(len(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]))
+"""
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    """The scripted engine as a process of its own; its URL."""
+    port = free_port()
+    command = [sys.executable, "-m", "tests.kit.engine_stub", "--port", str(port)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield f"http://127.0.0.1:{port}"
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def running(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(engine, tmp_path_factory.mktemp("sdk") / "data") as process:
+        yield process
+
+
+@pytest.fixture
+def proxy(running: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> ProxyProcess:
+    monkeypatch.setenv("AJET_PROXY_URL", running.url)
+    for name in ("AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return running
+
+
+def ask(episode: Any, **change: Any) -> httpx.Response:
+    """One LLM call of an agent that knows its base URL and key."""
+    key = {"Authorization": f"Bearer {episode.api_key}"}
+    return httpx.post(f"{episode.base_url}/chat/completions", json=ASK | change, headers=key, trust_env=False)
+
+
+def test_an_episode_is_rewarded_and_ready(proxy: ProxyProcess) -> None:
+    with ajet_sdk.episode("real/1", metadata={"seed": 7}) as ep:
+        answer = ask(ep)
+        assert answer.status_code == 200
+        assert answer.headers["X-AJet-Episode"] == ep.id
+        ep.heartbeat()
+        ep.reward(0.5, call=answer.headers["X-AJet-Call"], final=False)
+        ep.reward(1.0)
+        record = ep.record(tokens=True)
+    assert ep.outcome == Outcome(reward=1.5)
+    assert (record["state"], record["reward"], record["task"]) == ("ready", 1.5, "real/1")
+    (call,) = record["calls"]
+    assert call["complete"]
+    assert len(call["token_ids"]) == len(call["logprobs"]) == 4
+
+
+async def test_the_async_face(proxy: ProxyProcess) -> None:
+    async with aio.episode("real/2") as ep:
+        assert (await asyncio.to_thread(ask, ep)).status_code == 200
+        await ep.reward(0.25)
+    assert ep.outcome == Outcome(reward=0.25)
+
+
+def test_settling_without_a_reward(proxy: ProxyProcess) -> None:
+    with ajet_sdk.episode("real/3") as left:
+        ask(left)
+    with ajet_sdk.episode("real/3") as stepwise:
+        ask(stepwise)
+        stepwise.reward(0.5, final=False)
+    with ajet_sdk.episode("real/3") as empty:
+        empty.reward(1.0)
+    assert left.outcome == Outcome(aborted="left without a reward")
+    assert stepwise.outcome == Outcome(reward=0.5)
+    assert empty.outcome == Outcome(reward=1.0, discarded="incomplete_call")
+    with Client() as client:
+        states = [client.ask("get_episode", id=ep.id).json() for ep in (left, stepwise, empty)]
+    assert [(item["state"], item.get("reason")) for item in states] == [
+        ("discarded", "aborted"), ("ready", None), ("discarded", "incomplete_call"),
+    ]
+
+
+def test_ending_twice_is_ending_once(proxy: ProxyProcess) -> None:
+    with ajet_sdk.episode("real/4") as ep:
+        ask(ep)
+        ep.reward(0.5, final=False)
+        ep.seal()
+        ep.seal()
+    with ajet_sdk.episode("real/4") as ep:
+        ep.abort("why")
+        ep.abort("again")
+        assert ep.record()["detail"] == "why"
+        with pytest.raises(errors.Conflict):
+            ep.reward(1.0)
+        with pytest.raises(errors.Conflict):
+            ep.seal()
+
+
+def test_a_reward_with_the_same_id_counts_once(proxy: ProxyProcess) -> None:
+    with ajet_sdk.episode("real/5") as ep:
+        ask(ep)
+        with Client() as client:
+            for _ in range(3):
+                client.ask("reward", Reward(0.5, id="mine", final=False), id=ep.id)
+            with pytest.raises(errors.Conflict):
+                client.ask("reward", Reward(0.75, id="mine", final=False), id=ep.id)
+    assert ep.outcome == Outcome(reward=0.5)
+
+
+def test_anothers_episode_is_out_of_reach(proxy: ProxyProcess) -> None:
+    with ajet_sdk.episode("real/6") as one, ajet_sdk.episode("real/6") as other:
+        with Client(api_key=one.api_key) as client, pytest.raises(errors.Forbidden):
+            client.ask("get_episode", id=other.id)
+        with Client(api_key="ajet-forged.key") as client, pytest.raises(errors.Unauthorized):
+            client.ask("get_episode", id=one.id)
+
+
+def test_run_fills_groups_that_a_trainer_can_lease(proxy: ProxyProcess) -> None:
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        return float(len(ask(episode).text) > 0)
+
+    results = ajet_sdk.run(agent, ["real/7"], repeat=4, parallel=4)
+    assert results.mean_reward == 1.0
+    with Client() as client:
+        assert client.ask("lease", Lease(groups=1, group_size=4)).status == 200
+
+
+def test_programs_of_any_language(proxy: ProxyProcess) -> None:
+    program = Program((sys.executable, "-c", AGENT), reward_from="stdout")
+    results = run_program(program, ["real/8"], repeat=2, parallel=2)
+    assert [item.outcome for item in results] == ["rewarded", "rewarded"]
+    assert results.mean_reward is not None
+    assert results.mean_reward > 0
+    curl = shutil.which("curl")
+    if curl:
+        script = (
+            'curl -sSf "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" '
+            f"-H 'Content-Type: application/json' -H 'X-AJet-Reward: 0.5' -d '{json.dumps(ASK)}'"
+        )
+        results = run_program(Program(("sh", "-c", script)), ["real/9"])
+        assert results.rewards == [0.5]  # what the header gave, and not the exit code's 1.0
+
+
+def test_the_command_from_a_shell(proxy: ProxyProcess) -> None:
+    def ajet(*argv: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", *argv]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    done = ajet("run", "--task", "real/10", "--eval", "--", sys.executable, "-c", AGENT)
+    assert done.returncode == 0, done.stderr
+    episode = next(word for word in done.stdout.split() if word.startswith("ep-"))
+    shown = ajet("show", episode)
+    assert f"episode {episode}: recorded" in shown.stdout
+    assert "1 call\n" in shown.stdout
+    assert json.loads(ajet("show", episode, "--json").stdout)["calls"][0]["token_ids"]
+    assert " = open " in ajet("status").stdout
+    nothing = ajet("run", "--task", "real/11", "--", "true")
+    assert nothing.returncode == 0
+    assert "incomplete_call" in nothing.stdout
+    assert nothing.stderr == "1 of them called no model: does the program use OPENAI_BASE_URL?\n"
+
+
+def test_a_reward_survives_the_death_of_the_proxy(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ProxyProcess(engine, tmp_path / "data") as proxy:
+        with ajet_sdk.episode("real/12", proxy_url=proxy.url) as ep:
+            ask(ep)
+            proxy.kill()
+            reborn = threading.Timer(0.5, proxy.start)
+            reborn.start()
+            began = time.monotonic()
+            ep.reward(1.0)
+            assert time.monotonic() - began > 0.4
+            reborn.join()
+        assert ep.outcome == Outcome(reward=1.0)
+        with Client(proxy.url) as client:
+            record = client.ask("get_episode", id=ep.id).json()
+    assert (record["state"], len(record["rewards"])) == ("ready", 1)
