@@ -29,6 +29,7 @@ def everywhere(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.model.path": config.model,
         "actor_rollout_ref.model.use_remove_padding": True,
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
+        "data.train_batch_size": config.groups,
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.groups,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(16384, config.max_tokens),
         "actor_rollout_ref.actor.data_loader_seed": config.seed,
