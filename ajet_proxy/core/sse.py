@@ -49,18 +49,19 @@ class SseParser:
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """The events that `data` completes."""
+        if not self._buffer and _is_one_event(data):
+            return [SseEvent(data, data[6:-2])]
         buffer = self._buffer = self._buffer + data if self._buffer else data
+        plain = b"\r" not in buffer
         events = []
         at = 0
-        search = self._searched
         while at < len(buffer):
             if buffer[at] in b"\r\n":
                 end = at + (2 if buffer.startswith(b"\r\n", at) else 1)
             else:
-                found = _BLANK_LINE.search(buffer, max(at, search))
-                if found is None:
+                end = _end_of_event(buffer, max(at, self._searched), plain)
+                if end < 0:
                     break
-                end = found.end()
             events.append(_event(buffer[at:end]))
             at = end
         self._buffer = buffer[at:]
@@ -78,11 +79,23 @@ class SseParser:
         return [_event(rest)] if rest else []
 
 
+def _is_one_event(raw: bytes) -> bool:
+    """Whether `raw` is one event in the form in which nearly all come: a single data line."""
+    return raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and raw[-1] == 10 and b"\r" not in raw
+
+
+def _end_of_event(buffer: bytes, at: int, plain: bool) -> int:
+    """Where the blank line after `at` ends, or -1; `plain` says that no CR is there."""
+    if plain:
+        found = buffer.find(b"\n\n", at)
+        return found + 2 if found >= 0 else -1
+    blank = _BLANK_LINE.search(buffer, at)
+    return blank.end() if blank else -1
+
+
 def _event(raw: bytes) -> SseEvent:
-    if raw.startswith(b"data: ") and raw.endswith(b"\n\n"):
-        data = raw[6:-2]
-        if b"\n" not in data and b"\r" not in data:
-            return SseEvent(raw, data)
+    if _is_one_event(raw):
+        return SseEvent(raw, raw[6:-2])
     fields = [value for line, _ in _lines(raw) if (value := _field(line)) is not None]
     return SseEvent(raw, b"\n".join(fields) if fields else None)
 

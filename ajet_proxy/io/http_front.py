@@ -75,6 +75,7 @@ class HttpFront:
     def add_routes(self, app: web.Application) -> None:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
         app.cleanup_ctx.append(self._connections)
+        app.on_response_prepare.append(relay.leave_out)
         app.router.add_route("*", "/{path:.*}", self.handle)
 
     async def _connections(self, _app: web.Application) -> AsyncIterator[None]:

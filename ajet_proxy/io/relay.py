@@ -23,6 +23,21 @@ from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 _BROKEN: Final = (aiohttp.ClientError, TimeoutError)
 
 
+class Relayed(web.StreamResponse):
+    """An engine's answer as the client gets it, with the engine's headers; `keep_length` if its body stays as it is."""
+
+    def __init__(self, answer: aiohttp.ClientResponse, *, keep_length: bool) -> None:
+        headers = response_headers(answer.headers, keep_length=keep_length)
+        super().__init__(status=answer.status, reason=answer.reason, headers=headers)
+        self.lacking = [name for name in ("Date", "Server", "Content-Type") if name not in headers]
+
+
+async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
+    """A signal of the application: take out again what aiohttp adds to every answer and this engine did not send."""
+    for name in response.lacking if isinstance(response, Relayed) else ():
+        response.headers.pop(name, None)
+
+
 async def captured(
     http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Upstream
 ) -> web.StreamResponse:
@@ -52,8 +67,7 @@ async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) 
     """Send `request` and pass the answer on as it is."""
     answer = await upstream.send(request)
     try:
-        headers = response_headers(answer.headers, keep_length=True)
-        response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+        response = Relayed(answer, keep_length=True)
         await response.prepare(http)
         while True:
             try:
@@ -83,9 +97,12 @@ async def _document(
         raise EngineError("the engine's answer broke off", code="engine_broken") from error
     body = b"".join(exchange.finish())
     await recorder.end(exchange.outcomes)
-    headers = response_headers(answer.headers, keep_length=False)
-    response = web.Response(status=answer.status, reason=answer.reason, body=body, headers=headers)
+    response = Relayed(answer, keep_length=False)
+    response.content_length = len(body)
     _name(response, recorder)
+    await response.prepare(http)
+    await response.write(body)
+    await response.write_eof()
     return response
 
 
@@ -94,8 +111,7 @@ async def _stream(
 ) -> web.StreamResponse:
     """An answer that leaves as it comes, except for its end."""
     refused = answer.status >= 400
-    headers = response_headers(answer.headers, keep_length=exchange.settled)
-    response = web.StreamResponse(status=answer.status, reason=answer.reason, headers=headers)
+    response = Relayed(answer, keep_length=exchange.settled)
     if not refused:
         _name(response, recorder)
     await response.prepare(http)
@@ -109,7 +125,8 @@ async def _stream(
             return _cut(http, response)
         if not data:
             break
-        await _write(response, exchange.feed(data))
+        if out := exchange.feed(data):
+            await response.write(out[0] if len(out) == 1 else b"".join(out))
         if exchange.settled and not recorder.ended:
             await recorder.end(exchange.outcomes)
             await _write(response, exchange.release())
@@ -127,7 +144,7 @@ def _name(response: web.StreamResponse, recorder: Recorder) -> None:
 
 async def _write(response: web.StreamResponse, parts: list[bytes]) -> None:
     if parts:
-        await response.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        await response.write(b"".join(parts))
 
 
 def _cut(http: web.Request, response: web.StreamResponse) -> web.StreamResponse:

@@ -8,6 +8,7 @@ so it is taken out. And the first event of a choice, which only names the role, 
 
 ``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
 that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
+Prompts that are more than text, and answers that are searched for and not sampled, go out as they are, uncaptured.
 
 Next: ajet_proxy/core/exchange.py
 """
@@ -20,6 +21,8 @@ from typing import Any
 
 from ajet_proxy.core.dialects.reading import ID, MAX_CHOICES, NUMBER, STRING, Ask, asked, choices_of
 from ajet_proxy.core.dialects.spans import Spanned
+
+_TEXT_PARTS = ("text", "refusal", "thinking")
 
 
 class Chat:
@@ -41,6 +44,8 @@ class Chat:
             return Ask(skip="beam_search")
         if choices > MAX_CHOICES:
             return Ask(skip="too_many_choices")
+        if _beyond_text(request.get("messages")):
+            return Ask(skip="multimodal")
         fields = {}
         hide_ids = not asked(request, "return_token_ids")
         if hide_ids:
@@ -68,6 +73,16 @@ class Chat:
     def is_filler(self, choice: Spanned) -> bool:
         values = choice.values
         return values.get("delta") == {} and values.get("finish_reason") is None and bool(values.get("token_ids"))
+
+
+def _beyond_text(messages: Any) -> bool:
+    """Whether a message holds an image, a sound or another thing that its token ids do not tell."""
+    for message in messages if isinstance(messages, list) else ():
+        content = message.get("content") if isinstance(message, dict) else None
+        for part in content if isinstance(content, list) else ():
+            if isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS:
+                return True
+    return False
 
 
 CHAT = Chat()

@@ -220,8 +220,8 @@ class Reading:
 
 
 def _all_ints(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int for value in values)
+    return isinstance(values, list) and set(map(type, values)) <= {int}
 
 
 def _all_finite(values: list[Any]) -> bool:
-    return all(type(value) in (int, float) and math.isfinite(value) for value in values)
+    return set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))

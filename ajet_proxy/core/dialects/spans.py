@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 _scan_value = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\n\r]*").match
+_plain_name = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
+_after_value = re.compile(r"[ \t\n\r]*([,}])").match
 
 
 class Spanned(NamedTuple):
@@ -71,24 +73,32 @@ def _object(text: str, at: int, deep: str | None) -> Spanned:
     if text.startswith("}", at):
         return Spanned(values, spans, at)
     while True:
-        if not text.startswith('"', at):
-            raise ValueError(f"expected a name at character {at}")
-        name, at = _scan_value(text, at)
-        at = _skip(text, at)
-        if not text.startswith(":", at):
-            raise ValueError(f"expected ':' at character {at}")
-        start = _skip(text, at + 1)
+        name, start = _name(text, at)
         if name == deep and text.startswith("[", start):
             values[name], at = _objects(text, start)
         else:
             values[name], at = _scan_value(text, start)
         spans[name] = (start, at)
-        at = _skip(text, at)
-        if text.startswith("}", at):
-            return Spanned(values, spans, at)
-        if not text.startswith(",", at):
-            raise ValueError(f"expected ',' or '}}' at character {at}")
-        at = _skip(text, at + 1)
+        after = _after_value(text, at)
+        if after is None:
+            raise ValueError(f"expected ',' or '}}' after character {at}")
+        at = after.end()
+        if after[1] == "}":
+            return Spanned(values, spans, at - 1)
+
+
+def _name(text: str, at: int) -> tuple[str, int]:
+    """The name of the next member, and where its value begins."""
+    if plain := _plain_name(text, at):
+        return plain[1], plain.end()
+    at = _skip(text, at)
+    if not text.startswith('"', at):
+        raise ValueError(f"expected a name at character {at}")
+    name, at = _scan_value(text, at)
+    at = _skip(text, at)
+    if not text.startswith(":", at):
+        raise ValueError(f"expected ':' at character {at}")
+    return name, _skip(text, at + 1)
 
 
 def _objects(text: str, at: int) -> tuple[list[Spanned], int]:

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from ajet_sdk.routes import Abort
@@ -77,6 +78,36 @@ async def test_the_agent_sees_what_the_engine_would_have_sent(name: str, stream:
     for call in front.calls:
         assert call.prompt_token_ids and call.token_ids and len(call.token_ids) == len(call.logprobs)
         assert all(logprob < 0 for logprob in call.logprobs)
+
+
+async def test_no_header_is_added_to_an_engine_that_sends_few() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 Fine\r\nX-Case: 1\r\ncontent-length: 2\r\n\r\n{}")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server, Front(f"http://{host}:{port}") as front:
+        passed = await send(f"{front.url}/v1/models", method="GET")
+        captured = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT))
+    assert passed.headers == {"x-case": "1", "content-length": "2", "connection": "close"}
+    assert set(captured.headers) == {*passed.headers, "x-ajet-episode", "x-ajet-call"}
+    assert captured.body == passed.body == b"{}"
+
+
+async def test_an_unmodified_client_streams_and_retries() -> None:
+    async with EngineStub(split_seed=3) as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("status", status=500))
+        async with openai.AsyncOpenAI(base_url=f"{front.url}/e/x/v1", api_key="EMPTY") as client:
+            stream = await client.chat.completions.create(
+                model="stub", messages=MESSAGES, tools=TOOLS, tool_choice="required", stream=True  # type: ignore[arg-type]
+            )
+            async with stream:
+                said = [chunk.choices[0].delta async for chunk in stream]
+    assert any(delta.tool_calls for delta in said)
+    assert len(stub.llm_requests()) == 2 and len(front.calls) == 1
+    assert front.calls[0].finish_reason == "tool_calls"
 
 
 async def test_the_call_record_is_the_engines_own_words() -> None:

@@ -49,6 +49,18 @@ def test_what_cannot_be_captured_goes_out_as_it_is(request_: dict[str, Any], rea
     assert (ask.skip, ask.fields, ask.choices, ask.hide_ids, ask.hide_logprobs) == (reason, {}, 1, False, False)
 
 
+def message(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "system", "content": "text"}, {"role": "user", "content": list(parts)}]}
+
+
+def test_a_prompt_that_is_more_than_text_is_not_captured() -> None:
+    text = {"type": "text", "text": "a"}
+    for part in ({"type": "image_url", "image_url": {}}, {"type": "input_audio"}, {"type": None}):
+        assert DIALECT.ask(message(text, part)).skip == "multimodal"
+    for request in (message(text, {"type": "refusal"}, {"text": "a"}, "a"), {"messages": [None, 7]}, {"messages": "a"}):
+        assert DIALECT.ask(request).skip is None
+
+
 def test_the_route() -> None:
     assert CAPTURED["/v1/chat/completions"] is DIALECT
 
