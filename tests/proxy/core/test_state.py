@@ -1,0 +1,271 @@
+"""The fold: whatever agents, trainers, clocks and crashes do, the ledger identity holds after every event and a replay
+of the events, up to any of them, is what the live state was at that moment."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from ajet_proxy.core import events as ev
+from ajet_proxy.core import state as state_module
+from ajet_proxy.core.state import LedgerSettings, State
+from ajet_sdk.errors import AjetError
+from ajet_sdk.routes import GateClose, GateOpen
+from tests.kit.ledger_rig import SETTINGS, LedgerRig, check, picture
+
+EPISODES = st.sampled_from(["a", "b", "c", "d", "e"])
+MODELS = st.sampled_from(["m", "m", "n"])
+SHORT = st.lists(st.integers(0, 2), max_size=4)
+
+
+class AnythingHappens(RuleBasedStateMachine):
+    """Commands in any order; what a command refuses changes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = LedgerRig(watch=True)
+        self.running: list[tuple[str, str]] = []
+        self.texts: list[tuple[int, ...]] = [()]
+
+    def attempt(self, command: Any) -> Any:
+        seen = len(self.rig.events)
+        try:
+            return command()
+        except AjetError:
+            assert len(self.rig.events) == seen
+            assert picture(self.rig.ledger) == self.rig.pictures[-1]
+
+    @rule(episode=EPISODES, task=st.sampled_from([None, "s", "t"]), eval=st.booleans(), members=st.booleans())
+    def opens(self, episode: str, task: str | None, eval: bool, members: bool) -> None:
+        both = {"x": "m", "y": "n"} if members else None
+        self.attempt(lambda: self.rig.open(episode, task=task, eval=eval and not members, members=both))
+
+    @rule(
+        episode=EPISODES, model=MODELS, choices=st.integers(1, 2), body=st.sampled_from(["p", "q"]),
+        retry=st.booleans(), key=st.sampled_from([None, None, "k"]), task=st.sampled_from([None, None, "t"]),
+        eval=st.sampled_from([False, False, False, True]),
+    )
+    def calls(self, episode: str, **options: Any) -> None:
+        calls = self.attempt(lambda: self.rig.begin(episode, **options))
+        self.running += [(episode, call) for call in calls or ()]
+
+    @rule(episode=EPISODES, model=MODELS, news=SHORT, value=st.sampled_from([None, 0.0, 1.0]))
+    def answers_whole(self, episode: str, model: str, news: list[int], value: float | None) -> None:
+        """A whole call, and perhaps the reward at once: what mostly happens."""
+        if self.attempt(lambda: self.rig.call(episode, (1, *news), (2,), model=model)) and value is not None:
+            self.attempt(lambda: self.rig.reward(episode, value))
+
+    @rule(data=st.data(), news=SHORT, sampled=SHORT)
+    def finishes(self, data: st.DataObject, news: list[int], sampled: list[int]) -> None:
+        if self.running:
+            episode, call = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            prompt = (*data.draw(st.sampled_from(self.texts)), *news)
+            self.texts.append((*prompt, *sampled))
+            self.attempt(lambda: self.rig.finish(episode, call, prompt, sampled))
+
+    @rule(data=st.data())
+    def loses(self, data: st.DataObject) -> None:
+        if self.running:
+            episode, call = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            self.attempt(lambda: self.rig.lose(episode, call))
+
+    @rule(episode=EPISODES, value=st.sampled_from([0.0, 1.0]), final=st.booleans(), id=st.sampled_from([None, "r"]))
+    def rewards(self, episode: str, **fields: Any) -> None:
+        self.attempt(lambda: self.rig.reward(episode, **fields))
+
+    @initialize()
+    def some_are_ready(self) -> None:
+        for task, model in (("s", "m"), ("t", "m"), ("s", "n")):
+            self.rig.ready(task, model=model)
+
+    @rule(task=st.sampled_from(["s", "t"]), model=MODELS)
+    def becomes_ready(self, task: str, model: str) -> None:
+        self.rig.ready(task, model=model)
+
+    @rule(data=st.data())
+    def aborts_late(self, data: st.DataObject) -> None:
+        episode = data.draw(st.sampled_from(sorted(self.rig.ledger.episodes)))
+        self.attempt(lambda: self.rig.abort(episode))
+
+    @rule(episode=EPISODES, action=st.sampled_from(["seal", "abort"]))
+    def ends(self, episode: str, action: str) -> None:
+        self.attempt(lambda: getattr(self.rig, action)(episode))
+
+    @rule(episode=EPISODES)
+    def touches(self, episode: str) -> None:
+        self.attempt(lambda: self.rig.run(self.rig.ledger.heartbeat(episode, at=self.rig.at)))
+
+    @rule(
+        groups=st.sampled_from([1, 1, 2]), size=st.sampled_from([None, 1, 1, 3]), model=st.sampled_from([None, "m"]),
+        staleness=st.sampled_from([None, None, 0, 1]), lease_s=st.sampled_from([10.0, 500.0]),
+    )
+    def leases(self, groups: int, size: int | None, model: str | None, staleness: int | None, lease_s: float) -> None:
+        fields = {"groups": groups, "group_size": size, "model": model, "max_staleness": staleness}
+        batch = self.rig.lease(lease_s=lease_s, **fields)
+        if batch is not None:
+            delivered = self.rig.ledger.batch(batch)
+            held = [item.episode for group in delivered.groups for item in group.episodes]
+            assert len(held) == groups * (size or SETTINGS.group_size) == len(set(held))
+            for item in (item for group in delivered.groups for item in group.episodes):
+                assert any(1 in sample.loss_mask for sample in item.samples)
+
+    @rule(data=st.data(), action=st.sampled_from(["ack", "nack", "extend"]))
+    def answers(self, data: st.DataObject, action: str) -> None:
+        if self.rig.ledger.batches:
+            batch = data.draw(st.sampled_from(sorted(self.rig.ledger.batches)))
+            self.attempt(lambda: getattr(self.rig, action)(batch))
+
+    @rule(model=MODELS, version=st.integers(0, 3))
+    def trains(self, model: str, version: int) -> None:
+        self.rig.announce(model, version)
+
+    @rule(version=st.integers(0, 3), shut=st.booleans())
+    def moves_the_gate(self, version: int, shut: bool) -> None:
+        ledger, at = self.rig.ledger, self.rig.at
+        self.rig.run(ledger.gate_close(GateClose(), at=at) if shut else ledger.gate_open(GateOpen(version), at=at))
+
+    @rule(seconds=st.sampled_from([-50.0, 1.0, 1.0, 20.0, 60.0, 600.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.rig.at += seconds
+        self.rig.expire()
+
+    @rule(often=st.integers(0, 4))
+    def is_killed(self, often: int) -> None:
+        if often == 0:
+            self.rig.restart()
+            self.running.clear()
+
+    @invariant()
+    def identity(self) -> None:
+        check(self.rig.ledger)
+
+    def teardown(self) -> None:
+        replay = State(SETTINGS)
+        for event, seen in zip(self.rig.events, self.rig.pictures, strict=True):
+            replay.apply(event)
+            assert picture(replay) == seen
+
+
+TestAnythingHappens = AnythingHappens.TestCase
+TestAnythingHappens.settings = settings(
+    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def test_every_event_is_understood() -> None:
+    assert set(State(SETTINGS)._handlers) == set(get_args(ev.Event))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"merge_policy": "repair"}, {"group_size": 0}, {"idle_timeout": 0.0}, {"wall_timeout": -1.0}]
+)
+def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        LedgerSettings(**wrong)
+
+
+def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
+    rig = LedgerRig()
+    episode = rig.open(task="t")
+    rig.call(episode, (1, 2), (3, 4))
+    rig.call(episode, (1, 2, 3, 4, 5), (6,))
+    rig.call(episode, (9,), (8,))
+    assert rig.ledger.tokens == {"prompt": 0, "sampled": 0, "merged": 0}
+    rig.reward(episode)
+    assert rig.ledger.tokens == {"prompt": 8, "sampled": 4, "merged": 4}
+    assert rig.ledger.drift == {"new_chain": 1}
+
+
+def test_old_episodes_lose_their_text_and_keep_their_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "KEPT_FINISHED", 1)
+    rig = LedgerRig(watch=True)
+    old, new = rig.in_state("trained"), rig.in_state("recorded")
+    (forgotten,), (kept,) = (rig.ledger.record(name, tokens=True)["calls"] for name in (old, new))
+    assert (forgotten["prompt_tokens"], forgotten["sampled_tokens"], forgotten["complete"]) == (2, 1, True)
+    assert (kept["prompt_token_ids"], kept["token_ids"]) == ([1, 2], [3])
+    assert rig.reward(old, 1.0, id="given") == ()
+
+
+def test_a_call_of_a_dead_episode_leaves_no_text() -> None:
+    rig = LedgerRig(watch=True)
+    episode = rig.open()
+    rig.call(episode)
+    (late,) = rig.begin(episode)
+    rig.abort(episode)
+    rig.finish(episode, late, (7,), (8,))
+    known = rig.ledger.episodes[episode]
+    assert (known.calls[late].state, known.calls[late].text) == ("lost", b"")
+    assert len(known.timelines) == 1
+
+
+def test_small_facts() -> None:
+    """A label, a sign of life, a longer lease."""
+    rig = LedgerRig(watch=True)
+    episode = rig.open()
+    rig.begin(episode, eval=True)
+    rig.at += 5
+    rig.run(rig.ledger.heartbeat(episode, at=rig.at))
+    known = rig.ledger.episodes[episode]
+    assert (known.eval, known.active_at) == (True, rig.at)
+    rig.ready()
+    batch = rig.lease(group_size=1)
+    assert batch is not None
+    rig.extend(batch, 7.0)
+    assert rig.ledger.batches[batch].lease_until == rig.at + 7.0
+
+
+def test_a_part_that_is_returned_leaves_the_rest_leased() -> None:
+    rig = LedgerRig(watch=True)
+    episode = rig.open(task="t", members={"a": "m", "b": "n"})
+    for model in "mn":
+        rig.call(episode, model=model)
+    rig.reward(episode)
+    first = rig.lease(model="m", group_size=1)
+    rig.lease(model="n", group_size=1)
+    assert first is not None
+    rig.nack(first)
+    assert rig.state(episode) == "leased"
+    assert list(rig.ledger.queues.ready(None)) == [("m", episode)]
+
+
+def test_an_episode_of_which_a_part_is_trained_can_still_be_discarded() -> None:
+    rig = LedgerRig(watch=True)
+    episode = rig.open(task="t", members={"a": "m", "b": "n"})
+    for model in "mn":
+        rig.call(episode, model=model)
+    rig.reward(episode)
+    batch = rig.lease(model="m", group_size=1)
+    assert batch is not None
+    rig.ack(batch)
+    rig.abort(episode)
+    assert rig.state(episode) == "discarded"
+    assert list(rig.ledger.queues.ready(None)) == []
+
+
+def test_a_batch_that_was_acknowledged_late_leaves_the_queue() -> None:
+    rig = LedgerRig(watch=True)
+    rig.ready()
+    batch = rig.lease(group_size=1)
+    assert batch is not None
+    rig.nack(batch)
+    rig.ack(batch)
+    assert list(rig.ledger.queues.ready(None)) == []
+
+
+def test_the_status_never_walks_through_the_episodes() -> None:
+    rig = LedgerRig()
+    for index in range(50):
+        rig.open(f"e{index}")
+
+    class Untouchable(dict[str, Any]):
+        def _refuse(self, *_: object) -> Any:
+            raise AssertionError("status walks through the episodes")
+
+        __iter__ = values = items = keys = __getitem__ = _refuse
+
+    rig.ledger.episodes = Untouchable(rig.ledger.episodes)
+    assert rig.ledger.status()["episodes"]["opened"] == 50

@@ -1,0 +1,110 @@
+"""Records and the status page as clients read them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import EPISODE_STATES, GateClose
+from tests.kit.ledger_rig import LedgerRig
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig()
+
+
+def test_the_status_of_nothing(rig: LedgerRig) -> None:
+    status = rig.ledger.status()
+    assert status["episodes"] == {"opened": 0, **dict.fromkeys(EPISODE_STATES, 0)}
+    assert (status["models"], status["drift"], status["gate"]["state"]) == ({}, {}, "open")
+    assert status["version"]
+
+
+def test_the_status_of_something(rig: LedgerRig) -> None:
+    for state in ("trained", "leased", *(set(EPISODE_STATES) - {"trained", "leased"})):
+        rig.in_state(state)
+    rig.announce("m", 3, ("http://engine",))
+    rig.run(rig.ledger.gate_close(GateClose("weights"), at=rig.at))
+    status = json.loads(json.dumps(rig.ledger.status()))
+    assert status["episodes"] == {"opened": 7, **dict.fromkeys(EPISODE_STATES, 1)}
+    assert status["models"] == {"m": {"policy_version": 3, "gate": "closing", "upstreams": ["http://engine"]}}
+    assert status["gate"] == {"state": "closing", "since": 1000.0, "reason": "weights"}
+    assert status["groups"] == {"waiting": 1, "ready": 0, "leased": 1}
+    assert status["batches"] == {"leased": 1, "total": 2}
+    assert status["calls"] == {"running": 1, "complete": 4, "lost": 0}
+    assert status["discarded"] == {"aborted": 1}
+
+
+def test_a_record_has_calls_and_timelines_at_any_time(rig: LedgerRig) -> None:
+    episode = rig.open(task="t", model="m", metadata={"k": [1]}, tenant="acme", members={"a": "m"})
+    done = rig.call(episode, (1, 2), (3, 4), tenant="acme", agent="a")
+    again = rig.call(episode, (9,), (8,), tenant="acme", agent="a")
+    (lost,) = rig.begin(episode, tenant="acme")
+    rig.lose(episode, lost, "truncated")
+    (running,) = rig.begin(episode, tenant="acme")
+    rig.reward(episode, 0.5, final=False, note="half")
+
+    record = json.loads(json.dumps(rig.ledger.record(episode, tokens=False)))
+    assert {name: record[name] for name in ("task", "state", "model", "eval", "reward", "in_flight", "tenant")} == {
+        "task": "t", "state": "open", "model": "m", "eval": False, "reward": 0.5, "in_flight": 1, "tenant": "acme",
+    }
+    assert (record["metadata"], record["members"], record["shares"]) == ({"k": [1]}, {"a": "m"}, {})
+    assert record["rewards"][0] | {"id": ""} == {"id": "", "value": 0.5, "final": False, "at": 1000.0, "note": "half"}
+    first, _, third, fourth = record["calls"]
+    assert (first["call"], first["complete"], first["prompt_tokens"], first["sampled_tokens"]) == (done, True, 2, 2)
+    assert (third["call"], third["complete"], third["reason"]) == (lost, False, "truncated")
+    assert (fourth["call"], fourth["complete"], fourth["in_flight"]) == (running, False, True)
+    assert record["timelines"] == [
+        {"sample": f"{episode}/0", "model": "m", "agent": "a", "calls": [done], "tokens": 4, "sampled_tokens": 2},
+        {"sample": f"{episode}/1", "model": "m", "agent": "a", "calls": [again], "tokens": 2, "sampled_tokens": 1,
+         "broken_by": "new_chain"},
+    ]
+
+
+@pytest.mark.parametrize("state", ["open", "sealed", "ready", "leased", "trained", "recorded", "discarded"])
+def test_a_record_with_tokens_has_them_in_every_state(rig: LedgerRig, state: str) -> None:
+    episode = rig.in_state(state)
+    if state == "open":
+        rig.call(episode)
+    record = json.loads(json.dumps(rig.ledger.record(episode, tokens=True)))
+    whole = [call for call in record["calls"] if call["complete"]]
+    assert len(whole) == (state not in ("sealed", "discarded"))
+    for call in whole:
+        assert (call["prompt_token_ids"], call["token_ids"], call["logprobs"]) == ([1, 2], [3], [-0.5])
+        assert call["policy_version"] == 0
+    for timeline in record["timelines"]:
+        assert (timeline["token_ids"], timeline["loss_mask"]) == ([1, 2, 3], [0, 0, 1])
+
+
+def test_the_reason_is_in_the_record(rig: LedgerRig) -> None:
+    episode = rig.open()
+    rig.abort(episode, "own words")
+    record = rig.ledger.record(episode, tokens=False)
+    assert (record["state"], record["reason"], record["detail"]) == ("discarded", "aborted", "own words")
+    assert record["model"] is None
+    assert "tenant" not in record
+
+
+def test_the_parts_of_an_episode_over_several_models(rig: LedgerRig) -> None:
+    episode = rig.open(task="t", members={"a": "m", "b": "n", "c": "o"})
+    for model in "mno":
+        rig.call(episode, model=model)
+    rig.reward(episode)
+    first, _ = rig.lease(model="m", group_size=1), rig.lease(model="n", group_size=1)
+    assert first is not None
+    rig.ack(first)
+    assert rig.ledger.record(episode, tokens=False)["shares"] == {"m": "trained", "n": "leased", "o": "ready"}
+
+
+def test_records_come_newest_first(rig: LedgerRig) -> None:
+    names = [rig.open() for _ in range(4)]
+    rig.abort(names[1])
+    shown = rig.ledger.records(None, 3)
+    assert [item["episode"] for item in shown] == [names[3], names[2], names[1]]
+    assert [item["episode"] for item in rig.ledger.records("open", 3)] == [names[3], names[2], names[0]]
+    assert "calls" not in shown[0]
+    with pytest.raises(BadRequest):
+        rig.ledger.records("asleep", 3)
