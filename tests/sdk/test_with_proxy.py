@@ -21,9 +21,8 @@ from ajet_sdk import Client, aio, errors
 from ajet_sdk.episodes import Outcome
 from ajet_sdk.routes import Lease, Reward
 from ajet_sdk.runner import Program, run_program
-from tests.kit.ports import free_port
 from tests.kit.proxy_process import PROXY, ProxyProcess
-from tests.kit.source import ROOT
+from tests.kit.stub_process import stub_process
 
 pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
 
@@ -40,14 +39,8 @@ print(len(json.load(urllib.request.urlopen(request))["choices"][0]["message"]["c
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[str]:
-    """The scripted engine as a process of its own; its URL."""
-    port = free_port()
-    command = [sys.executable, "-m", "tests.kit.engine_stub", "--port", str(port)]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        yield f"http://127.0.0.1:{port}"
-        process.terminate()
+    with stub_process() as url:
+        yield url
 
 
 @pytest.fixture(scope="module")
