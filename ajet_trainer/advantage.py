@@ -2,10 +2,8 @@
 
 Two places would break this, and this file holds the arithmetic that mends both.
 
-*The baseline.* verl's GRPO looks at one trajectory of each session and copies its advantage to the others, which is
-right once every trajectory carries the episode's reward. Its other group-relative estimators see all rows, so an
-episode with three rows would count three times in the mean; they are given `one_row_a_session` and the result is spread
-over the session's rows.
+*The baseline.* Most of verl's group-relative estimators see all rows, so an episode with three rows would count three
+times in the mean of its group. They are given `one_row_a_session`, and the result is spread over the session's rows.
 
 *The denominator.* A loss that is a mean over tokens does not see how tokens are arranged in rows. A loss that is a mean
 over sequences does: `row_weights` scales the advantages so that it becomes a mean over episodes. (The policy losses are

@@ -30,6 +30,7 @@ def cluster(tree: DictConfig, device: str, env: dict[str, str], run_dir: Path) -
     note = run_dir / "processes.json"
     end_stale(note)
     start_ray(tree, device, env)
+    note_processes(run_dir)
     try:
         tq.init(tree.transfer_queue)
         yield
@@ -54,6 +55,7 @@ def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
     runtime_env["env_vars"].update(env)
     settings = {"runtime_env": runtime_env, "logging_level": logging.ERROR, "log_to_driver": False}
     if not os.environ.get("RAY_ADDRESS"):
+        settings["address"] = "local"
         settings["include_dashboard"] = False
         if device == "cpu":
             settings["_node_ip_address"] = "127.0.0.1"

@@ -36,8 +36,10 @@ from ajet_trainer.advantage import one_row_a_session, row_weights
 from ajet_trainer.batch import Row
 from ajet_trainer.verl_backend import queue, weights
 
-COUNTS_SESSIONS = ("gae", "grpo", "reinforce_plus_plus", "remax")
-"""Estimators whose baseline does not count rows: verl's GRPO looks at sessions, the others have no group baseline."""
+GROUPED = (
+    "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
+)  # fmt: skip
+"""Estimators that give all tokens of an episode one advantage, from a baseline over the episodes of its group."""
 
 
 class Leases:
@@ -183,7 +185,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         data = DataProto(batch=stored.to_padded_tensor(), non_tensor_batch={"uid": groups})
         if "token_level_rewards" not in data.batch:
             data.batch["token_level_rewards"] = data.batch["rm_scores"]
-        if self.config.algorithm.adv_estimator not in COUNTS_SESSIONS:
+        if self.config.algorithm.adv_estimator in GROUPED:
             self._advantage_by_session(data, rows, places)
         trained = data.batch["response_mask"].sum(dim=-1).tolist()
         factors = row_weights(self.config.actor_rollout_ref.actor.loss_agg_mode, batch.keys, trained)
@@ -193,20 +195,31 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         queue.update(batch, changed)
 
     def _advantage_by_session(self, data: DataProto, rows: Sequence[int], places: Sequence[int]) -> None:
-        """verl's estimator over one row a session, spread over the session's rows."""
+        """verl's estimator over one row a session, spread over the session's rows.
+
+        That row is as long as the session's rows together, because some baselines weigh by length, and its reward is
+        the episode's, less the KL penalties of all its rows where verl was told to subtract them.
+        """
         algorithm = self.config.algorithm
-        one_each = compute_advantage(
-            data.select_idxs(list(rows)),
+        mask, rewards, scores = (data.batch[n] for n in ("response_mask", "token_level_rewards", "rm_scores"))
+        index = torch.tensor(places)
+        lengths = mask.new_zeros(len(rows)).index_add(0, index, mask.sum(dim=-1))
+        penalties = (rewards - scores).sum(dim=-1)
+        totals = scores[list(rows)].sum(dim=-1).index_add(0, index, penalties)
+        long_mask = (torch.arange(int(lengths.max())) < lengths.unsqueeze(-1)).to(mask.dtype)
+        long_rewards = torch.zeros(long_mask.shape).index_put(
+            (torch.arange(len(rows)), lengths.clamp(min=1) - 1), totals
+        )
+        session = DataProto.from_single_dict({"response_mask": long_mask, "token_level_rewards": long_rewards})
+        session.non_tensor_batch["uid"] = data.non_tensor_batch["uid"][list(rows)]
+        session = compute_advantage(
+            session,
             adv_estimator=algorithm.adv_estimator,
-            gamma=algorithm.gamma,
-            lam=algorithm.lam,
             norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
             config=algorithm,
         )
-        mask = data.batch["response_mask"]
-        first = one_each.batch["response_mask"].argmax(dim=1)
-        scores = one_each.batch["advantages"][torch.arange(len(rows)), first]
-        data.batch["advantages"] = data.batch["returns"] = scores[list(places)].unsqueeze(-1) * mask
+        data.batch["advantages"] = session.batch["advantages"][index, :1] * mask
+        data.batch["returns"] = session.batch["returns"][index, :1] * mask
 
     def _track(self, metrics: Mapping[str, Any]) -> None:
         """Passes the metrics on to the loggers of verl's ``trainer.logger``, if any are named."""

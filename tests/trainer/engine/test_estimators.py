@@ -1,0 +1,133 @@
+"""verl's advantage estimators through `AjetTrainer`: over episodes that stay whole, and over the same ones split."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_trainer.batch import Row
+from ajet_trainer.config import Config
+from tests.trainer.engine.test_gradient import conversation, unmerged
+
+GROUPED = (
+    "grpo",
+    "grpo_vectorized",
+    "grpo_passk",
+    "rloo",
+    "rloo_vectorized",
+    "opo",
+    "gpg",
+    "reinforce_plus_plus_baseline",
+)
+
+
+class MemoryQueue:
+    """TransferQueue's key-value calls over a dictionary."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+
+    def kv_batch_put(self, keys: list[str], partition_id: str, fields: Any = None, tags: Any = None) -> Any:
+        from transfer_queue import KVBatchMeta
+
+        for index, key in enumerate(keys):
+            for name in fields.keys() if fields is not None else ():
+                self.rows.setdefault(key, {})[name] = fields[name][index]
+        return KVBatchMeta(keys=keys, tags=tags or [{} for _ in keys], partition_id=partition_id)
+
+    def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+        return list_of_dict_to_tensordict(
+            [{name: self.rows[key][name] for name in select_fields if name in self.rows[key]} for key in keys]
+        )
+
+
+def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **options: Any) -> dict[str, list[float]]:
+    """The advantage of each row's sampled tokens, by key, as verl's worker would get them."""
+    from verl.trainer.ppo.v1 import trainer_base
+
+    from ajet_trainer.verl_backend import queue, settings, trainer
+
+    verl = {f"algorithm.{name}": value for name, value in options.items() if name != "mode"}
+    verl["actor_rollout_ref.actor.loss_agg_mode"] = options.get("mode", "token-mean")
+    made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
+    made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
+    memory = MemoryQueue()
+    for module in (trainer_base, trainer, queue):
+        monkeypatch.setattr(module, "tq", memory)
+    queue.put(rows, 1)
+    from transfer_queue import KVBatchMeta
+
+    batch = KVBatchMeta(keys=[row.key for row in rows], tags=[{} for _ in rows], partition_id="train")
+    for row in rows:
+        memory.rows[row.key]["old_log_probs"] = memory.rows[row.key]["rollout_log_probs"]
+    made._compute_advantage(batch, {})
+    return {row.key: memory.rows[row.key]["advantages"].tolist() for row in rows}
+
+
+def group(split: bool) -> list[Row]:
+    """Two groups of four episodes with different rewards; `split` breaks every other episode into one row a call."""
+    from ajet_trainer.batch import to_row
+    from tests.trainer.making import episode
+
+    pick = random.Random(7)
+    rows = []
+    for g in range(2):
+        for s in range(4):
+            talk = conversation(10 * g + s, turns=3)
+            mine = unmerged(talk) if split and s % 2 == 0 else [talk]
+            whole = replace(episode(f"e{g}{s}"), reward=pick.random())
+            rows += [to_row(f"g{g}", s, i, whole, sample) for i, sample in enumerate(mine)]
+    return rows
+
+
+def of_episodes(rows: list[Row], values: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The advantages of each episode's sampled tokens, in order of the tokens."""
+    out: dict[str, list[float]] = {}
+    for row in rows:
+        mine = [value for value, bit in zip(values[row.key], row.mask, strict=True) if bit]
+        out.setdefault(f"{row.group}_{row.session}", []).extend(mine)
+        assert all(value == 0 for value, bit in zip(values[row.key], row.mask, strict=True) if not bit)
+    return out
+
+
+@pytest.mark.parametrize("estimator", GROUPED)
+def test_a_group_baseline_counts_episodes(
+    estimator: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    whole, split = group(False), group(True)
+    assert len(split) > len(whole)
+    one = of_episodes(whole, advantages(monkeypatch, tiny, whole, adv_estimator=estimator))
+    two = of_episodes(split, advantages(monkeypatch, tiny, split, adv_estimator=estimator))
+    assert any(value != 0 for values in one.values() for value in values)
+    for name, values in one.items():
+        assert two[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+
+
+def test_without_mending_a_row_would_count_as_an_episode(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    from ajet_trainer.verl_backend import trainer
+
+    whole, split = group(False), group(True)
+    one = of_episodes(whole, advantages(monkeypatch, tiny, whole, adv_estimator="rloo"))
+    monkeypatch.setattr(trainer.AjetTrainer, "_weigh_episodes", lambda *_: None)
+    two = of_episodes(split, advantages(monkeypatch, tiny, split, adv_estimator="rloo"))
+    assert any(abs(two[name][0] - values[0]) > 1e-2 for name, values in one.items())
+
+
+def test_every_estimator_of_verl_has_been_thought_of(verl_here: None) -> None:
+    """A new estimator in verl must be sorted: with a baseline over the episodes of a group, or without one."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    from ajet_trainer.verl_backend.trainer import GROUPED as MENDED
+
+    without_groups = {"gae", "reinforce_plus_plus", "remax"}
+    by_token = {"gdpo", "optimal_token_baseline", "tir_optimal_token_baseline"}
+    assert MENDED == GROUPED
+    assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | without_groups | by_token

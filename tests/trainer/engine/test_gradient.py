@@ -1,0 +1,184 @@
+"""Design decision 10 on verl's own path: packed rows through the engine, verl's losses, and the gradient they leave."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet_sdk.sample import Sample
+from ajet_trainer.batch import Row, to_row
+from tests.trainer.making import episode
+
+VOCABULARY = 500
+
+
+def conversation(seed: int, turns: int) -> Sample:
+    """`turns` calls of random tokens merged into one timeline, with plausible logprobs."""
+    pick = random.Random(seed)
+    ids, mask, spans = [pick.randrange(VOCABULARY) for _ in range(pick.randint(4, 9))], [], []
+    mask += [0] * len(ids)
+    for turn in range(turns):
+        if turn:
+            between = [pick.randrange(VOCABULARY) for _ in range(pick.randint(2, 6))]
+            ids += between
+            mask += [0] * len(between)
+        sampled = [pick.randrange(VOCABULARY) for _ in range(pick.randint(3, 8))]
+        spans.append((f"c{turn}", len(ids), len(ids) + len(sampled)))
+        ids += sampled
+        mask += [1] * len(sampled)
+    logprobs = tuple(-6.3 + pick.random() * 0.02 if bit else 0.0 for bit in mask)
+    return Sample(
+        f"s{seed}", "e", "t", "policy", "", tuple(ids), tuple(mask), logprobs, ((0, sum(mask)),),
+        tuple(call for call, _, _ in spans), tuple(spans),
+    )  # fmt: skip
+
+
+def unmerged(sample: Sample) -> list[Sample]:
+    """One sample a call, as the merge policy `off` makes them."""
+    return [
+        replace(
+            sample, sample=f"{sample.sample}.{call}", token_ids=sample.token_ids[:end],
+            loss_mask=(0,) * start + (1,) * (end - start),
+            logprobs=(0.0,) * start + sample.logprobs[start:end], policy_versions=((0, end - start),),
+            calls=(call,), spans=((call, start, end),),
+        )
+        for call, start, end in sample.spans
+    ]  # fmt: skip
+
+
+def rows_of(samples: list[list[Sample]]) -> list[Row]:
+    """Rows of a group whose episodes have these samples."""
+    return [
+        to_row("g", s, i, episode(f"e{s}"), sample) for s, mine in enumerate(samples) for i, sample in enumerate(mine)
+    ]
+
+
+def step_data(rows: list[Row], advantages: list[float], noise: float = 0.0) -> Any:
+    """The rows as the trainer's workers get them, with one advantage an episode; `noise` goes to masked places only."""
+    import torch
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    from ajet_trainer.verl_backend.queue import row_fields
+
+    made = []
+    for row in rows:
+        fields = row_fields(row)
+        mask = fields["response_mask"].float()
+        dirt = noise * (1 - mask)
+        fields["old_log_probs"] = fields["rollout_log_probs"] + dirt
+        fields["ref_log_prob"] = (fields["rollout_log_probs"] - 0.1) * mask - dirt
+        fields["advantages"] = advantages[row.session] * mask + dirt
+        made.append(fields)
+    data = list_of_dict_to_tensordict(made)
+    tu.assign_non_tensor(
+        data, temperature=1.0, pad_token_id=0, global_batch_size=len(rows), use_remove_padding=True,
+        use_dynamic_bsz=True, max_token_len_per_gpu=256, use_fused_kernels=False, calculate_entropy=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return data
+
+
+def gradient(worker: Any, data: Any, **options: Any) -> np.ndarray[Any, Any]:
+    """The gradient that verl's `ppo_loss` leaves in the model, as one vector."""
+    import torch
+    from verl.workers.config import FSDPActorConfig
+    from verl.workers.utils.losses import ppo_loss
+
+    config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **options)
+    engine = worker.engine
+    with engine.train_mode():
+        engine.optimizer_zero_grad()
+        engine.forward_backward_batch(data, partial(ppo_loss, config=config))
+        parts = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in engine.module.parameters()]
+        return torch.cat([part.flatten() for part in parts]).double().numpy()
+
+
+def close(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> float:
+    """How far two gradients are apart, relative to their size."""
+    return float(np.linalg.norm(a - b) / np.linalg.norm(a))
+
+
+FULL = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coeff": 0.05}
+
+
+def test_merged_samples_have_the_gradient_of_their_calls(worker: Any) -> None:
+    """The policy, KL and entropy terms together, to five digits, from fewer tokens."""
+    talks = [conversation(seed, turns=4) for seed in range(3)]
+    merged, calls = rows_of([[talk] for talk in talks]), rows_of([unmerged(talk) for talk in talks])
+    assert sum(row.sampled for row in merged) == sum(row.sampled for row in calls)
+    assert sum(row.tokens for row in merged) < 0.6 * sum(row.tokens for row in calls)
+    advantages = [1.3, -0.4, -0.9]
+    one = gradient(worker, step_data(merged, advantages), loss_agg_mode="token-mean", **FULL)
+    many = gradient(worker, step_data(calls, advantages), loss_agg_mode="token-mean", **FULL)
+    assert np.linalg.norm(one) > 1e-3
+    assert close(one, many) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+def test_an_episode_that_splits_weighs_no_more(worker: Any, mode: str) -> None:
+    """With the weights of `ajet_trainer.advantage` the policy gradient does not see how episodes split into rows."""
+    from ajet_trainer.advantage import row_weights
+
+    talks = [conversation(seed, turns=3) for seed in range(2)]
+    whole = rows_of([[talk] for talk in talks])
+    split = rows_of([unmerged(talks[0]), [talks[1]]])
+    advantages = [0.8, -1.1]
+    data = step_data(split, advantages)
+    weights = row_weights(mode, [row.key for row in split], [row.sampled for row in split])
+    if weights is not None:
+        import torch
+
+        rows = [row * float(weight) for row, weight in zip(data["advantages"].unbind(), weights, strict=True)]
+        data["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    one = gradient(worker, step_data(whole, advantages), loss_agg_mode=mode)
+    assert close(one, gradient(worker, data, loss_agg_mode=mode)) < 1e-5
+    if weights is not None:
+        assert close(one, gradient(worker, step_data(split, advantages), loss_agg_mode=mode)) > 1e-2
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+def test_masked_tokens_leave_no_trace(worker: Any, mode: str) -> None:
+    """Garbage at masked places in every input of every term changes the gradient by exactly nothing."""
+    rows = rows_of([[conversation(seed, turns=3)] for seed in range(3)])
+    advantages = [1.0, 0.2, -1.2]
+    clean = gradient(worker, step_data(rows, advantages), loss_agg_mode=mode, **FULL)
+    dirty = gradient(worker, step_data(rows, advantages, noise=3.0), loss_agg_mode=mode, **FULL)
+    assert np.array_equal(clean, dirty)
+
+
+def test_masked_tokens_have_no_gradient_in_any_policy_loss_of_verl(verl_here: None) -> None:
+    import torch
+    from verl.trainer.config.algorithm import RolloutCorrectionConfig
+    from verl.trainer.ppo import core_algos
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+    shape = (4, 12)
+    torch.manual_seed(0)
+    mask = (torch.rand(shape) < 0.6).float()
+    old, advantages = -torch.rand(shape) - 0.5, torch.randn(4, 1) * mask
+    tried = []
+    for name in sorted(core_algos.POLICY_LOSS_REGISTRY):
+        loss_config = PolicyLossConfig(
+            loss_mode=name, dro_beta=0.1, rollout_correction=RolloutCorrectionConfig.bypass_pg_is()
+        )
+        config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, policy_loss=loss_config)
+        config.global_batch_info.update(
+            dp_size=1, batch_num_tokens=mask.sum().item(), global_batch_size=4, loss_scale_factor=None
+        )
+        log_prob = (old + 0.02 * torch.randn(shape)).requires_grad_(True)
+        loss, _ = core_algos.get_policy_loss_fn(name)(
+            old_log_prob=old, log_prob=log_prob, advantages=advantages, response_mask=mask.bool(),
+            loss_agg_mode="token-mean", config=config, rollout_is_weights=None,
+        )  # fmt: skip
+        loss.backward()
+        assert float(log_prob.grad.abs().sum()) > 0, name
+        assert float((log_prob.grad * (1 - mask)).abs().sum()) == 0.0, name
+        tried.append(name)
+    assert {"vanilla", "gspo", "clip_cov", "bypass_mode"} <= set(tried)
+    assert len(tried) >= 12

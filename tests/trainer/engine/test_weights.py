@@ -1,0 +1,155 @@
+"""The watchdog around a weight push, with verl's own sender and a receiver that never comes; and the attached push."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.ports import free_port
+
+
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[Any]:
+    import ray
+
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
+        object_store_memory=100 << 20, _node_ip_address="127.0.0.1",
+        runtime_env={"env_vars": {"VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "ERROR"}},
+    )  # fmt: skip
+    yield ray
+    ray.shutdown()
+
+
+def send_to_nobody(socket: str) -> None:
+    """What a training process does in a push: verl's sender, whose receiver died before it connected."""
+    import torch
+    from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
+
+    sender = BucketedWeightSender(f"ipc://{socket}", bucket_size_mb=1, use_shm=True)
+    asyncio.run(sender.async_send_weights(iter([("w", torch.zeros(4))])))
+
+
+def test_a_push_whose_receiver_died_ends_with_a_clear_error(ray_here: Any, tmp_path: Path) -> None:
+    from ajet_trainer.verl_backend.weights import PushFailed, wait
+
+    reference = ray_here.remote(send_to_nobody).remote(str(tmp_path / "push.sock"))
+    start = time.monotonic()
+    with pytest.raises(PushFailed, match=r"did not finish within 4 s \(push_timeout_s\)"):
+        wait([reference], 4.0, lambda: None)
+    assert time.monotonic() - start < 15
+    start = time.monotonic()
+    with pytest.raises(PushFailed, match="cannot finish: the engine at http://e is gone"):
+        wait([reference], 600.0, lambda: "the engine at http://e is gone")
+    assert time.monotonic() - start < 15
+    ray_here.cancel(reference, force=True)
+
+
+def test_a_push_that_works_or_fails_is_reported_as_it_is(ray_here: Any) -> None:
+    from ajet_trainer.verl_backend.weights import PushFailed, wait
+
+    def fail() -> None:
+        raise ValueError("no such tensor")
+
+    wait([ray_here.remote(lambda: None).remote()], 60.0, lambda: None)
+    with pytest.raises(PushFailed, match="no such tensor"):
+        wait([ray_here.remote(fail).remote()], 60.0, lambda: None)
+
+
+class Engine:
+    """vLLM's control routes: answers `status[path]` (200 if unnamed), remembers what it was asked; -1 never answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.status: dict[str, int] = {}
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: Any) -> None: ...
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("content-length") or 0))
+                engine.asked.append(self.path)
+                status = engine.status.get(self.path.partition("?")[0], 200)
+                if status < 0:
+                    time.sleep(5)
+                    return
+                self.send_response(status)
+                self.send_header("content-length", "0")
+                self.end_headers()
+
+            do_GET = do_POST  # noqa: N815
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine()
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+def test_an_attached_engine_is_frozen_reloaded_and_woken(engine: Engine, tmp_path: Path) -> None:
+    from ajet_trainer.verl_backend.weights import load_into
+
+    load_into([engine.url], tmp_path, 5.0)
+    assert engine.asked == ["/pause?mode=keep", "/collective_rpc", "/reset_prefix_cache", "/resume"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/pause", 404, "start vLLM with VLLM_SERVER_DEV_MODE=1"),
+        ("/collective_rpc", 500, "HTTP 500 from /collective_rpc"),
+        ("/collective_rpc", -1, "timed out"),
+        ("/resume", 500, "took the weights but does not go on"),
+    ],
+)
+def test_an_engine_that_does_not_take_them_is_woken_all_the_same(
+    engine: Engine, tmp_path: Path, path: str, status: int, words: str
+) -> None:
+    from ajet_trainer.verl_backend.weights import PushFailed, load_into
+
+    engine.status[path] = status
+    with pytest.raises(PushFailed, match=words):
+        load_into([engine.url], tmp_path, 1.0)
+    assert engine.asked[-1] == "/resume"
+
+
+def test_a_dead_engine_is_told_from_a_busy_one(engine: Engine) -> None:
+    from ajet_trainer.verl_backend.weights import dead_engine
+
+    assert dead_engine([engine.url]) is None
+    assert "is gone" in (dead_engine([f"http://127.0.0.1:{free_port()}"]) or "")
+    engine.status["/health"] = 503
+    assert "reports that it is dead" in (dead_engine([engine.url]) or "")
+    engine.status["/health"] = -1
+    assert dead_engine([engine.url]) is None
+
+
+def test_the_folder_holds_the_newest_weights_only(tmp_path: Path, verl_here: None) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from ajet_trainer.verl_backend.weights import SharedFolder, forget
+
+    for step in (1, 2):
+        writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path))
+        asyncio.run(writer.send_weights(iter([("w", torch.full((2,), float(step)))]), global_steps=step))
+        other = SharedFolder(bucket_size=1, is_master=False, folder=str(tmp_path / "other"))
+        asyncio.run(other.send_weights(iter([("w", torch.zeros(2))]), global_steps=step))
+        forget(tmp_path, step)
+    assert [path.name for path in tmp_path.iterdir()] == ["2"]
+    assert load_file(tmp_path / "2" / "model.safetensors")["w"].tolist() == [2.0, 2.0]
