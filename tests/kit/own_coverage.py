@@ -2,7 +2,7 @@
 
 What another module's test happens to run does not count: a core module is understood from its own tests alone.
 
-    .venv/bin/coverage run -m pytest && .venv/bin/python -m tests.kit.own_coverage
+    .venv/bin/coverage run -m pytest tests/proxy/core && .venv/bin/python -m tests.kit.own_coverage
 """
 
 from __future__ import annotations

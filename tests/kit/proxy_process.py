@@ -63,7 +63,7 @@ class ProxyProcess:
         assert self._process is not None
         return self._process.pid
 
-    def start(self, ready_s: float = 20.0) -> ProxyProcess:
+    def start(self, ready_s: float = 60.0) -> ProxyProcess:
         """Returns once the proxy has said that it accepts requests."""
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=log, env=self._env)
@@ -83,11 +83,11 @@ class ProxyProcess:
         """SIGKILL: no chance to write another byte."""
         self._end(signal.SIGKILL)
 
-    def stop(self, timeout: float = 20.0) -> int:
+    def stop(self, timeout: float = 60.0) -> int:
         """SIGTERM and wait; the exit status."""
         return self._end(signal.SIGTERM, timeout)
 
-    def wait(self, timeout: float = 20.0) -> int:
+    def wait(self, timeout: float = 60.0) -> int:
         """Until it ends by itself; the exit status."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -104,7 +104,7 @@ class ProxyProcess:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
-    def _end(self, number: signal.Signals, timeout: float = 20.0) -> int:
+    def _end(self, number: signal.Signals, timeout: float = 60.0) -> int:
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(number)
@@ -122,7 +122,7 @@ class ProxyProcess:
 
 
 def failed_start(
-    command_options: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 20.0
+    command_options: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60.0
 ) -> tuple[int, str]:
     """Exit status and standard error of an ``ajet-proxy serve`` that is expected not to come up."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
