@@ -24,9 +24,9 @@ TERM_GRACE_S = 45.0
 
 
 class Program:
-    """One started program; its output goes to `log`."""
+    """One started program; its output goes to `log`. `nice` is added to its niceness, and to that of all it starts."""
 
-    def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str], nice: int = 0) -> None:
         self.name, self.log = name, log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -37,6 +37,8 @@ class Program:
                 env=dict(env),
                 start_new_session=True,
             )
+        if nice:
+            os.setpriority(os.PRIO_PROCESS, self.process.pid, os.getpriority(os.PRIO_PROCESS, 0) + nice)
 
     @property
     def status(self) -> int | None:
@@ -89,8 +91,8 @@ class Children:
         finally:
             signal.signal(signal.SIGINT, deferred)
 
-    def start(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str]) -> Program:
-        program = Program(name, argv, log, env)
+    def start(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str], nice: int = 0) -> Program:
+        program = Program(name, argv, log, env, nice)
         self._programs.append(program)
         return program
 

@@ -15,7 +15,7 @@ STEPS, PROOF_STEPS = 30, 24
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option(
-    "--steps", type=click.IntRange(min=3), help=f"Training steps. [default: {STEPS}, for a proof {PROOF_STEPS}]"
+    "--steps", type=click.IntRange(min=6), help=f"Training steps. [default: {STEPS}, for a proof {PROOF_STEPS}]"
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Chooses the secrets; a proof uses --seeds.")
 @click.option("--lr", type=click.FloatRange(min=0), default=LEARNING_RATE, show_default=True, help="Learning rate.")

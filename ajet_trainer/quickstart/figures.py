@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,12 +35,12 @@ def summarize(plan: Plan, metrics: Metrics, status: Mapping[str, Any], seconds: 
             "first_third": statistics.fmean(first),
             "last_third": statistics.fmean(last),
             "gain": gain.value,
-            "gain_low": gain.low,
-            "gain_high": gain.high,
+            "gain_low": gain.low if math.isfinite(gain.low) else None,
+            "gain_high": gain.high if math.isfinite(gain.high) else None,
         },
         "drift": drift(metrics),
         "staleness": staleness(metrics),
-        "tokens": tokens(metrics),
+        "tokens": {**tokens(metrics), "splits": dict(status.get("drift", {}))},
         "episodes": {**status["episodes"], "adds_up": identity_holds(status["episodes"])},
         "seconds": {**{name: round(value, 1) for name, value in seconds.items()}, "of the steps": parts(metrics)},
     }
@@ -87,21 +88,31 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     outside = {name: value for name, value in summary["seconds"].items() if name != "of the steps"}
     return [
         f"  reward    {reward['first_third']:.3f} in the first third of the steps, {reward['last_third']:.3f} in the "
-        f"last: {reward['gain']:+.3f}, 95 % interval {reward['gain_low']:+.3f} to {reward['gain_high']:+.3f}",
+        f"last: {reward['gain']:+.3f}, 95 % interval {signed(reward['gain_low'])} to {signed(reward['gain_high'])}",
         f"  drift     rollout and trainer probabilities of the sampled tokens differ by {number(drifted['mean'])} on "
         f"average, {number(drifted['max'])} at most",
         f"  policy    sampled tokens were at most {stale['max']} weight updates old when trained"
         f" ({stale['steps_with_stale_data']} steps with any)",
         f"  merging   {tok['calls']} calls became {tok['samples']} samples; {tok['as_calls']} tokens of prompts and "
-        f"answers became {tok['stored']}, of them {tok['sampled']} sampled",
+        f"answers became {tok['stored']}, of them {tok['sampled']} sampled" + split(tok["splits"]),
         f"  episodes  {states['opened']} opened = {shown}" + ("" if states["adds_up"] else "  (DOES NOT ADD UP)"),
         "  time      " + ", ".join(f"{name} {clock(value)}" for name, value in outside.items()),
         "            of the steps: " + ", ".join(f"{PARTS[name]} {clock(value)}" for name, value in inside.items()),
     ]
 
 
+def split(reasons: Mapping[str, int]) -> str:
+    """Why conversations became several samples, where some did."""
+    named = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()) if count)
+    return f"; conversations split: {named}" if named else ""
+
+
 def number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.2g}"
+
+
+def signed(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:+.3f}"
 
 
 def clock(seconds: float) -> str:

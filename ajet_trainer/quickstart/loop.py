@@ -26,6 +26,8 @@ from ajet_trainer.quickstart.screen import Screen
 from ajet_trainer.quickstart.watch import Proxy, TrainerFiles
 
 TICK_S = 0.2
+AGENT_NICENESS = 10
+"""Agents start up while the trainer trains; they get what it leaves, so that its threads do not wait for each other."""
 PROXY_START_S = 60.0
 TRAINER_START_S = 900.0
 STALLED_S = 900.0
@@ -67,19 +69,26 @@ class Loop:
         proxy = Proxy(f"http://127.0.0.1:{self.port}")
         try:
             with Children() as children:
-                self._start_proxy(children, proxy)
-                trainer = self._start_trainer(children, proxy)
-                with self.record.timed("steps"):
-                    self._play_all(children, proxy)
-                    self._wait_for_steps(children)
-                with self.record.timed("final checkpoint and end"):
-                    self._wait_for_end(children, trainer)
-                self.record.metrics = self.files.metrics()
-                self.record.status = proxy.status()
-                self.record.episodes = self._sample_episodes(proxy, keep_episodes)
+                try:
+                    self._run(children, proxy)
+                    self.record.episodes = self._sample_episodes(proxy, keep_episodes)
+                except KeyboardInterrupt:
+                    self.screen.line("  stopping: the programs are being ended, which can take half a minute")
+                    raise
         finally:
             proxy.close()
         return self.record
+
+    def _run(self, children: Children, proxy: Proxy) -> None:
+        self._start_proxy(children, proxy)
+        trainer = self._start_trainer(children, proxy)
+        with self.record.timed("steps"):
+            self._play_all(children, proxy)
+            self._wait_for_steps(children)
+        with self.record.timed("final checkpoint and end"):
+            self._wait_for_end(children, trainer)
+        self.record.metrics = self.files.metrics()
+        self.record.status = proxy.status()
 
     def _start_proxy(self, children: Children, proxy: Proxy) -> None:
         argv = [
@@ -134,11 +143,9 @@ class Loop:
 
     def _play(self, children: Children, proxy: Proxy, step: int, games: Counter[int]) -> None:
         """`games` says how often each secret is played; one ``ajet run`` a secret, all at once."""
-        before = (step - 1) * self.plan.episodes_per_step
+        before, log = (step - 1) * self.plan.episodes_per_step, self.folder / "agents.log"
         commands = [
-            children.start(
-                "ajet run", self._command(step, secret, times), self.folder / "agents.log", environment(proxy.url)
-            )
+            children.start("ajet run", self._command(step, secret, times), log, environment(proxy.url), AGENT_NICENESS)
             for secret, times in games.items()
         ]
         checked = time.monotonic()
@@ -198,9 +205,11 @@ class Loop:
         )  # fmt: skip
 
     def _sample_episodes(self, proxy: Proxy, count: int) -> list[dict[str, Any]]:
-        """The first and the last trained episodes, oldest first, with their tokens."""
+        """`count` episodes of the first step and as many of the last, evenly spaced, with their tokens."""
         trained = sorted(proxy.episodes("trained"), key=lambda record: record["opened_at"])
-        chosen = {record["episode"]: None for record in [*trained[:count], *trained[-count:]]}
+        step = self.plan.episodes_per_step
+        spaced = max(1, step // count)
+        chosen = {record["episode"]: None for record in [*trained[:step:spaced], *trained[-step::spaced]]}
         return [proxy.episode(episode) for episode in chosen]
 
 

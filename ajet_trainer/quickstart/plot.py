@@ -67,7 +67,7 @@ def finish(figure: Any, axes: Any, path: Path, title: str, subtitle: str) -> Non
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color("#d1d5db")
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    axes.legend(loc="upper left", frameon=False, fontsize=9)
     figure.text(0.055, 0.955, title, fontsize=13, fontweight="bold", color="#111827", va="top")
     figure.text(0.055, 0.892, subtitle, fontsize=9.5, color=QUIET, va="top")
     figure.subplots_adjust(left=0.09, right=0.97, top=0.82, bottom=0.12)

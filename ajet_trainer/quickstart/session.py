@@ -66,17 +66,17 @@ def model_folder(cache: Path, screen: Screen) -> Path:
 def write_results(plan: Plan, folder: Path, model: Path, record: Record, summary: Mapping[str, Any]) -> None:
     """``reward.png``, ``episodes.html`` and, last, ``summary.json``."""
     subtitle = (
-        "SmolLM2-135M-Instruct · vLLM, ajet-proxy and verl on this machine's CPU · "
+        "SmolLM2-135M-Instruct, vLLM and verl on this machine's CPU · "
         f"{plan.episodes_per_step} episodes a step · learning rate {plan.lr:g} · seed {plan.seed}"
     )
     plot.reward_plot(summary["reward"]["steps"], folder / "reward.png", subtitle)
     half = (len(record.episodes) + 1) // 2
     early, late = record.episodes[:half], record.episodes[half:]
     intro = (
-        "The tokens of some of this run's first and last episodes, exactly as the engine reported them and the trainer "
-        "used them. The agent sent text; ids and logprobs were recorded on the way."
+        "Episodes of this run's first and last step, evenly picked, with their tokens exactly as the engine reported "
+        "them and the trainer used them. The agent sent text; ids and logprobs were recorded on the way."
     )
-    sections = [("The first episodes", early), ("The last episodes", late)]
+    sections = [("Episodes of the first step", early), ("Episodes of the last step", late)]
     html = page.page_html("Episodes, token by token", intro, sections, page.decoder(model))
     (folder / "episodes.html").write_text(html, encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,8 @@ from ajet_trainer.quickstart.plan import Plan
 STATUS = {
     "episodes": {
         "opened": 97, "open": 0, "sealed": 0, "ready": 0, "leased": 0, "trained": 96, "recorded": 0, "discarded": 1,
-    }
+    },
+    "drift": {"retokenized": 2},
 }  # fmt: skip
 
 
@@ -34,7 +35,9 @@ def test_the_figures_by_hand() -> None:
     found = summary(*RISING)
     assert found["reward"]["first_third"] == pytest.approx(0.15)
     assert found["reward"]["gain"] == pytest.approx(0.7)
-    assert found["tokens"] == {"calls": 336, "samples": 96, "as_calls": 21000, "stored": 9000, "sampled": 1800}
+    assert found["tokens"] == {
+        "calls": 336, "samples": 96, "as_calls": 21000, "stored": 9000, "sampled": 1800, "splits": {"retokenized": 2},
+    }  # fmt: skip
     assert found["drift"] == {"mean": 0.001, "max": 0.06}
     assert found["staleness"] == {"max": 0, "steps_with_stale_data": 0}
     assert found["episodes"]["adds_up"]
@@ -58,7 +61,19 @@ def test_unmeasured_drift_is_unknown_and_not_zero() -> None:
     assert "differ by unknown" in "\n".join(figures.lines(found))
 
 
+def test_too_few_steps_have_no_interval_and_the_summary_stays_json() -> None:
+    found = summary(*RISING[:3])
+    json.dumps(found, allow_nan=False)
+    assert "95 % interval unknown" in "\n".join(figures.lines(found))
+
+
 def test_the_lines_name_every_figure() -> None:
     text = "\n".join(figures.lines(summary(*RISING)))
-    for words in ("0.150 in the first third", "+0.700", "336 calls became 96", "97 opened = 96 trained, 1 discarded"):
+    for words in (
+        "0.150 in the first third",
+        "+0.700",
+        "336 calls became 96",
+        "96 trained, 1 discarded",
+        "2 retokenized",
+    ):
         assert words in text
