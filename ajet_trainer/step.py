@@ -59,6 +59,10 @@ class Learner(Protocol):
         """Base URLs of the engines launched here, or None when others look after them."""
         ...
 
+    def check(self) -> None:
+        """Raises when an engine has died. Asked while no batch is ready, since a dead engine makes none."""
+        ...
+
 
 class Run:
     """One training run, from the learner's start to the last acknowledgement."""
@@ -142,6 +146,7 @@ class Run:
                 if batch is not None:
                     self.keeper.hold(batch.batch)
                     return batch
+                self.learner.check()
         return None
 
     def admit(self, batch: Batch) -> Admission:

@@ -47,7 +47,7 @@ def cluster(tree: DictConfig, device: str, env: dict[str, str], run_dir: Path) -
 def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
     """Joins the cluster at ``RAY_ADDRESS`` or starts one here. verl's ``ray_kwargs.ray_init`` has the last word.
 
-    On a CPU host everything stays on the loopback address, the engines that verl launches included.
+    The dashboard stays off, since a run has its own page and files.
     """
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
@@ -58,7 +58,6 @@ def start_ray(tree: DictConfig, device: str, env: dict[str, str]) -> None:
         settings["address"] = "local"
         settings["include_dashboard"] = False
         if device == "cpu":
-            settings["_node_ip_address"] = "127.0.0.1"
             settings["num_cpus"] = max(16, os.cpu_count() or 1)
             settings["num_gpus"] = tree.trainer.n_gpus_per_node * tree.trainer.nnodes
             settings["object_store_memory"] = OBJECT_STORE_BYTES

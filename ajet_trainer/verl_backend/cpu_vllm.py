@@ -11,6 +11,11 @@ EXTENSION = "ajet_trainer.verl_backend.cpu_vllm_worker.CpuWorkerExtension"
 
 
 class CpuHttpServer(vLLMHttpServer):  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """On one machine the engine, with its control routes, is nobody's business but this machine's."""
+        super().__init__(*args, **kwargs)
+        self._server_address = "127.0.0.1"
+
     def _get_worker_extension_cls(self) -> str:
         return EXTENSION
 

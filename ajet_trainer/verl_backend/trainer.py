@@ -131,6 +131,11 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             return None
         return tuple(f"http://{address}" for address in self.llm_server_manager.get_addresses())
 
+    def check(self) -> None:
+        dead = weights.dead_engine(self.upstreams() or self._engine_urls)
+        if dead is not None:
+            raise weights.EngineLost(dead)
+
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         """One training step of verl on `rows`. Metrics under verl's own names, phases as ``timing_s/NAME``."""
         self.global_steps += 1

@@ -29,8 +29,12 @@ BACKEND = "ajet_folder"
 POLL_S = 2.0
 
 
-class PushFailed(RuntimeError):
-    """The engine did not take the weights; the message says which one and what is known."""
+class EngineLost(RuntimeError):
+    """An engine died; the message says which one and what is known."""
+
+
+class PushFailed(EngineLost):
+    """The engine did not take the weights."""
 
 
 def wait(references: Sequence[Any], timeout_s: float, alive: Callable[[], str | None]) -> None:

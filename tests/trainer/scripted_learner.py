@@ -54,6 +54,7 @@ class ScriptedLearner:
         self.version, self.weights = disk.version, list(disk.weights)
         self.served = disk.version
         self.rows: list[Row] = []
+        self.checks = 0
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         self.instants.pass_by("before training")
@@ -74,6 +75,9 @@ class ScriptedLearner:
             raise self.fail_push
         self.served = self.version
         self.instants.pass_by("after the push")
+
+    def check(self) -> None:
+        self.checks += 1
 
     def upstreams(self) -> Sequence[str] | None:
         return ("http://engine",) if self.colocated else None

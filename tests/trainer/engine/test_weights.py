@@ -21,7 +21,7 @@ def ray_here() -> Iterator[Any]:
 
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False,
-        object_store_memory=100 << 20, _node_ip_address="127.0.0.1",
+        object_store_memory=100 << 20,
         runtime_env={"env_vars": {"VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "ERROR"}},
     )  # fmt: skip
     yield ray

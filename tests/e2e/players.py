@@ -1,0 +1,72 @@
+"""Agents of the end-to-end tests: two-turn conversations, rewarded for tokens from the lower half of the vocabulary.
+
+They know the proxy's address and nothing of the trainer. A game that an outage cuts short is aborted, not repeated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from types import TracebackType
+
+import httpx
+
+import ajet_sdk
+from ajet_sdk.errors import AjetError
+
+HALF = 275
+TOKENS = 8
+
+
+class Players:
+    """Plays in `parallel` threads while inside; every `group_size` games in a row share a task."""
+
+    def __init__(self, url: str, *, model: str, group_size: int, parallel: int) -> None:
+        self.url, self.model, self.group_size = url, model, group_size
+        self._games = itertools.count()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._threads = [threading.Thread(target=self._play_on, daemon=True) for _ in range(parallel)]
+
+    def __enter__(self) -> Players:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(timeout=2.0)
+
+    def _play_on(self) -> None:
+        while not self._over.is_set():
+            with self._lock:
+                game = next(self._games)
+            try:
+                self.play(f"half-{game // self.group_size}")
+            except (httpx.HTTPError, AjetError, KeyError):
+                self._over.wait(0.5)
+
+    def play(self, task: str) -> float:
+        """One episode; its reward."""
+        with ajet_sdk.episode(task=task, model=self.model, proxy_url=self.url) as episode:
+            messages = [{"role": "user", "content": "say the number"}]
+            tokens: list[int] = []
+            for _ in range(2):
+                answer = httpx.post(
+                    f"{episode.base_url}/chat/completions",
+                    headers={"Authorization": f"Bearer {episode.api_key}"},
+                    json={
+                        "model": self.model, "messages": messages, "max_tokens": TOKENS, "temperature": 1.0,
+                        "return_token_ids": True,
+                    },
+                    timeout=600.0,
+                ).raise_for_status().json()  # fmt: skip
+                choice = answer["choices"][0]
+                tokens += choice["token_ids"]
+                messages += [choice["message"], {"role": "user", "content": "again"}]
+            reward = sum(token < HALF for token in tokens) / max(1, len(tokens))
+            episode.reward(reward)
+        return reward

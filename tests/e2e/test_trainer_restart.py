@@ -1,0 +1,73 @@
+"""The trainer is killed in the middle of a step, started again, loses its engine, is started again and told to stop."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.players import Players
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.tiny_model import build
+from tests.kit.trainer_process import TrainerProcess, living
+
+GROUPS, SIZE = 2, 4
+
+
+def steps(trainer: TrainerProcess) -> list[int]:
+    return [line["step"] for line in trainer.metrics()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
+    model = build(tmp_path / "tiny")
+    with ProxyProcess(None, tmp_path / "proxy") as proxy:
+        ours = {
+            "model": str(model), "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 256,
+            "save_freq": 2, "lease_s": 15.0,
+        }  # fmt: skip
+        with (
+            TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-4}) as trainer,
+            Players(proxy.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE),
+        ):
+            trainer.until(lambda: 3 in steps(trainer), 400)
+            trainer.until(lambda: trainer.phase() == "training", 60)
+            first_life = trainer.below()
+            trainer.signal(signal.SIGKILL)
+            trainer.wait(10)
+            killed_at = trainer.metrics()
+
+            trainer.start()
+            trainer.until(lambda: trainer.phase() == "training", 400)
+            assert living(first_life, 5) == []
+            trainer.until(lambda: len(steps(trainer)) > 3, 200)
+            engine = [process for process in trainer.below() if "EngineCore" in " ".join(process.cmdline())]
+            engine[0].kill()
+            assert trainer.wait(120) == 1
+            assert httpx.get(f"{proxy.url}/ajet/v1/status").json()["models"]["policy"]["gate"] == "open"
+            assert "the engine" in trainer.log.read_text()
+
+            reached = max(steps(trainer))
+            trainer.start()
+            trainer.until(lambda: max(steps(trainer), default=0) > reached, 400)
+            third_life = trainer.below()
+            trainer.signal(signal.SIGTERM)
+            assert trainer.wait(120) == 0
+            assert living(third_life, 20) == []
+        time.sleep(1.0)
+        status = httpx.get(f"{proxy.url}/ajet/v1/status").json()
+
+    metrics = trainer.metrics()
+    assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
+    assert [line["batch"] for line in metrics[:2]] == [line["batch"] for line in killed_at[:2]]
+    batches = [line["batch"] for line in metrics]
+    assert len(set(batches)) == len(batches)
+    episodes = status["episodes"]
+    assert episodes["trained"] == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
+    assert episodes["leased"] == 0
+    assert episodes["opened"] == sum(count for state, count in episodes.items() if state != "opened")
+    assert "Traceback" not in trainer.log.read_text()

@@ -1,0 +1,118 @@
+"""The real trainer as a child process: ``ajet-trainer run`` from `.venv-engine`, killable with everything below it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from tests.kit.source import ROOT
+
+TRAINER = ROOT / ".venv-engine" / "bin" / "ajet-trainer"
+
+
+class TrainerFailed(RuntimeError):
+    """The trainer ended or stood still when it should not have; the message ends with what it wrote."""
+
+
+class TrainerProcess:
+    """``with TrainerProcess(folder, {"model": …}, {verl keys}) as trainer``; `folder` keeps config, log and run."""
+
+    def __init__(self, folder: Path, ours: Mapping[str, Any], verl: Mapping[str, Any]) -> None:
+        self.run_dir = folder / "run"
+        self.log = folder / "trainer.log"
+        self._config = folder / "trainer.toml"
+        values = {"run_dir": str(self.run_dir), "device": "cpu", **ours}
+        lines = ["[trainer]", *(f"{k} = {json.dumps(v)}" for k, v in values.items()), "[verl]"]
+        self._config.write_text("\n".join([*lines, *(f"{k} = {json.dumps(v)}" for k, v in verl.items()), ""]))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> TrainerProcess:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            below = self.below()
+            self._process.kill()
+            self._process.wait()
+            end_all(below)
+
+    def start(self, *words: str) -> TrainerProcess:
+        """A new process over the same configuration, with `words` as KEY=VALUE."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("AJET_", "VERL_"))}
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            clean.pop(name, None)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(TRAINER), "run", "--config", str(self._config), *words],
+                stdout=log, stderr=subprocess.STDOUT, env=clean, start_new_session=True,
+            )  # fmt: skip
+        return self
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl` so far."""
+        path = self.run_dir / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def phase(self) -> str:
+        path = self.run_dir / "phase.json"
+        return str(json.loads(path.read_text())["phase"]) if path.exists() else ""
+
+    def until(self, reached: Callable[[], bool], limit_s: float) -> None:
+        """Waits until `reached`; a trainer that ends before that, or the limit, is a failure."""
+        give_up = time.monotonic() + limit_s
+        while not reached():
+            if self.process.poll() is not None:
+                raise TrainerFailed(f"the trainer ended with {self.process.returncode}:\n{self.words()}")
+            if time.monotonic() > give_up:
+                raise TrainerFailed(f"the trainer stood still at {self.phase()!r}:\n{self.words()}")
+            time.sleep(0.2)
+
+    def wait(self, limit_s: float) -> int:
+        """Until it ends by itself; the exit status."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise TrainerFailed(f"the trainer does not end; it is at {self.phase()!r}:\n{self.words()}") from None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def below(self) -> list[psutil.Process]:
+        """Every process that the trainer started: Ray, the workers, vLLM."""
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
+
+    def words(self) -> str:
+        """What a user saw, and the end of what the libraries wrote."""
+        library = self.run_dir / "verl.log"
+        tail = library.read_text(errors="replace")[-3000:] if library.exists() else ""
+        return f"{self.log.read_text(errors='replace')}\n--- verl.log\n{tail}"
+
+
+def end_all(processes: list[psutil.Process]) -> None:
+    """SIGKILL for every one that still lives."""
+    for process in processes:
+        if process.is_running():
+            process.kill()
+
+
+def living(processes: list[psutil.Process], within_s: float) -> list[psutil.Process]:
+    """Those of `processes` that still live after at most `within_s` seconds."""
+    _, alive = psutil.wait_procs(processes, timeout=within_s)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
