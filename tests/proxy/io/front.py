@@ -114,7 +114,13 @@ class Front:
         return begun - len(self.calls) - len(self.lost)
 
 
-async def until(condition: Any, limit_s: float = 5.0) -> None:
+async def leave(asking: asyncio.Task[Any]) -> None:
+    """Make the client of `asking` go away."""
+    asking.cancel()
+    await asyncio.gather(asking, return_exceptions=True)
+
+
+async def until(condition: Any, limit_s: float = 30.0) -> None:
     """Wait for `condition()` to hold."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 (what is waited for lies in other programs' hands)
