@@ -11,6 +11,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn, TextIO, TypeVar
 
 import click
@@ -115,9 +116,18 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     """Write the hardened systemd unit; ARGUMENTS are those of `serve`."""
     from ajet_proxy import service
 
-    config = serve.make_context("serve", list(arguments)).params
-    drain_s = _load(config.pop("file"), config).drain_s
-    text = service.unit(arguments, user=user, drain_s=drain_s)
+    given = serve.make_context("serve", list(arguments)).params
+    if given["data_dir"] is not None:
+        raise click.UsageError("the service keeps its data in systemd's state directory: leave --data-dir out")
+    names = ("file", "tls_cert", "tls_key", "admin_secret_file")
+    files = {name: os.path.abspath(given[name]) for name in names if given[name]}
+    if any(path not in arguments for path in files.values()):
+        raise click.UsageError("a service starts in no particular directory: give files by absolute paths")
+    drain_s = _load(given.pop("file"), given).drain_s
+    text = service.unit(arguments, user=user, drain_s=drain_s, files=files)
+    folder = None if user else service.out_of_reach(Path(sys.executable))
+    if folder is not None:
+        click.echo(f"ajet-proxy: the service's own user cannot enter {folder}: install ajet elsewhere", err=True)
     if only_print:
         click.echo(text, nl=False)
         return

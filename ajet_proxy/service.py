@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import stat
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +38,7 @@ StateDirectoryMode=0700
 UMask=0077
 LimitNOFILE=65536
 MemoryMax=80%
-{identity}NoNewPrivileges=yes
+{identity}{files}NoNewPrivileges=yes
 ProtectSystem=strict
 PrivateTmp=yes
 RestrictSUIDSGID=yes
@@ -70,17 +71,33 @@ EnvironmentFile=-%E/ajet/proxy.env
 """
 
 
-def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float) -> str:
+def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float, files: Mapping[str, str] | None = None) -> str:
     """The unit's text; `arguments` follow ``ajet-proxy serve``. Settings and the admin secret (``AJET_ADMIN_SECRET``)
-    go into the environment file that it names, which only its owner should read."""
+    go into the environment file that it names, which only its owner should read.
+
+    `files` are files among the arguments that root may read and the service's own user may not, by a short name:
+    systemd hands the service copies of them.
+    """
+    handed = {} if user else {path: name for name, path in (files or {}).items()}
     program = [sys.executable, "-m", "ajet_proxy.cli", "serve", *arguments]
     return _UNIT.format(
-        command=" ".join(shlex.quote(item).replace("%", "%%").replace("$", "$$") for item in program),
+        command=" ".join(f"%d/{handed[item]}" if item in handed else _escape(shlex.quote(item)) for item in program),
+        files="".join(f"LoadCredential={name}:{_escape(path)}\n" for path, name in handed.items()),
         stop_s=int(drain_s) + 30,
         watchdog_s=WATCHDOG_S,
         identity=_USER_ONLY if user else _SYSTEM_ONLY,
         wanted_by="default.target" if user else "multi-user.target",
     )
+
+
+def out_of_reach(program: Path) -> Path | None:
+    """The folder above `program` that a user of its own cannot enter, if there is one."""
+    return next((folder for folder in program.parents if not folder.stat().st_mode & stat.S_IXOTH), None)
+
+
+def _escape(text: str) -> str:
+    """`text` as systemd reads it back: specifiers and variables are left alone."""
+    return text.replace("%", "%%").replace("$", "$$")
 
 
 def unit_path(*, user: bool, env: Mapping[str, str]) -> Path:

@@ -214,9 +214,9 @@ class Control:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _metrics_page(self, http: web.Request) -> web.Response:
-        """Prometheus text; without a key only for a peer on this machine."""
+        """Prometheus text: for a peer on this machine without a key, for others with an admin's."""
         if not _is_local(http) or self._settings.trusted_front:
-            check_scope(self._claims(http), "any")
+            check_scope(self._claims(http), "admin")
         status = self._store.ledger.status()
         gauges = [
             *prometheus.ledger_gauges(status),

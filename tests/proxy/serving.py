@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,14 @@ async def serving(data_dir: Path, **settings: Any) -> AsyncIterator[Client]:
             yield Client(app, session)
     finally:
         await app.stop()
+
+
+async def eventually(condition: Callable[[], Awaitable[object]], limit_s: float = 20.0) -> None:
+    """Return once `condition` holds; it may take long on a busy machine."""
+    deadline = time.monotonic() + limit_s
+    while not await condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
 
 
 def identity_holds(status: Any) -> bool:

@@ -23,7 +23,7 @@ from ajet_proxy.app import App, issue_key, signing_secret
 from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core.keys import Keys
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, identity_holds, serving
+from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
 SECRET = "a secret of the operator"
 OPENAI_AGENT = """
@@ -47,10 +47,14 @@ async def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         assert (await client.status())["episodes"]["opened"] == 0
 
 
+async def discarded(client: Client) -> bool:
+    return bool((await client.status())["episodes"]["discarded"])
+
+
 async def test_timeouts_run_out_by_themselves(tmp_path: Path) -> None:
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), idle_timeout=0.5) as client:
         await client.chat("forgotten")
-        await asyncio.sleep(2.5)
+        await eventually(lambda: discarded(client))
         record = (await client.control("GET", "/episodes/forgotten")).json
         assert (record["state"], record["reason"]) == ("discarded", "idle_timeout")
         assert identity_holds(await client.status())

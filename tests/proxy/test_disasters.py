@@ -16,7 +16,7 @@ import pytest
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess
-from tests.proxy.serving import CHAT, identity_holds
+from tests.proxy.serving import CHAT, eventually, identity_holds
 
 AGENTS = 30
 KILLS = 4
@@ -56,8 +56,7 @@ async def test_a_full_disk_stops_intake_and_loses_nothing(
         assert (await http.post(chat, json=CHAT)).status_code == 200
         fill_disk(proxy, full=True)
         waiting = asyncio.create_task(http.post(chat, json=CHAT | {"seed": 2}))
-        await asyncio.sleep(0.1)
-        assert len(stub.llm_requests()) == 2
+        await eventually(lambda: asked(stub, 2))
         refused = await http.post(rewards, json={"value": 1.0, "id": "r"})
         assert refused.status_code == 503
         assert refused.headers["Retry-After"]
@@ -76,6 +75,10 @@ async def test_a_full_disk_stops_intake_and_loses_nothing(
         record = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()
         assert record["state"] == "ready"
         assert [call["complete"] for call in record["calls"]] == [True, True]
+
+
+async def asked(stub: EngineStub, times: int) -> bool:
+    return len(stub.llm_requests()) == times
 
 
 async def until(ask: Any, status: int, limit_s: float = 10.0) -> httpx.Response:

@@ -18,7 +18,8 @@ def test_systemd_accepts_the_unit(tmp_path: Path, user: bool) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("needs systemd-analyze")
     path = tmp_path / service.UNIT_NAME
-    path.write_text(service.unit(("--listen", "127.0.0.1:9", "--data-dir", "/a b/%x/$y"), user=user, drain_s=60))
+    arguments = ("--listen", "127.0.0.1:9", "--tls-cert", "/a b/%x/$y")
+    path.write_text(service.unit(arguments, user=user, drain_s=60, files={"tls_cert": "/a b/%x/$y"}))
     done = subprocess.run(
         ["systemd-analyze", "verify", *(["--user"] if user else ["--system"]), "--man=no", str(path)],
         capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path)},
@@ -41,6 +42,22 @@ def test_the_users_unit_asks_for_nothing_that_only_root_may() -> None:
     lines = service.unit((), user=True, drain_s=60).splitlines()
     assert "DynamicUser=yes" not in lines
     assert "WantedBy=default.target" in lines
+
+
+def test_files_that_only_root_may_read_are_handed_over() -> None:
+    arguments = ("--tls-key", "/etc/ssl/private/50%.pem", "--public-url", "https://x/$y%z")
+    text = service.unit(arguments, user=False, drain_s=60, files={"tls_key": "/etc/ssl/private/50%.pem"})
+    assert "LoadCredential=tls_key:/etc/ssl/private/50%%.pem\n" in text
+    assert text.split("ExecStart=")[1].split("\n")[0].endswith("serve --tls-key %d/tls_key --public-url 'https://x/$$y%%z'")
+    assert "LoadCredential" not in service.unit(arguments, user=True, drain_s=60, files={"tls_key": "/x"})
+
+
+def test_a_program_in_a_private_folder_is_out_of_the_services_reach(tmp_path: Path) -> None:
+    private = tmp_path / "private"
+    (private / "bin").mkdir(parents=True)
+    private.chmod(0o700)
+    assert service.out_of_reach(private / "bin" / "python") == private
+    assert service.out_of_reach(Path("/usr/bin/env")) is None
 
 
 def test_where_the_unit_goes() -> None:

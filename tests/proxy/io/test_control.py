@@ -15,7 +15,7 @@ from ajet_proxy.core.keys import Claims
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import ROUTES, Route
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import Client, identity_holds, serving
+from tests.proxy.serving import Client, eventually, identity_holds, serving
 
 SECRET = "a secret of the operator"
 BODIES: dict[str, Any] = {
@@ -212,7 +212,7 @@ async def test_a_trainer_that_leaves_while_it_waits_takes_nothing(client: Client
     await asyncio.sleep(0.1)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.5)
     await rewarded(client, "one")
     assert (await client.status())["episodes"]["ready"] == 1
 
@@ -228,18 +228,26 @@ async def test_a_trainer_of_another_wire_version_is_told_so(client: Client, wire
         assert (await client.status())["episodes"]["ready"] == 1
 
 
+async def asked(stub: EngineStub) -> bool:
+    return bool(stub.llm_requests())
+
+
 async def test_the_gate_drains_holds_and_opens(tmp_path: Path) -> None:
-    async with EngineStub(delay_s=0.3) as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        assert stub.paused is not None
+        stub.paused.clear()
         inside = asyncio.create_task(client.chat("inside"))
-        await asyncio.sleep(0.1)
+        await eventually(lambda: asked(stub))
         hasty = await client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 0.01})
         assert hasty.status == 503
         assert hasty.headers["Retry-After"]
-        closed = await client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 10})
-        assert closed.status == 200
-        assert inside.done()
-        assert (await inside).status == 200
+        closing = asyncio.create_task(client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 30}))
         held = asyncio.create_task(client.chat("held"))
+        await asyncio.sleep(0.1)
+        assert not closing.done()
+        stub.paused.set()
+        assert (await closing).json == {"gate": "closed", "in_flight": 0}
+        assert (await inside).status == 200
         await asyncio.sleep(0.1)
         assert not held.done()
         assert len(stub.llm_requests()) == 1
@@ -304,6 +312,7 @@ async def test_metrics_need_no_key_on_loopback(locked: Client) -> None:
 async def test_metrics_behind_a_trusted_front_need_a_key(tmp_path: Path) -> None:
     async with serving(tmp_path, admin_secret=SECRET, trusted_front=True) as client:
         assert (await client.ask("GET", "/metrics")).status == 401
+        assert (await client.ask("GET", "/metrics", key=client.key(Claims("trainer")))).status == 403
         assert (await client.ask("GET", "/metrics", key=SECRET)).status == 200
 
 
