@@ -109,7 +109,7 @@ class Journal:
         self.durable = 0
         """Records of this run that are on disk."""
         self.appended = 0
-        self.error: OSError | None = None
+        self.error: OSError | MemoryError | None = None
         """Why nothing can be written at the moment, if so."""
         self._folder = data_dir / "journal"
         self._on_progress = on_progress
@@ -187,7 +187,7 @@ class Journal:
                 batch = list(self._pending)
             try:
                 self._write(batch)
-            except OSError as error:
+            except (OSError, MemoryError) as error:
                 if self.error is None:
                     logger.error("the journal cannot write: %s; intake stops until it can", error)
                 self.error = error

@@ -152,7 +152,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
 TestAnythingHappens = AnythingHappens.TestCase
 TestAnythingHappens.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
