@@ -150,6 +150,13 @@ def test_no_split_matters(seed: int, n: int) -> None:
     assert ids_of(whole[2])[0] == (5, 9, 6)
 
 
+def test_an_event_that_only_the_proxy_asked_for_leaves_nothing() -> None:
+    filler = event(chat_event({}, ids=[9], logprobs=[-3.0]))
+    early, late, outcomes = run([START, filler, WORD, END + DONE], streaming())
+    assert (early, late) == (SEEN_START + SEEN_WORD, SEEN_END + DONE)
+    assert ids_of(outcomes) == [(9, 5, 6)]
+
+
 def test_comments_pass_where_they_stand() -> None:
     early, late, _ = run([b": keep-alive\n\n" + START, b"\n", b"event: x\n\n", WORD, END + DONE], streaming())
     assert early == b": keep-alive\n\n" + SEEN_START + b"\n" + b"event: x\n\n" + SEEN_WORD

@@ -70,6 +70,14 @@ def test_a_deep_key_that_holds_no_list_stays_plain() -> None:
     assert plain(scan('{"choices":[{"a":1} , {}] }', deep="choices")) == {"choices": [{"a": 1}, {}]}
 
 
+def test_a_name_may_be_written_with_escapes() -> None:
+    found = scan('{ "\\u0061" : 1,"\\"":2}')
+    assert found.values == {"a": 1, '"': 2}
+    assert found.spans == {"a": (13, 14), '"': (20, 21)}
+    with pytest.raises(ValueError):
+        scan('{"\\u0061" 1}')
+
+
 def test_the_last_of_two_equal_names_counts() -> None:
     found = scan('{"a":1,"a":22}')
     assert found.values == {"a": 22}
