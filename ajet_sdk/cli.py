@@ -203,6 +203,7 @@ def run_and_tell(
 ) -> int:
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
     import threading
+    from contextlib import suppress
 
     from ajet_sdk.results import RunResult, RunResults
     from ajet_sdk.runner import run_program
@@ -213,7 +214,7 @@ def run_and_tell(
     def on_output(episode: Episode, stream: str, line: bytes) -> None:
         nonlocal at_line_start
         out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        with writing:
+        with writing, suppress(BrokenPipeError):  # who reads no more of it may still want the episodes
             if parallel > 1:
                 out.write(f"[{episode.id}] ".encode() + line.rstrip(b"\r\n") + b"\n")
             else:

@@ -1,12 +1,17 @@
 """One child process with all that it starts: in a session of its own, so that nothing of it outlives its episode.
 
-The thread that calls `Child.wait` blocks until the program exits; a thread a pipe hands on its output line by line.
-Once the program has exited, or `end` was called, whatever it left running in its session is killed.
+The thread that calls `Child.wait` blocks until the program exits, while another hands on its output line by line. Once
+the program has exited, whatever it left running in its session is killed.
+
+Invariant: when `wait` returns, everything that the program had written was handed on. What it wrote before it exited is
+in the pipes by then, so they are emptied without waiting for their end, which a process that left the session may hold
+open for ever.
 """
 
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
 import threading
@@ -15,15 +20,15 @@ from contextlib import suppress
 from typing import IO
 
 LINE_LIMIT = 64 * 1024
-"""Longer lines are handed on in pieces of this many bytes."""
-PIPE_GRACE_S = 1.0
-"""How long to go on reading from a pipe that a process outside the session still holds."""
+"""Longer lines are handed on in pieces."""
+PIPE_LIMIT = 1 << 20
+"""No pipe holds more, so that what comes after this many bytes was not written by the program that has exited."""
 
 OnLine = Callable[[bytes], None]
 
 
 class Child:
-    """A running program. `on_stdout` and `on_stderr` get its output line by line, each from a thread of its own.
+    """A running program. `on_stdout` and `on_stderr` get its output line by line, from one thread.
 
     Its standard input is empty. `OSError` when it cannot be started.
     """
@@ -47,21 +52,16 @@ class Child:
             start_new_session=True,
         )
         self._gone = threading.Event()
-        self._readers = [
-            threading.Thread(target=_pump, args=(pipe, on_line), daemon=True)
-            for pipe, on_line in ((self._process.stdout, on_stdout), (self._process.stderr, on_stderr))
-            if pipe is not None
-        ]
-        for reader in self._readers:
-            reader.start()
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._pump = _Pump([(self._process.stdout, on_stdout), (self._process.stderr, on_stderr)])
 
     def wait(self) -> int:
-        """The exit code, negative for the signal that killed it, once all its output was handed on."""
+        """The exit code, negative for the signal that killed it; raises what a callback raised."""
         code = self._process.wait()
         self._gone.set()
         self._signal(signal.SIGKILL)
-        for reader in self._readers:
-            reader.join(PIPE_GRACE_S)
+        self._pump.finish()
         return code
 
     def ask_to_end(self) -> None:
@@ -80,10 +80,75 @@ class Child:
             os.killpg(self._process.pid, number)
 
 
-def _pump(pipe: IO[bytes], on_line: OnLine) -> None:
-    with pipe:
-        while line := pipe.readline(LINE_LIMIT):
-            on_line(line)
+class _Lines:
+    """Bytes in, lines out, each with its newline."""
+
+    def __init__(self, on_line: OnLine) -> None:
+        self._on_line = on_line
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._on_line(line + b"\n")
+        if len(self._rest) >= LINE_LIMIT:
+            self.flush()
+
+    def flush(self) -> None:
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._on_line(rest)
+
+
+class _Pump:
+    """Reads pipes on a thread of its own until they end, or until they are empty after `finish` was called."""
+
+    def __init__(self, pipes: Sequence[tuple[IO[bytes], OnLine]]) -> None:
+        self._pipes = [(pipe, _Lines(on_line)) for pipe, on_line in pipes]
+        self._woken, self._wake = os.pipe()
+        self._fault: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Returns when all is handed on; raises what a callback raised."""
+        os.close(self._wake)
+        self._thread.join()
+        os.close(self._woken)
+        if self._fault is not None:
+            raise self._fault
+
+    def _run(self) -> None:
+        try:
+            self._read()
+            for _, lines in self._pipes:
+                lines.flush()
+        except Exception as error:
+            self._fault = error
+        finally:
+            for pipe, _ in self._pipes:
+                pipe.close()
+
+    def _read(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for pipe, lines in self._pipes:
+                selector.register(pipe, selectors.EVENT_READ, lines)
+            selector.register(self._woken, selectors.EVENT_READ)
+            left, finishing, late = len(self._pipes), False, 0
+            while left and late <= PIPE_LIMIT * len(self._pipes):
+                ready = selector.select(0 if finishing else None)
+                if finishing and not ready:
+                    return
+                for key, _ in ready:
+                    if key.data is None:
+                        finishing = True
+                        selector.unregister(key.fileobj)
+                    elif data := os.read(key.fd, LINE_LIMIT):
+                        late += len(data) if finishing else 0
+                        key.data.feed(data)
+                    else:
+                        left -= 1
+                        selector.unregister(key.fileobj)
 
 
 def describe(code: int) -> str:

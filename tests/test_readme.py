@@ -1,4 +1,4 @@
-"""The README's blocks are true: they run, or the targets and flags they name exist (marks: `tests.kit.readme`)."""
+"""The blocks of the README and of docs/sdk.md are true: they run, or what they name exists (see `tests.kit.readme`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
 
 PAGE = ROOT / "README.md"
-CODE = [block for block in blocks(PAGE) if block.is_code]
+CODE = [(page, block) for page in (PAGE, ROOT / "docs" / "sdk.md") for block in blocks(page) if block.is_code]
 BIN = {"ajet": ".venv", "ajet-proxy": ".venv", "ajet-trainer": ".venv-engine"}
 
 
@@ -36,7 +36,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
         yield {name: value for name, value in os.environ.items() if not name.startswith("AJET_")} | own
 
 
-@pytest.mark.parametrize("block", CODE, ids=lambda block: f"{block.kind.replace(' ', '-')}-line{block.line}")
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, id=f"{page.stem}-line{block.line}-{block.kind.replace(' ', '-')}") for page, block in CODE],
+)
 def test_block(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     if block.kind == "python test":
         run([sys.executable, "-c", block.text], environment, tmp_path)
@@ -75,4 +78,4 @@ def test_the_page_has_what_it_must() -> None:
     assert "```mermaid" in text or ".svg" in text
     assert "make quickstart" in text
     assert "make test" in text
-    assert [block for block in CODE if block.kind == "python test"], "no Python example that runs"
+    assert [page for page, block in CODE if (page, block.kind) == (PAGE, "python test")], "no Python example that runs"

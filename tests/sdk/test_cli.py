@@ -215,7 +215,7 @@ def test_an_interrupt_leaves_no_program_and_no_open_episode(stub: ControlStub, t
     with subprocess.Popen(
         argv, env={**os.environ, "AJET_PROXY_URL": stub.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         while (not pids.exists() or len(pids.read_text().split()) < 6) and time.monotonic() < until:
             time.sleep(0.02)
         process.send_signal(number)

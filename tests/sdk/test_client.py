@@ -70,7 +70,7 @@ def test_nobody_there(face: str) -> None:
     began = time.monotonic()
     with pytest.raises(errors.ProxyUnreachable, match="serve"):
         ask(face, f"http://127.0.0.1:{free_port()}", "status", deadline=0.5)
-    assert 0.5 <= time.monotonic() - began < 3
+    assert 0.5 <= time.monotonic() - began < 20
 
 
 def test_a_proxy_that_comes_up_late(face: str) -> None:

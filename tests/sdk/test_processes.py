@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_pipe_held_from_outside_the_session_does_not_hold_us() -> None:
     began = time.monotonic()
     code, out, _ = run(PYTHON, "-c", escape + "\nelse:\n time.sleep(0.5)")
     assert code == 0
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 50
     os.kill(int(out), signal.SIGKILL)
 
 
@@ -95,6 +96,47 @@ def test_ending_a_program_ends_all_of_it(trap: str) -> None:
     assert codes == [-signal.SIGKILL if trap else -signal.SIGTERM]
     assert until_dead(int(out[0]))
     child.end(0.0)  # again, when it is gone, does nothing
+
+
+def test_a_flood_from_outside_the_session_does_not_hold_us() -> None:
+    flood = "import os, time\nif os.fork() == 0:\n os.setsid(); print(os.getpid(), flush=True); end = time.time() + 60"
+    flood += "\n while time.time() < end: os.write(1, b'y' * 65536)\nelse:\n time.sleep(0.5)"
+    code, out, _ = run(PYTHON, "-c", flood)
+    assert code == 0
+    with suppress(ProcessLookupError):  # the closed pipe ends it
+        os.kill(int(out.split(b"\n")[0]), signal.SIGKILL)
+
+
+def test_all_output_is_handed_on_however_slow_the_taker() -> None:
+    seen: list[bytes] = []
+
+    def slowly(line: bytes) -> None:
+        time.sleep(0.02)
+        seen.append(line)
+
+    child = Child(("seq", "100"), os.environ, on_stdout=slowly, on_stderr=slowly)
+    assert child.wait() == 0
+    assert seen == [f"{number}\n".encode() for number in range(1, 101)]
+
+
+def test_what_a_callback_raises_ends_the_program_and_is_raised() -> None:
+    def broken(line: bytes) -> None:
+        raise LookupError("no place for it")
+
+    chatty = ("sh", "-c", "while :; do echo x || exit; sleep 0.01; done")
+    child = Child(chatty, os.environ, on_stdout=broken, on_stderr=broken)
+    with pytest.raises(LookupError, match="no place"):
+        child.wait()
+
+
+def test_nothing_stays_open() -> None:
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = open_files()
+    for _ in range(3):
+        run("sh", "-c", "echo x")
+    assert open_files() == before
 
 
 def test_codes_in_words() -> None:

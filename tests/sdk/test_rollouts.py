@@ -210,9 +210,9 @@ def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeyp
         while len(rollouts._open) < 8 and time.monotonic() < until:
             time.sleep(0.01)
         stub.faults.extend([DROP] * 10_000)
-        began = time.monotonic()
         rollouts.stop()
-        assert time.monotonic() - began < 4
+        asked = {heard.path for heard in stub.heard if heard.path.endswith("/abort")}
+        assert len(asked) == 1
         stub.faults.clear()
         release.set()
         for thread in rollouts._threads:

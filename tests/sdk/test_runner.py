@@ -159,7 +159,7 @@ def test_a_program_whose_episode_is_discarded_is_ended(stub: ControlStub) -> Non
         began = time.monotonic()
         with pytest.raises(errors.Conflict, match="wall_timeout"):
             agent("t", episode)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 40
 
 
 def test_stopping_ends_programs_and_lets_none_begin(stub: ControlStub) -> None:
