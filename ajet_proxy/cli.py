@@ -50,7 +50,11 @@ def cli() -> None:
 @cli.command()
 @config_options
 def serve(file: str | None, **flags: Any) -> None:
-    """Run the proxy until SIGTERM, which lets requests in flight finish."""
+    """Run the proxy until SIGTERM, which lets requests in flight finish.
+
+    Every option is also a key of the TOML file and a variable: --group-size is group_size and AJET_GROUP_SIZE. Options
+    win over variables, and variables over the file.
+    """
     config = _load(file, flags)
     from ajet_proxy import app
 

@@ -30,9 +30,9 @@ def _opt(default: Any, text: str, *, flag: bool = True, metavar: str | None = No
 
 
 ENV_PREFIX = "AJET_"
-FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_AGENT", "AJET_API_KEY", "AJET_MODEL")
+FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "AJET_REWARD_FILE")
 """Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
-FOREIGN_ENV_PREFIXES = ("AJET_TRAINER_", "AJET_QUICKSTART_", "AJET_TEST_")
+FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
 MIN_SECRET = 16
 
 
@@ -219,7 +219,7 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
     known = {ENV_PREFIX + f.name.upper(): f.name for f in dataclasses.fields(Config)}
     values = {}
     for variable, text in env.items():
-        if not variable.startswith(ENV_PREFIX) or variable in FOREIGN_ENV or variable.startswith(FOREIGN_ENV_PREFIXES):
+        if not variable.startswith(ENV_PREFIX) or variable in FOREIGN_ENV or variable.startswith(FOREIGN_ENV_PREFIX):
             continue
         if variable not in known:
             raise ConfigError(f"unknown variable {variable}{_nearest(variable, list(known))}")
