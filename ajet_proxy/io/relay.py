@@ -8,6 +8,7 @@ off breaks off for the client too: nothing is made up to end it well.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 import aiohttp
@@ -23,19 +24,33 @@ from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 _BROKEN: Final = (aiohttp.ClientError, TimeoutError)
 
 
-class Relayed(web.StreamResponse):
-    """An engine's answer as the client gets it, with the engine's headers; `keep_length` if its body stays as it is."""
+class Streamed(web.StreamResponse):
+    """An engine's answer that leaves as it comes, with its headers; `keep_length` if its body stays as it is."""
 
     def __init__(self, answer: aiohttp.ClientResponse, *, keep_length: bool) -> None:
         headers = response_headers(answer.headers, keep_length=keep_length)
         super().__init__(status=answer.status, reason=answer.reason, headers=headers)
-        self.lacking = [name for name in ("Date", "Server", "Content-Type") if name not in headers]
+        self.lacking = _lacking(headers)
+
+
+class Document(web.Response):
+    """An engine's answer in one piece, with the engine's headers and `body` in place of its body."""
+
+    def __init__(self, answer: aiohttp.ClientResponse, body: bytes) -> None:
+        headers = response_headers(answer.headers, keep_length=False)
+        super().__init__(status=answer.status, reason=answer.reason, headers=headers, body=body)
+        self.lacking = _lacking(headers)
+
+
+def _lacking(headers: Mapping[str, str]) -> list[str]:
+    return [name for name in ("Date", "Server", "Content-Type") if name not in headers]
 
 
 async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
     """A signal of the application: take out again what aiohttp adds to every answer and this engine did not send."""
-    for name in response.lacking if isinstance(response, Relayed) else ():
-        response.headers.pop(name, None)
+    if isinstance(response, Streamed | Document):
+        for name in response.lacking:
+            response.headers.pop(name, None)
 
 
 async def captured(
@@ -49,7 +64,7 @@ async def captured(
             if exchange.settled:
                 await recorder.end(exchange.outcomes)
             if exchange.buffered:
-                return await _document(http, answer, exchange, recorder)
+                return await _document(answer, exchange, recorder)
             return await _stream(http, answer, exchange, recorder)
         finally:
             answer.close()
@@ -67,7 +82,7 @@ async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) 
     """Send `request` and pass the answer on as it is."""
     answer = await upstream.send(request)
     try:
-        response = Relayed(answer, keep_length=True)
+        response = Streamed(answer, keep_length=True)
         await response.prepare(http)
         while True:
             try:
@@ -83,9 +98,7 @@ async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) 
         answer.close()
 
 
-async def _document(
-    http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder
-) -> web.StreamResponse:
+async def _document(answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder) -> web.StreamResponse:
     """An answer in one piece, kept back as a whole."""
     try:
         exchange.feed(await answer.read())
@@ -97,12 +110,8 @@ async def _document(
         raise EngineError("the engine's answer broke off", code="engine_broken") from error
     body = b"".join(exchange.finish())
     await recorder.end(exchange.outcomes)
-    response = Relayed(answer, keep_length=False)
-    response.content_length = len(body)
+    response = Document(answer, body)
     _name(response, recorder)
-    await response.prepare(http)
-    await response.write(body)
-    await response.write_eof()
     return response
 
 
@@ -111,7 +120,7 @@ async def _stream(
 ) -> web.StreamResponse:
     """An answer that leaves as it comes, except for its end."""
     refused = answer.status >= 400
-    response = Relayed(answer, keep_length=exchange.settled)
+    response = Streamed(answer, keep_length=exchange.settled)
     if not refused:
         _name(response, recorder)
     await response.prepare(http)
