@@ -1,0 +1,157 @@
+"""`merge` over lines and `replay` over a journal."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger import LedgerSettings
+from ajet_proxy.core.samples import merge_calls, tree_rows
+from ajet_proxy.io.codec import encode
+from ajet_proxy.io.journal import FRAME, Journal, JournalDamaged, segments
+from ajet_proxy.offline import merge_lines, replay_lines
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.frame import decode_batch, encode_batch
+from ajet_sdk.sample import Call
+from tests.kit.ledger_rig import SETTINGS, LedgerRig
+from tests.kit.strategies import conversations, make_call, tangled_calls
+
+
+def lines(calls: list[Call]) -> list[str]:
+    return [json.dumps(call.to_json()) for call in calls]
+
+
+@given(st.one_of(tangled_calls(), conversations()), st.randoms(use_true_random=False))
+def test_merging_lines_is_merging_calls_in_any_order(calls: list[Call], dice: random.Random) -> None:
+    given_lines = lines(calls)
+    dice.shuffle(given_lines)
+    for policy in ("strict", "off"):
+        expected = merge_calls(calls, "off" if policy == "off" else "strict")
+        assert [json.loads(line) for line in merge_lines(given_lines, policy)] == [s.to_json() for s in expected]
+    assert [json.loads(line) for line in merge_lines(given_lines, tree=True)] == [r.to_json() for r in tree_rows(calls)]
+
+
+def test_each_episode_is_merged_by_itself_and_the_earliest_comes_first() -> None:
+    calls = [
+        make_call("c2", [1, 2, 3], [4], at=5.0, episode="late"), make_call("c1", [1], [2], at=1.0, episode="early"),
+        make_call("c3", [9], [9], at=6.0, episode="early"),
+    ]
+    samples = [json.loads(line) for line in merge_lines(lines(calls))]
+    assert [(sample["sample"], sample["calls"]) for sample in samples] == [
+        ("early/0", ["c1"]), ("early/1", ["c3"]), ("late/0", ["c2"]),
+    ]
+
+
+def test_blank_lines_and_repeated_calls_count_nothing() -> None:
+    (line,) = lines([make_call("a", [1], [2])])
+    assert len(list(merge_lines(["\n", line, "  ", line]))) == 1
+    assert list(merge_lines([])) == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ("{", "line 2 is not JSON"), ("[]", "line 2: a call must be a JSON object"), ("NaN", "line 2"),
+        ('{"call": "b", "episode": "e"}', "line 2: token_ids"),
+        (lines([make_call("a", [1], [3])])[0], "line 2: call a stands before with other contents"),
+    ],
+)
+def test_what_is_no_call_is_named_by_its_line(bad: str, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        list(merge_lines([*lines([make_call("a", [1], [2])]), bad]))
+
+
+@pytest.mark.parametrize(("policy", "tree"), [("repair", False), ("off", True)])
+def test_what_cannot_be_done_is_refused_before_reading(policy: str, tree: bool) -> None:
+    with pytest.raises(BadRequest, match="--"):
+        next(merge_lines(iter(["not read"]), policy, tree))
+
+
+# ---- replay
+
+
+def journal_of(data: Path, rig: LedgerRig) -> Path:
+    journal = Journal(data, lambda: None)
+    assert list(journal.open()) == []
+    journal.append([encode(event) for event in rig.events])
+    assert journal.close() == 0
+    return data
+
+
+def delivered(rig: LedgerRig, batch: str | None) -> list[object]:
+    """What a trainer decodes, as JSON."""
+    assert batch is not None
+    groups = decode_batch(encode_batch(rig.ledger.batch(batch))).groups
+    return [sample.to_json() for group in groups for item in group.episodes for sample in item.samples]
+
+
+def two_turns(rig: LedgerRig, task: str = "t") -> str:
+    episode = rig.open(task=task)
+    rig.call(episode, (1, 2), (3, 4))
+    rig.call(episode, (1, 2, 3, 4, 5), (6,))
+    rig.reward(episode, 0.1)
+    return episode
+
+
+def test_replay_gives_what_was_delivered_bit_for_bit_and_then_what_is_ready(tmp_path: Path) -> None:
+    rig = LedgerRig(SETTINGS)
+    rig.restart()
+    two_turns(rig)
+    first = rig.lease(group_size=1)
+    expected = delivered(rig, first)
+    assert first is not None
+    rig.nack(first)
+    rig.reward(next(iter(rig.ledger.episodes)), 0.7)
+    expected += delivered(rig, rig.lease(group_size=1))
+    rig.in_state("recorded")
+    rig.in_state("discarded")
+    waiting = two_turns(rig, "u")
+    found = [json.loads(line) for line in replay_lines(journal_of(tmp_path, rig))]
+    assert found[:2] == expected
+    assert found[0]["reward"] != found[1]["reward"]
+    assert [sample["episode"] for sample in found[2:]] == [waiting]
+    assert [json.loads(line) for line in replay_lines(str(tmp_path))] == found
+
+
+def test_replay_of_a_proxy_that_did_not_merge(tmp_path: Path) -> None:
+    rig = LedgerRig(LedgerSettings(merge_policy="off", group_size=1))
+    rig.restart()
+    two_turns(rig)
+    expected = delivered(rig, rig.lease())
+    assert len(expected) == 2
+    assert [json.loads(line) for line in replay_lines(journal_of(tmp_path, rig))] == expected
+
+
+def test_replay_changes_nothing_and_reads_past_a_torn_tail(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    two_turns(rig)
+    journal_of(tmp_path, rig)
+    (path,) = segments(tmp_path)
+    with path.open("ab") as stream:
+        stream.write(FRAME.pack(50, 0) + b"half")
+    before = {item: item.read_bytes() for item in tmp_path.rglob("*") if item.is_file()}
+    assert len(list(replay_lines(tmp_path))) == 1
+    assert {item: item.read_bytes() for item in tmp_path.rglob("*") if item.is_file()} == before
+
+
+def spoil_nothing(_: Path) -> None: ...
+
+
+def spoil_record(data: Path) -> None:
+    journal = Journal(data, lambda: None)
+    assert list(journal.open()) == []
+    journal.append([b"\xc1"])
+    assert journal.close() == 0
+
+
+@pytest.mark.parametrize(("spoil", "error"), [(spoil_nothing, BadRequest), (spoil_record, JournalDamaged)])
+def test_what_cannot_be_replayed(tmp_path: Path, spoil: Callable[[Path], None], error: type[Exception]) -> None:
+    spoil(tmp_path)
+    with pytest.raises(error):
+        list(replay_lines(tmp_path))
