@@ -8,7 +8,9 @@ from pathlib import Path
 
 import click
 
+from ajet_trainer.quickstart.machine import QuickstartError
 from ajet_trainer.quickstart.plan import LEARNING_RATE, Plan
+from ajet_trainer.quickstart.screen import Screen
 
 STEPS, PROOF_STEPS = 30, 24
 
@@ -34,8 +36,6 @@ def quickstart(
     of an hour on two cores without a GPU, and ends with reward.png, episodes.html and summary.json in the run folder.
     With --proof it takes about an hour; finished runs of an interrupted proof are not repeated.
     """
-    from ajet_trainer.quickstart.screen import Screen
-
     screen = Screen(sys.stdout.isatty())
     if proof:
         _prove(Plan(steps=steps or PROOF_STEPS, lr=lr), seeds, run_dir or Path("runs/proof"), port, keep, screen)
@@ -44,12 +44,9 @@ def quickstart(
         _run(Plan(steps=steps or STEPS, seed=seed, lr=lr), folder, port, keep, screen)
 
 
-def _run(plan: Plan, folder: Path, port: int, keep: bool, screen: object) -> None:
+def _run(plan: Plan, folder: Path, port: int, keep: bool, screen: Screen) -> None:
     from ajet_trainer.quickstart import figures, session
-    from ajet_trainer.quickstart.machine import QuickstartError
-    from ajet_trainer.quickstart.screen import Screen
 
-    assert isinstance(screen, Screen)
     if folder.exists() and any(folder.iterdir()):
         raise QuickstartError(f"{folder} is not empty: give a new --run-dir")
     screen.line(f"Quick start in {folder}: {plan.steps} steps of {plan.episodes_per_step} episodes, seed {plan.seed}")
@@ -62,11 +59,9 @@ def _run(plan: Plan, folder: Path, port: int, keep: bool, screen: object) -> Non
     screen.line(f"  {folder / 'reward.png'}\n  {folder / 'episodes.html'}\n  {folder / 'summary.json'}")
 
 
-def _prove(plan: Plan, seeds: str, folder: Path, port: int, keep: bool, screen: object) -> None:
+def _prove(plan: Plan, seeds: str, folder: Path, port: int, keep: bool, screen: Screen) -> None:
     from ajet_trainer.quickstart import proof
-    from ajet_trainer.quickstart.screen import Screen
 
-    assert isinstance(screen, Screen)
     numbers = proof.parse_seeds(seeds)
     screen.line(
         f"Proof in {folder}: {len(numbers)} seeds, each with learning rate {plan.lr:g} and 0, {plan.steps} steps"

@@ -23,7 +23,7 @@ from ajet_trainer.quickstart.children import Children, Program
 from ajet_trainer.quickstart.machine import QuickstartError, free_port, program
 from ajet_trainer.quickstart.plan import MODEL_NAME, Plan, task_of
 from ajet_trainer.quickstart.screen import Screen
-from ajet_trainer.quickstart.watch import Proxy, TrainerFiles
+from ajet_trainer.quickstart.watch import GOOD_STATES, Proxy, TrainerFiles
 
 TICK_S = 0.2
 AGENT_NICENESS = 10
@@ -63,6 +63,7 @@ class Loop:
         self.record = Record()
         self._shown = 0
         self._step_began = 0.0
+        self._first_step: list[dict[str, Any]] = []
 
     def run(self, keep_episodes: int) -> Record:
         """To the end; `keep_episodes` early and as many late ones are fetched with their tokens."""
@@ -140,6 +141,7 @@ class Loop:
                 raise QuickstartError(
                     f"episodes of step {number} fail again and again; see {self.folder / 'agents.log'}"
                 )
+            self._first_step = self._first_step or self._rewarded(proxy)
 
     def _play(self, children: Children, proxy: Proxy, step: int, games: Counter[int]) -> None:
         """`games` says how often each secret is played; one ``ajet run`` a secret, all at once."""
@@ -172,9 +174,15 @@ class Loop:
         """How often each secret must be played again, because its episode was not rewarded."""
         if proxy.finished() >= step * self.plan.episodes_per_step:
             return Counter()
-        tasks = Counter(record["task"] for state in GOOD for record in proxy.episodes(state))
+        tasks = Counter(record["task"] for record in self._rewarded(proxy))
         lacking = {secret: self.plan.group_size - tasks[task_of(step, secret)] for secret in wanted}
         return Counter({secret: times for secret, times in lacking.items() if times > 0})
+
+    def _rewarded(self, proxy: Proxy) -> list[dict[str, Any]]:
+        """Records of the latest rewarded episodes (the proxy lists 100 a state), oldest first."""
+        # In the order of the states, so that one which moves on meanwhile is seen, perhaps twice.
+        records = {record["episode"]: record for state in GOOD_STATES for record in proxy.episodes(state)}
+        return sorted(records.values(), key=lambda record: float(record["opened_at"]))
 
     def _wait_for_steps(self, children: Children) -> None:
         for _ in ticks(STALLED_S, "the trainer does not make its last step"):
@@ -206,14 +214,13 @@ class Loop:
 
     def _sample_episodes(self, proxy: Proxy, count: int) -> list[dict[str, Any]]:
         """`count` episodes of the first step and as many of the last, evenly spaced, with their tokens."""
-        trained = sorted(proxy.episodes("trained"), key=lambda record: record["opened_at"])
+        latest = sorted(proxy.episodes("trained"), key=lambda record: record["opened_at"])
         step = self.plan.episodes_per_step
         spaced = max(1, step // count)
-        chosen = {record["episode"]: None for record in [*trained[:step:spaced], *trained[-step::spaced]]}
-        return [proxy.episode(episode) for episode in chosen]
+        chosen = [*self._first_step[:step:spaced], *latest[-step:][::spaced]]
+        return [proxy.episode(record["episode"]) for record in chosen]
 
 
-GOOD = ("sealed", "ready", "leased", "trained")
 PARTS = ("wait", "train", "save", "drain", "push")
 """The parts of a step in the trainer's ``timing`` that follow each other; the others lie within these."""
 
