@@ -129,7 +129,8 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
         raise click.UsageError("a service starts in no particular directory: give files by absolute paths")
     drain_s = _load(given.pop("file"), given).drain_s
     text = service.unit(arguments, user=user, drain_s=drain_s, files=files)
-    folder = None if user else service.out_of_reach(Path(sys.executable))
+    program = Path(sys.executable)
+    folder = None if user else service.out_of_reach(program) or service.out_of_reach(program.resolve())
     if folder is not None:
         click.echo(f"ajet-proxy: the service's own user cannot enter {folder}: install ajet elsewhere", err=True)
     if only_print:

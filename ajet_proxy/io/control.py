@@ -168,9 +168,10 @@ class Control:
 
     async def _open_gate(self, request: api.Request) -> web.Response:
         """Wake the engines if they were frozen, then let requests through."""
-        answer = self._decide(request, "")
+        parse(routes.GateOpen, request.body)
         if self._settings.pauses:
             await self._engine_control.resume(self._engines.all())
+        answer = self._decide(request, "")
         await self._store.commit(answer.events)
         self._gate.changed()
         return _response(answer)
