@@ -1,0 +1,82 @@
+"""The run as a whole: the real proxy, the real ``ajet run`` and the real agent; a scripted engine and trainer.
+
+It runs in a process of its own, because a run ends everything that its process has started.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk import routes
+from tests.kit.proxy_process import PROXY
+from tests.kit.source import ROOT
+from tests.kit.stub_process import stub_process
+
+pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs the daemon's environment: .ci/setup daemon")
+
+RUN = """
+import json, sys
+from pathlib import Path
+from ajet_trainer.quickstart import figures, loop
+from ajet_trainer.quickstart.plan import Plan
+from ajet_trainer.quickstart.screen import Screen
+
+folder, engine, trainer = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+script = folder / "trainer.sh"
+script.write_text(f'#!/bin/sh\\nexec {sys.executable} {trainer} {engine} "$@"\\n')
+script.chmod(0o755)
+programs = {name: loop.program(name) for name in ("ajet", "ajet-proxy")} | {"ajet-trainer": str(script)}
+loop.program = programs.__getitem__
+python = folder / "python.sh"
+python.write_text(f'#!/bin/sh\\nmkdir {folder}/failed-once 2>/dev/null && exit 3\\nexec {sys.executable} "$@"\\n')
+python.chmod(0o755)
+sys.executable = str(python)
+plan = Plan(steps=2, groups=2, group_size=2)
+run = loop.Loop(plan, folder, Path("no-model"), 0, Screen(tty=False))
+record = run.run(2)
+summary = figures.summarize(plan, record.metrics, record.status, record.seconds)
+(folder / "out.json").write_text(json.dumps({"summary": summary, "episodes": record.episodes, "port": run.port}))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two steps left behind in which the first game failed."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer = Path(__file__).with_name("scripted_trainer.py")
+    with stub_process("--model", "smollm2") as engine:
+        argv = [sys.executable, "-c", RUN, str(folder), engine, str(trainer)]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
+    logs = "\n".join(f"{log.name}:\n{log.read_text()}" for log in folder.glob("*.log"))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
+    assert "step   2/2" in done.stdout
+    out: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_game_is_trained_and_the_failed_one_was_played_again(found: dict[str, Any]) -> None:
+    states = found["summary"]["episodes"]
+    assert states["adds_up"]
+    assert (states["trained"], states["discarded"]) == (8, 1)
+    assert sum(states[state] for state in routes.EPISODE_STATES) == states["opened"]
+
+
+@pytest.mark.slow
+def test_the_data_is_on_policy_and_merged(found: dict[str, Any]) -> None:
+    assert found["summary"]["staleness"] == {"max": 0, "steps_with_stale_data": 0}
+    assert found["summary"]["tokens"]["stored"] < found["summary"]["tokens"]["as_calls"]
+
+
+@pytest.mark.slow
+def test_episodes_of_the_first_and_the_last_step_come_with_tokens(found: dict[str, Any]) -> None:
+    tasks = [record["task"] for record in found["episodes"]]
+    assert [task[-8:] for task in tasks] == ["step-001"] * 2 + ["step-002"] * 2
+    assert all(call["token_ids"] for record in found["episodes"] for call in record["calls"])
