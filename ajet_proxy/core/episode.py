@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet_proxy.core.timeline import Packed, Policy, Timeline, Turn, merge_packed
+from ajet_proxy.core.tokens import cut
 from ajet_sdk.errors import Conflict
 
 NEXT: Mapping[str, frozenset[str]] = {
@@ -80,9 +81,21 @@ def total(rewards: Iterable[Given]) -> float | None:
 
 
 @dataclass(slots=True)
+class Text:
+    """A text that several calls of one conversation begin with; each call knows how much of it is its own."""
+
+    tokens: bytes
+
+
+SHARED_TEXTS = 8
+"""A new call is compared with so many of its episode's texts, the latest first."""
+
+
+@dataclass(slots=True)
 class CallEntry:
     """A call as its episode knows it. ``state``: running, complete or lost (then with its ``reason``). ``siblings`` are
-    the calls of one request, one for each choice. A complete call has its `turn`, and its `text` until it is merged."""
+    the calls of one request, one for each choice. A complete call has its `turn`, and until it is merged its `text`, of
+    which the first ``turn.end`` tokens are its own."""
 
     started_at: float
     model: str
@@ -94,7 +107,7 @@ class CallEntry:
     state: str = "running"
     reason: str | None = None
     turn: Turn | None = None
-    text: bytes = b""
+    text: Text | None = None
 
 
 @dataclass(slots=True)
@@ -121,6 +134,7 @@ class Episode:
     sealed_at: float | None = None
     ended_at: float | None = None
     calls: dict[str, CallEntry] = field(default_factory=dict)
+    texts: list[Text] = field(default_factory=list)
     running: int = 0
     rewards: dict[str, Given] = field(default_factory=dict)
     timelines: tuple[Timeline, ...] = ()
@@ -133,6 +147,18 @@ class Episode:
         self.state, self.reason, self.detail = state, reason, detail
         if not NEXT[state]:
             self.ended_at = at
+
+    def finish(self, entry: CallEntry, packed: Packed) -> None:
+        """Keep what a call generated. A conversation that goes on takes the place of its shorter past, so that an
+        episode costs as much memory as its longest texts and not as the sum of its prompts."""
+        entry.turn = packed.turn
+        for text in self.texts[: -SHARED_TEXTS - 1 : -1]:
+            if packed.text.startswith(text.tokens):
+                text.tokens = packed.text
+                entry.text = text
+                return
+        entry.text = Text(packed.text)
+        self.texts.append(entry.text)
 
     def turns(self) -> list[Turn]:
         """Its complete calls in the order of their start."""
@@ -151,14 +177,20 @@ class Episode:
         """Its timelines as they are now."""
         if self.timelines or self.state not in ("open", "sealed"):
             return self.timelines
-        calls = [Packed(entry.turn, entry.text) for entry in self.calls.values() if entry.turn is not None]
-        return merge_packed(calls, policy)
+        return merge_packed(
+            [
+                Packed(entry.turn, cut(entry.text.tokens, 0, entry.turn.end))
+                for entry in self.calls.values() if entry.turn is not None and entry.text is not None
+            ],
+            policy,
+        )
 
     def keep_timelines(self, policy: Policy) -> None:
         """Keep the calls' text as timelines from now on."""
         self.timelines = self.merged(policy)
+        self.texts.clear()
         for entry in self.calls.values():
-            entry.text = b""
+            entry.text = None
 
     def trains(self) -> list[str]:
         """The models whose samples are leased: every member's, or the episode's own, which is its first call's unless
@@ -181,7 +213,6 @@ class Episode:
         """Forget token ids and logprobs; counts, ids and rewards stay."""
         self.timelines = ()
         for entry in self.calls.values():
-            entry.text = b""
             if entry.turn is not None:
                 entry.turn = replace(entry.turn, logprobs=b"")
 

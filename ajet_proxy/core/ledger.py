@@ -86,10 +86,8 @@ class Ledger(State):
             return ()
         if episode.state not in ("open", "sealed"):
             return (ev.CallLost(at, call.episode, call.call, f"episode_{episode.state}"),)
-        turns = episode.turns()
-        first = not turns or (call.started_at, call.call) < turns[0].rank
         named: Events = ()
-        if episode.task is None or (episode.task_derived and first and episode.task != task_hash):
+        if episode.task is None or (episode.task_derived and episode.task != task_hash and _is_first(episode, call)):
             named = (ev.TaskNamed(at, call.episode, task_hash),)
         return (*named, ev.CallFinished(at, call))
 
@@ -337,6 +335,12 @@ class Ledger(State):
         if known is None:
             raise NotFound(f"no batch {batch}", code="unknown_batch")
         return known
+
+
+def _is_first(episode: Episode, call: Call) -> bool:
+    """Whether `call` started before every call that is complete."""
+    rank = (call.started_at, call.call)
+    return all(entry.turn is None or rank < entry.turn.rank for entry in episode.calls.values())
 
 
 def _retried(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -> tuple[str, ...]:

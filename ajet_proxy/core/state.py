@@ -128,14 +128,13 @@ class State:
     def _call_finished(self, event: ev.CallFinished) -> None:
         episode = self.episodes[event.call.episode]
         entry = episode.calls[event.call.call]
-        packed = pack(event.call)
-        entry.turn, entry.text = packed.turn, packed.text
+        episode.finish(entry, pack(event.call))
         self._call_ended(episode, entry, "complete", event.at)
 
     def _call_lost(self, event: ev.CallLost) -> None:
         episode = self.episodes[event.episode]
         entry = episode.calls[event.call]
-        entry.turn, entry.text, entry.reason = None, b"", event.reason
+        entry.turn, entry.text, entry.reason = None, None, event.reason
         self._call_ended(episode, entry, "lost", event.at)
 
     def _call_ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:

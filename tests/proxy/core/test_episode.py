@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, takes, total
-from ajet_proxy.core.timeline import pack
+from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, Text, takes, total
+from ajet_proxy.core.timeline import merge, pack
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig
-from tests.kit.strategies import make_call
+from tests.kit.strategies import conversations, make_call, tangled_calls
 
 #                    call      reward    seal      abort     heartbeat
 EXPECTED = {
@@ -108,7 +108,7 @@ def models(episode: Episode, *names: str) -> list[str]:
 
 def entry_of(call: Call) -> CallEntry:
     packed = pack(call)
-    return CallEntry(0.0, "m", "", "path", "", None, (), "complete", None, packed.turn, packed.text)
+    return CallEntry(0.0, "m", "", "path", "", None, (), "complete", None, packed.turn, Text(packed.text))
 
 
 def blank(**fields: object) -> Episode:
@@ -144,6 +144,7 @@ def test_text_is_kept_as_timelines_and_can_be_dropped() -> None:
     assert episode.timelines == ()
     episode.keep_timelines("strict")
     assert episode.timelines == before == episode.merged("off")
+    assert not episode.texts
     assert not any(entry.text for entry in episode.calls.values())
     assert [turn.call for turn in episode.turns()] == ["c0", "c1"]
     blank().drop_text()
@@ -155,6 +156,29 @@ def test_text_is_kept_as_timelines_and_can_be_dropped() -> None:
     episode.state = "trained"
     assert episode.merged("strict") == ()
     assert episode.named_task == ""
+
+
+@given(st.one_of(tangled_calls(), conversations()))
+def test_sharing_text_changes_nothing(calls: list[Call]) -> None:
+    episode = blank()
+    for call in calls:
+        entry = entry_of(call)
+        entry.turn, entry.text = None, None
+        episode.calls[call.call] = entry
+        episode.finish(entry, pack(call))
+    assert episode.merged("strict") == merge(calls)
+
+
+def test_a_conversation_costs_its_length_once() -> None:
+    episode = blank()
+    for end in range(2, 200):
+        call = make_call(f"c{end}", range(end), [end], at=float(end))
+        episode.calls[call.call] = entry_of(call)
+        episode.finish(episode.calls[call.call], pack(call))
+    (text,) = episode.texts
+    assert len(text.tokens) == 4 * 200
+    (timeline,) = episode.merged("strict")
+    assert len(timeline) == 200
 
 
 # ---- rewards

@@ -198,7 +198,7 @@ def test_a_call_of_a_dead_episode_leaves_no_text() -> None:
     rig.abort(episode)
     rig.finish(episode, late, (7,), (8,))
     known = rig.ledger.episodes[episode]
-    assert (known.calls[late].state, known.calls[late].text) == ("lost", b"")
+    assert (known.calls[late].state, known.calls[late].text) == ("lost", None)
     assert len(known.timelines) == 1
 
 
@@ -216,6 +216,22 @@ def test_small_facts() -> None:
     assert batch is not None
     rig.extend(batch, 7.0)
     assert rig.ledger.batches[batch].lease_until == rig.at + 7.0
+
+
+def test_a_clock_set_back_over_a_stop_takes_leases_and_ages_with_it() -> None:
+    rig = LedgerRig(watch=True)
+    rig.ready()
+    batch, episode = rig.lease(group_size=1, lease_s=60.0), rig.open()
+    rig.at -= 400
+    rig.restart()
+    assert batch is not None
+    assert rig.ledger.now == rig.at
+    assert rig.ledger.batches[batch].lease_until == rig.at + 60.0
+    assert rig.ledger.episodes[episode].opened_at == rig.at
+    rig.at += 900
+    rig.restart()
+    assert rig.ledger.batches[batch].lease_until == rig.at - 840.0
+    assert rig.ledger.episodes[episode].active_at == rig.at
 
 
 def test_a_part_that_is_returned_leaves_the_rest_leased() -> None:
