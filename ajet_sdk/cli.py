@@ -25,6 +25,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 PROXY_HELP = "The proxy's address.  [default: AJET_PROXY_URL, else http://127.0.0.1:8484]"
 EPISODE_HELP = "Which episode.  [default: AJET_EPISODE]"
 AWAIT_PROXY_S = 60.0
+LOOK_S = 5.0
+"""How long a command that only looks waits for a proxy; one that tells it something waits for `DEADLINE_S`."""
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
 
@@ -129,7 +131,7 @@ def status(as_json: bool, proxy: str | None) -> None:
     """Show the proxy's models, gate, and episodes by state."""
     from ajet_sdk.views import status_view
 
-    with client_for(proxy) as client:
+    with client_for(proxy, LOOK_S) as client:
         show_json_or(as_json, client.ask("status").json(), status_view)
 
 
@@ -142,7 +144,7 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
     from ajet_sdk.episodes import reading
     from ajet_sdk.views import episode_view
 
-    with client_for(proxy) as client:
+    with client_for(proxy, LOOK_S) as client:
         show_json_or(as_json, client.drive(reading(client.target, episode, as_json, client.patience)), episode_view)
 
 
@@ -155,7 +157,7 @@ def top(every: float, proxy: str | None) -> None:
 
     from ajet_sdk.views import status_view
 
-    with client_for(proxy) as client:
+    with client_for(proxy, LOOK_S) as client:
         while True:
             view = status_view(client.ask("status").json())
             click.clear()
@@ -163,10 +165,11 @@ def top(every: float, proxy: str | None) -> None:
             time.sleep(every)
 
 
-def client_for(proxy: str | None) -> Client:
+def client_for(proxy: str | None, deadline: float | None = None) -> Client:
     from ajet_sdk.client import Client
+    from ajet_sdk.protocol import DEADLINE_S
 
-    return Client(proxy)
+    return Client(proxy, deadline=DEADLINE_S if deadline is None else deadline)
 
 
 def show_json_or(as_json: bool, answer: Any, view: Callable[[Any], str]) -> None:
@@ -240,7 +243,9 @@ def run_and_tell(
 def main() -> NoReturn:
     import signal
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # to be asked to end is to be interrupted
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
+            signal.signal(number, signal.default_int_handler)  # to be asked to end is to be interrupted
     run_command()
 
 

@@ -191,6 +191,14 @@ def test_run_without_a_proxy_opens_nothing(ajet: Ajet, monkeypatch: pytest.Monke
     assert err.splitlines()[-1].startswith("ajet: no proxy acknowledged GET")
 
 
+@pytest.mark.parametrize("argv", [("status",), ("show", "ep-0"), ("top",)], ids=" ".join)
+def test_looking_does_not_wait_long(ajet: Ajet, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]) -> None:
+    monkeypatch.setattr(cli, "LOOK_S", 0.2)
+    code, out, err = ajet(*argv, "--proxy", f"http://127.0.0.1:{free_port()}")
+    assert (code, out) == (1, "")
+    assert "in 0.2 s" in err
+
+
 def test_top_shows_again_until_interrupted(
     ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +215,7 @@ def test_top_shows_again_until_interrupted(
     assert out.count("opened 0 = open 0") == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_no_program_and_no_open_episode(stub: ControlStub, tmp_path: Path, number: int) -> None:
     pids = tmp_path / "pids"
     script = f"sleep 60 & echo $$ $! >> {pids}; wait"
