@@ -26,7 +26,7 @@ from ajet_trainer.quickstart.screen import Screen
 from ajet_trainer.quickstart.watch import GOOD_STATES, Proxy, TrainerFiles
 
 TICK_S = 0.2
-AGENT_NICENESS = 10
+AGENT_NICENESS = 19
 """Agents start up while the trainer trains; they get what it leaves, so that its threads do not wait for each other."""
 PROXY_START_S = 60.0
 TRAINER_START_S = 900.0
