@@ -107,6 +107,8 @@ class Exchange:
         if self.buffered:
             self._document.append(data)
             return []
+        if not self._parser.pending and (usual := self._reading.usual(data)) is not None:
+            return [usual] if usual else []
         return self._events(self._parser.feed(data))
 
     def release(self) -> list[bytes]:
@@ -154,6 +156,8 @@ class Exchange:
         """What the client sees of `event`."""
         if event.data is None:
             return event.raw
+        if (usual := self._reading.usual(event.raw)) is not None:
+            return usual
         shown = self._reading.event(event.data)
         if shown is event.data:
             return event.raw

@@ -68,6 +68,11 @@ class SseParser:
         self._searched = max(0, len(self._buffer) - 3)
         return events
 
+    @property
+    def pending(self) -> bool:
+        """Whether an event has begun and is not complete."""
+        return bool(self._buffer)
+
     def take(self) -> bytes:
         """Hand over the bytes of the event that is still incomplete, and forget them."""
         rest, self._buffer, self._searched = self._buffer, b"", 0

@@ -31,11 +31,11 @@ class Chat:
     name = "chat"
     path = "/v1/chat/completions"
     usual = re.compile(
-        rb'(?P<head>\{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":\d+,"model":' + STRING
-        + rb',"choices":\[\{"index":(?P<index>\d{1,6}),"delta":\{(?P<said>"(?:content|reasoning)":' + STRING
-        + rb')?\},"logprobs":)\{"content":\[\{"token":' + STRING + rb',"logprob":(?P<logprob>' + NUMBER
+        rb'(data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":\d+,"model":' + STRING
+        + rb',"choices":\[\{"index":(\d{1,6}),"delta":\{("(?:content|reasoning)":' + STRING
+        + rb')?\},"logprobs":)\{"content":\[\{"token":' + STRING + rb',"logprob":(' + NUMBER
         + rb'),"bytes":(?:\[[\d,]*\]|null),"top_logprobs":\[\]\}\]\}'
-        + rb'(?P<middle>,"finish_reason":null,"token_ids":)\[(?P<id>' + ID + rb')\](?P<tail>\}\]\})'
+        + rb'(,"finish_reason":null,"token_ids":)\[(' + ID + rb')\](\}\]\}\n\n)'
     )
 
     def ask(self, request: Mapping[str, Any]) -> Ask:

@@ -23,12 +23,12 @@ class Completions:
     name = "completions"
     path = "/v1/completions"
     usual = re.compile(
-        rb'(?P<head>\{"id":' + STRING + rb',"object":"text_completion","created":\d+,"model":' + STRING
-        + rb',"choices":\[\{"index":(?P<index>\d{1,6}),(?P<said>"text":' + STRING
-        + rb'),"logprobs":)\{"text_offset":\[\d+\],"token_logprobs":\[(?P<logprob>' + NUMBER
+        rb'(data: \{"id":' + STRING + rb',"object":"text_completion","created":\d+,"model":' + STRING
+        + rb',"choices":\[\{"index":(\d{1,6}),("text":' + STRING
+        + rb'),"logprobs":)\{"text_offset":\[\d+\],"token_logprobs":\[(' + NUMBER
         + rb')\],"tokens":\[' + STRING + rb'\],"top_logprobs":\[\{' + STRING + b":" + NUMBER + rb'\}\]\}'
-        + rb'(?P<middle>,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
-        + rb'\[(?P<id>' + ID + rb')\](?P<tail>\}\]\})'
+        + rb'(,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
+        + rb'\[(' + ID + rb')\](\}\]\}\n\n)'
     )
 
     def ask(self, request: Mapping[str, Any]) -> Ask:

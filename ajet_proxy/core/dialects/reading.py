@@ -53,9 +53,9 @@ class Dialect(Protocol):
     name: str
     path: str
     usual: re.Pattern[bytes]
-    """The event that makes up most of a stream: one token of one choice, with nothing else to report. What stands
-    before, between and after the two values to be put back is ``head``, ``middle`` and ``tail``; ``index``,
-    ``logprob`` and ``id`` are read; without ``said`` the event is a filler (see `is_filler`)."""
+    """The event that makes up most of a stream, blank line included: one token of one choice, and nothing else to
+    report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
+    the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         """How to put `request` to the engine so that it reports ids and logprobs."""
@@ -111,6 +111,20 @@ class Reading:
         self.ended = False
         """Whether the engine has said its last: every choice is finished, or the stream says that it is done."""
 
+    def usual(self, raw: bytes) -> bytes | None:
+        """What the agent sees in place of `raw`, a whole event in the form that makes up most of a stream, read at a
+        tenth of the cost of `event`; empty if it sees nothing; None if `raw` has another form and was not read."""
+        if not self._hides_all or not (found := self._dialect.usual.fullmatch(raw)):
+            return None
+        head, index, said, logprob, middle, token, tail = found.groups()
+        if (place := int(index)) >= len(self._tallies):
+            return None
+        tally = self._tallies[place]
+        tally.ids.append(int(token))
+        tally.logprobs.append(float(logprob))
+        tally.told = True
+        return b"".join((head, b"null", middle, b"null", tail)) if said else b""
+
     def event(self, data: bytes) -> bytes | None:
         """What the agent sees in place of `data`, the payload of one event; None: nothing at all.
 
@@ -119,8 +133,6 @@ class Reading:
         if data == DONE:
             self.ended = True
             return data
-        if self._hides_all and (usual := self._dialect.usual.fullmatch(data)):
-            return self._usual(usual)
         text = data.decode()
         answer = scan(text, deep="choices")
         choices = answer.values.get("choices", ())
@@ -145,17 +157,6 @@ class Reading:
             reason = ENGINE_ERROR if self._error else TRUNCATED
             return tuple(Lost(index, reason) for index in range(len(self._tallies)))
         return tuple(self._outcome(index, tally) for index, tally in enumerate(self._tallies))
-
-    def _usual(self, event: re.Match[bytes]) -> bytes | None:
-        """The same as `event` does, for the form that a dialect knows beforehand: four times as fast."""
-        head, index, said, logprob, middle, token, tail = event.group(
-            "head", "index", "said", "logprob", "middle", "id", "tail"
-        )
-        tally = self._tally(int(index))
-        tally.ids.append(int(token))
-        tally.logprobs.append(float(logprob))
-        tally.told = True
-        return b"".join((head, b"null", middle, b"null", tail)) if said else None
 
     def _read(self, answer: Spanned, choices: Any) -> dict[tuple[int, int], str]:
         """Add `choices` to their tallies; the spans to be put back."""
