@@ -218,6 +218,26 @@ def test_small_facts() -> None:
     assert rig.ledger.batches[batch].lease_until == rig.at + 7.0
 
 
+def test_a_whole_call_that_is_repeated_is_lost() -> None:
+    rig = LedgerRig(watch=True)
+    episode = rig.open()
+    rig.call(episode, body="same")
+    (again,) = rig.begin(episode, body="same", retry=True)
+    assert rig.ledger.calls == {"running": 1, "complete": 0, "lost": 1}
+    assert rig.ledger.episodes[episode].running == 1
+    rig.finish(episode, again)
+    assert rig.ledger.calls == {"running": 0, "complete": 1, "lost": 1}
+
+
+def test_opening_the_gate_names_the_version_of_the_one_model() -> None:
+    rig = LedgerRig(watch=True)
+    for models, versions in ((("m",), [7]), (("m", "n"), [7, 1])):
+        rig.announce(models[-1], 1)
+        rig.run(rig.ledger.gate_open(GateOpen(len(models) + 6), at=rig.at))
+        assert [rig.ledger.policy_version(model) for model in models] == versions
+    assert rig.ledger.policy_version("other") == 8
+
+
 def test_a_clock_set_back_over_a_stop_takes_leases_and_ages_with_it() -> None:
     rig = LedgerRig(watch=True)
     rig.ready()
