@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,16 @@ ENGINE_FOLDERS = ("e2e", "trainer/engine")
 HAS_ENGINE = importlib.util.find_spec("torch") is not None
 
 collect_ignore = [*([] if HAS_ENGINE else ENGINE_FOLDERS), *([] if sys.version_info >= (3, 12) else ["proxy"])]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Under coverage, notes whose test file runs a line (see `tests.kit.own_coverage`)."""
+    coverage = sys.modules.get("coverage")
+    running = coverage.Coverage.current() if coverage else None
+    if running:
+        running.switch_context(item.path.relative_to(HERE).as_posix())
+    return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
