@@ -107,9 +107,10 @@ class Exchange:
         if self.buffered:
             self._document.append(data)
             return []
-        if not self._parser.pending and (usual := self._reading.usual(data)) is not None:
-            return [usual] if usual else []
-        return self._events(self._parser.feed(data))
+        if self._parser.pending:
+            return self._events(self._parser.feed(data))
+        out, end = self._reading.usual(data)
+        return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
 
     def release(self) -> list[bytes]:
         """The bytes that were kept back until the calls were durable."""
@@ -156,8 +157,9 @@ class Exchange:
         """What the client sees of `event`."""
         if event.data is None:
             return event.raw
-        if (usual := self._reading.usual(event.raw)) is not None:
-            return usual
+        usual, end = self._reading.usual(event.raw)
+        if end:
+            return b"".join(usual)
         shown = self._reading.event(event.data)
         if shown is event.data:
             return event.raw

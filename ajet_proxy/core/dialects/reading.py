@@ -111,19 +111,24 @@ class Reading:
         self.ended = False
         """Whether the engine has said its last: every choice is finished, or the stream says that it is done."""
 
-    def usual(self, raw: bytes) -> bytes | None:
-        """What the agent sees in place of `raw`, a whole event in the form that makes up most of a stream, read at a
-        tenth of the cost of `event`; empty if it sees nothing; None if `raw` has another form and was not read."""
-        if not self._hides_all or not (found := self._dialect.usual.fullmatch(raw)):
-            return None
-        head, index, said, logprob, middle, token, tail = found.groups()
-        if (place := int(index)) >= len(self._tallies):
-            return None
-        tally = self._tallies[place]
-        tally.ids.append(int(token))
-        tally.logprobs.append(float(logprob))
-        tally.told = True
-        return b"".join((head, b"null", middle, b"null", tail)) if said else b""
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        """Read the events at the start of `stream` that have the form which makes up most of a stream, at a tenth of
+        the cost of `event`: what the agent sees in their place, and how many bytes they are."""
+        seen: list[bytes] = []
+        at = 0
+        match = self._dialect.usual.match
+        while self._hides_all and (found := match(stream, at)):
+            head, index, said, logprob, middle, token, tail = found.groups()
+            if (place := int(index)) >= len(self._tallies):
+                break
+            tally = self._tallies[place]
+            tally.ids.append(int(token))
+            tally.logprobs.append(float(logprob))
+            tally.told = True
+            if said:
+                seen += (head, b"null", middle, b"null", tail)
+            at = found.end()
+        return seen, at
 
     def event(self, data: bytes) -> bytes | None:
         """What the agent sees in place of `data`, the payload of one event; None: nothing at all.

@@ -44,8 +44,10 @@ def test_the_fast_way_is_the_same_way_in_chat(
     told = {**chat_event(delta, ids=[token], logprobs=[logprob]), "model": model}
     data = json.dumps(told, ensure_ascii=escaped, separators=(",", ":")).encode()
     fast, slow = reading(CHAT), reading(CHAT)
-    seen, expected = fast.usual(b"data: %b\n\n" % data), slow.event(data)
-    assert seen == (b"data: %b\n\n" % expected if expected is not None else b"")
+    raw = b"data: %b\n\n" % data
+    (seen, end), expected = fast.usual(raw), slow.event(data)
+    assert end == len(raw)
+    assert b"".join(seen) == (b"data: %b\n\n" % expected if expected is not None else b"")
     assert fast._tallies == slow._tallies
 
 
@@ -56,8 +58,10 @@ def test_the_fast_way_is_the_same_way_in_completions(
     told = {**completion_event(text, ids=[token], logprobs=[logprob]), "model": model}
     data = json.dumps(told, ensure_ascii=escaped, separators=(",", ":")).encode()
     fast, slow = reading(COMPLETIONS), reading(COMPLETIONS)
-    expected = slow.event(data)
-    assert expected is not None and fast.usual(b"data: %b\n\n" % data) == b"data: %b\n\n" % expected
+    raw = b"data: %b\n\n" % data
+    (seen, end), expected = fast.usual(raw), slow.event(data)
+    assert expected is not None and end == len(raw)
+    assert b"".join(seen) == b"data: %b\n\n" % expected
     assert fast._tallies == slow._tallies
 
 
@@ -72,17 +76,16 @@ def test_the_fast_way_is_taken_for_what_the_engine_really_sends() -> None:
 def test_the_fast_way_is_for_usual_events_alone() -> None:
     usual = b"data: %b\n\n" % dump(chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])).encode()
     filler = b"data: %b\n\n" % dump(chat_event({}, ids=[6], logprobs=[-0.5])).encode()
+    shown = b"data: %b\n\n" % dump(chat_event({"content": "a"})).encode()
     here = reading(CHAT)
-    assert here.usual(usual) == usual.replace(b"[5]", b"null").replace(
-        dump(chat_event({"content": "a"}, logprobs=[-0.5])["choices"][0]["logprobs"]).encode(), b"null"
-    )
-    assert here.usual(filler) == b""
-    assert here._tallies[0].ids == [5, 6] and here._tallies[0].logprobs == [-0.5, -0.5]
-    for other in (usual[:-1], usual + usual, usual.replace(b'"index":0', b'"index":1'), b"data: [DONE]\n\n", b""):
-        assert here.usual(other) is None
+    seen, end = here.usual(usual + filler + usual + b"data: [DONE]\n\n")
+    assert b"".join(seen) == shown + shown and end == 2 * len(usual) + len(filler)
+    assert here._tallies[0].ids == [5, 6, 5] and here._tallies[0].logprobs == [-0.5, -0.5, -0.5]
+    for other in (usual[:-1], usual.replace(b'"index":0', b'"index":1'), b"data: [DONE]\n\n", b"\n" + usual, b""):
+        assert here.usual(other) == ([], 0)
     for asking in ({"logprobs": True}, {"return_token_ids": True}):
-        assert reading(CHAT, asking).usual(usual) is None
-    assert here._tallies[0].ids == [5, 6]
+        assert reading(CHAT, asking).usual(usual) == ([], 0)
+    assert here._tallies[0].ids == [5, 6, 5]
 
 
 def test_an_event_without_text_for_several_tokens_is_taken_out() -> None:
