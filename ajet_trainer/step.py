@@ -31,6 +31,8 @@ from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 
+CLOSE_S = 10.0
+"""How long the end of a run keeps trying to reach a proxy that is not there."""
 POLL_S = 2.0
 """How long one request for a batch waits at the proxy, which is also how long a stop signal may go unnoticed."""
 
@@ -240,6 +242,7 @@ class Run:
 
     def close(self) -> None:
         """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens."""
+        self.link.deadline_s = min(self.link.deadline_s, CLOSE_S)
         held = set(self.keeper.held) - {entry.batch for entry in self.history.unacknowledged}
         for batch in sorted(held):
             _quietly(lambda batch=batch: self.link.nack(batch))  # type: ignore[misc]

@@ -77,7 +77,11 @@ def run(config: Config, say: Callable[[str], None]) -> None:
 
 
 def assemble(config: Config, progress: Progress, stop: Stop) -> None:
-    """Brings everything up in order, trains, and takes it down in the opposite order."""
+    """Brings everything up in order, trains, and takes it down in the opposite order. The proxy is asked first: a wrong
+    address or key shows before a minute is spent on loading."""
+    progress.phase("looking for the proxy")
+    link = Link(config.proxy_url, key=config.key, deadline_s=config.connect_timeout_s)
+    link.status()
     progress.phase("importing verl")
     device = choose_device(config.device)
     env = environment(device)
@@ -91,7 +95,6 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
     with weights_folder(config) as folder:
         tree = settings.compose(config, device, folder)
         register_replica(device, folder)
-        link = Link(config.proxy_url, key=config.key, deadline_s=config.connect_timeout_s)
         progress.phase("starting Ray and TransferQueue")
         with cluster(tree, device, env, progress.run_dir):
             stop.install()
@@ -110,7 +113,6 @@ def serve(config: Config, link: Link, trainer: Any, progress: Progress, stop: St
         history = History.from_state(trainer.history)
         training = Run(config, link, trainer, history, keeper, progress, stopping=lambda: stop.requested)
         try:
-            progress.phase("meeting the proxy")
             training.start()
             progress.phase(f"training from step {trainer.version}")
             stop.graceful = True

@@ -94,6 +94,7 @@ class MemoryProxy:
         self.log: list[str] = []
         self.gate, self.version, self.upstreams = "open", -1, ("old",)
         self._leases = 0
+        self.deadline_s = 120.0
         self.make: Callable[[str], tuple[BatchEpisode, ...]] = lambda task: tuple(
             episode(f"{task}e{i}", float(i), task=task) for i in range(2)
         )

@@ -1,0 +1,54 @@
+"""The attached placement: an engine that was there before takes weights through its own routes and goes on serving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Engine
+from tests.e2e.players import Players
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.trainer_process import TrainerProcess, living
+
+STEPS, GROUPS, SIZE = 4, 2, 4
+FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")  # verl, imported to restore the engine, warns of engines it lacks
+def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, vllm: Engine) -> None:
+    """With a learning rate that moves the policy far, trainer and engine still agree: the weights did arrive."""
+    ours = {
+        "model": str(vllm.model), "model_name": "tiny", "placement": "attached", "engine_urls": [vllm.url],
+        "groups": GROUPS, "group_size": SIZE, "max_tokens": 256, "max_staleness": 0, "total_steps": STEPS,
+        "save_freq": 0,
+    }  # fmt: skip
+    verl = {f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{k}": v for k, v in FLOAT32.items()}
+    verl |= {"actor_rollout_ref.actor.optim.lr": 5e-3}
+    with ProxyProcess(f"tiny={vllm.url}", tmp_path / "proxy") as proxy:
+        try:
+            with (
+                TrainerProcess(tmp_path, {"proxy_url": proxy.url, **ours}, verl) as trainer,
+                Players(proxy.url, model="tiny", group_size=SIZE, parallel=GROUPS * SIZE),
+            ):
+                trainer.until(lambda: bool(trainer.metrics()), 400)
+                below = trainer.below()
+                assert not any("EngineCore" in " ".join(process.cmdline()) for process in below)
+                assert trainer.wait(200) == 0, trainer.words()
+        finally:
+            restore(vllm)
+    metrics = trainer.metrics()
+    assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
+    assert all(line["min_policy_version"] >= line["step"] - 1 for line in metrics)
+    assert max(line["rollout_probs_diff_max"] for line in metrics) < 1e-3
+    assert metrics[-1]["entropy"] < metrics[0]["entropy"]
+    assert living(below, 20) == []
+
+
+def restore(vllm: Engine) -> None:
+    """The engine is shared by the session: it gets the weights back that it started with."""
+    from ajet_trainer.verl_backend.weights import load_into
+
+    load_into([vllm.url], vllm.model, 60.0)

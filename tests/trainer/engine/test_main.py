@@ -1,0 +1,82 @@
+"""What a user sees when a run cannot start or cannot go on: one line, the right status, no traceback."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kit.ports import free_port
+from tests.kit.trainer_process import TRAINER
+
+
+def run(folder: Path, *words: str, text: str = "") -> tuple[int, str, str]:
+    config = folder / "run.toml"
+    config.write_text(f'[trainer]\nmodel = "m"\nrun_dir = "{folder / "run"}"\nconnect_timeout_s = 1\n{text}')
+    done = subprocess.run(
+        [str(TRAINER), "run", "--config", str(config), *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_proxy_that_is_not_there_is_named_before_anything_is_loaded(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    status, out, err = run(tmp_path, f"proxy_url={url}")
+    assert status == 1
+    assert out == "looking for the proxy\n"
+    assert err.startswith(f"ajet-trainer: no answer from {url}/ajet/v1/status: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("verl", "words"),
+    [
+        (
+            {"actor_rollout_ref.actor.optim.lrr": 1},
+            r"verl has no key '.*lrr'; did you mean 'actor_rollout_ref.actor.optim.lr'\?",
+        ),
+        ({"nothing_like_it": 1}, r"verl has no key 'nothing_like_it' \(write '\+nothing_like_it' to add it"),
+    ],
+)
+def test_an_unknown_key_of_verl_names_the_nearest(verl: dict[str, object], words: str, verl_here: None) -> None:
+    from ajet_trainer.config import Config, ConfigError
+    from ajet_trainer.verl_backend.settings import compose
+
+    with pytest.raises(ConfigError, match=words):
+        compose(Config(model="m", verl=verl), "cpu", None)
+
+
+def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: None) -> None:
+    from ajet_trainer.config import Config
+    from ajet_trainer.verl_backend.settings import compose
+
+    verl = {
+        "actor_rollout_ref.actor.optim.lr": 3e-6,
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.tool_call_parser": "hermes",
+        "actor_rollout_ref.rollout.dtype": "float32",
+        "+actor_rollout_ref.actor.something_new": 1,
+    }
+    tree = compose(Config(model="m", groups=3, max_tokens=900, verl=verl), "cpu", None)
+    actor = tree.actor_rollout_ref
+    assert (actor.actor.optim.lr, actor.rollout.dtype, actor.actor.something_new) == (3e-6, "float32", 1)
+    assert actor.rollout.engine_kwargs.vllm == {"served_model_name": "policy", "tool_call_parser": "hermes"}
+    assert (actor.actor.ppo_mini_batch_size, tree.data.train_batch_size, actor.rollout.max_model_len) == (3, 3, 900)
+
+
+def test_a_gpu_host_keeps_verls_own_defaults(verl_here: None) -> None:
+    """What the CPU settings change is not changed there: attention, precision, offloading and sleeping stay verl's."""
+    import verl
+    from hydra import compose as plain
+    from hydra import initialize_config_dir
+    from omegaconf import OmegaConf
+
+    from ajet_trainer.config import Config
+    from ajet_trainer.verl_backend.settings import compose, everywhere, on_cpu
+
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
+        theirs = plain("ppo_trainer")
+    config = Config(model="m")
+    ours = compose(config, "cuda", None)
+    for key in set(on_cpu(config)) - set(everywhere(config)):
+        assert OmegaConf.select(ours, key) == OmegaConf.select(theirs, key), key
