@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import resource
 import time
@@ -165,7 +166,7 @@ async def agent(
     for turn in range(3):
         await asyncio.sleep(dice.uniform(0, 0.6))
         body = CHAT | {"messages": [{"role": "user", "content": f"turn {turn} of {name}"}]}
-        attempts = iter(range(100))
+        attempts = itertools.count()
 
         async def call(body: Any = body, attempts: Any = attempts) -> httpx.Response:
             headers = {"X-AJet-Task": f"pair-{number // 2}", "x-stainless-retry-count": str(next(attempts))}
