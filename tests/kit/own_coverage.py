@@ -1,4 +1,4 @@
-"""Whether each core module is covered, branch by branch, by the test file that bears its name.
+"""Whether each core module is covered, branch by branch, by the test files that bear its name (`test_x`, `test_x_y`).
 
 What another module's test happens to run does not count: a core module is understood from its own tests alone.
 
@@ -21,11 +21,11 @@ FLOOR = 100.0
 
 def covered_by_own_tests(module: Path) -> tuple[float, str]:
     """Percent of the module's statements and branches, and the lines that are missing."""
-    own = "/".join(["proxy", *module.parts[1:-1], f"test_{module.stem}.py"])
+    own = "/".join(["proxy", *module.parts[1:-1], f"test_{module.stem}"])
     coverage = Coverage(config_file=str(ROOT / "pyproject.toml"))
     coverage.load()
     out = io.StringIO()
-    contexts = ["^$", f"^{own}$"]  # what runs on import, and in the module's own tests
+    contexts = ["^$", rf"^{own}(_\w+)?\.py$"]  # what runs on import, and in the module's own tests
     try:
         percent = coverage.report(include=[str(ROOT / module)], contexts=contexts, file=out, show_missing=True)
     except NoDataError:
