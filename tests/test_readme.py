@@ -59,7 +59,9 @@ def test_block(block: Block, environment: dict[str, str], tmp_path: Path) -> Non
 
 
 def run(command: list[str], environment: dict[str, str], folder: Path) -> None:
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
