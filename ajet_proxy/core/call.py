@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ajet_sdk.sample import Call
+from ajet_sdk.sample import Call, PolicySpans
 
 DISCONNECTED = "disconnected"
 """The client went away before its answer was whole."""
@@ -68,9 +68,16 @@ class Origin:
     altered: tuple[str, ...]
 
 
-def to_call(captured: Captured, origin: Origin) -> Call:
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The weights changed to `version` when choice number i had ``sampled[i]`` tokens."""
+
+    version: int
+    sampled: tuple[int, ...]
+
+
+def to_call(captured: Captured, origin: Origin, changes: Sequence[Change] = ()) -> Call:
     """The record of one choice; a request that named no model takes the name that the engine answered with."""
-    sampled = len(captured.token_ids)
     return Call(
         call=origin.calls[captured.index],
         episode=origin.episode,
@@ -81,10 +88,22 @@ def to_call(captured: Captured, origin: Origin) -> Call:
         token_ids=captured.token_ids,
         logprobs=captured.logprobs,
         finish_reason=captured.finish_reason,
-        policy_versions=((origin.policy_version, sampled),) if sampled else (),
+        policy_versions=_spans(captured, origin.policy_version, changes),
         identified_by=origin.identified_by,
         altered=origin.altered,
     )
+
+
+def _spans(captured: Captured, version: int, changes: Sequence[Change]) -> PolicySpans:
+    """Runs of tokens by the version that sampled them."""
+    spans = []
+    done = 0
+    ends = (*(change.sampled[captured.index] for change in changes), len(captured.token_ids))
+    for run, end in zip((version, *(change.version for change in changes)), ends, strict=True):
+        if end > done:
+            spans.append((run, end - done))
+            done = end
+    return tuple(spans)
 
 
 def prompt_hash(prompt_token_ids: Sequence[int]) -> str:

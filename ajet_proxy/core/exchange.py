@@ -91,6 +91,11 @@ class Exchange:
         """What became of each choice, in order; empty until `settled`."""
         return self._outcomes
 
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """How many tokens each choice has so far."""
+        return self._reading.sampled
+
     def on_headers(self, status: int, content_type: str) -> None:
         """The engine's answer begins."""
         if status >= 400:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ajet_proxy.core.call import DISCONNECTED, Captured, Lost, Origin, Outcome, prompt_hash, to_call
+from ajet_proxy.core.call import DISCONNECTED, Captured, Change, Lost, Origin, Outcome, prompt_hash, to_call
 from ajet_proxy.core.events import Event
+from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
@@ -29,6 +30,16 @@ class Recorder:
         self._store = store
         self._clock = clock
         self._metrics = metrics
+        self._version = origin.policy_version
+        self._changes: list[Change] = []
+
+    def note_version(self, exchange: Exchange) -> None:
+        """Look whether other weights serve the model by now. A stream that was frozen while they changed goes on with
+        the new ones; of an answer in one piece nobody can tell which token came from which."""
+        version = self._store.ledger.policy_version(self.origin.model)
+        if version != self._version:
+            self._version = version
+            self._changes.append(Change(version, exchange.sampled))
 
     async def end(self, outcomes: Sequence[Outcome]) -> None:
         """Record `outcomes`; returns when they are on disk."""
@@ -54,7 +65,7 @@ class Recorder:
         self._metrics.inc("ajet_captures_total", outcome=outcome.reason if isinstance(outcome, Lost) else "complete")
         try:
             if isinstance(outcome, Captured):
-                call = to_call(outcome, origin)
+                call = to_call(outcome, origin, self._changes)
                 return ledger.finish_call(call, at=at, task_hash=prompt_hash(call.prompt_token_ids))
             return ledger.lose_call(origin.episode, origin.calls[outcome.index], outcome.reason, at=at)
         except AjetError as error:

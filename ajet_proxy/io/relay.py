@@ -134,6 +134,7 @@ async def _stream(
             return _cut(http, response)
         if not data:
             break
+        recorder.note_version(exchange)
         if out := exchange.feed(data):
             await response.write(out[0] if len(out) == 1 else b"".join(out))
         if exchange.settled and not recorder.ended:

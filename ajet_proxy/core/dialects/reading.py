@@ -156,6 +156,11 @@ class Reading:
         self.ended = True
         return splice(text, edits).encode() if edits else body
 
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """How many tokens each choice has so far."""
+        return tuple(len(tally.ids) for tally in self._tallies)
+
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each choice."""
         if self._error or self._unfinished:

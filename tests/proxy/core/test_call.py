@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ajet_proxy.core.call import Captured, Origin, prompt_hash, to_call
+from ajet_proxy.core.call import Captured, Change, Origin, prompt_hash, to_call
 from ajet_sdk.sample import Call
 
 ORIGIN = Origin(
@@ -21,6 +21,13 @@ def test_a_call_is_what_the_engine_said_and_what_the_proxy_knew() -> None:
         token_ids=(3, 4), logprobs=(-0.5, -0.5), finish_reason="stop", policy_versions=((3, 2),), identified_by="path",
         altered=("logprobs",),
     )  # fmt: skip
+
+
+def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
+    changes = (Change(4, (9, 2)), Change(5, (9, 2)), Change(6, (9, 3)))
+    assert to_call(captured((7, 8, 9, 10, 11)), ORIGIN, changes).policy_versions == ((3, 2), (5, 1), (6, 2))
+    assert to_call(captured((7, 8)), ORIGIN, (Change(4, (0, 0)),)).policy_versions == ((4, 2),)
+    assert to_call(captured((7, 8)), ORIGIN, (Change(4, (0, 2)),)).policy_versions == ((3, 2),)
 
 
 def test_a_call_of_no_tokens_has_no_versions() -> None:

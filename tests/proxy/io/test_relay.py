@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from ajet_sdk.routes import Abort
+from ajet_sdk.routes import Abort, Policy
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.engine_tokens import encode
 from tests.kit.tapes import steady
@@ -135,6 +135,19 @@ async def test_each_event_leaves_as_soon_as_it_is_there() -> None:
             assert not stub.llm_requests()[0].finished, "the first event left before the last was there"
             rest = await answer.content.read()
     assert first.startswith(b"data: ") and rest.endswith(b"data: [DONE]\n\n")
+
+
+async def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
+    async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front, aiohttp.ClientSession() as client:
+        front.store.post(front.store.ledger.announce(Policy("stub", 1), at=front.clock.now()))
+        async with client.post(f"{front.url}/e/x{CHAT}", json=body_for(CHAT, stream=True)) as answer:
+            for _ in range(4):
+                await answer.content.readuntil(b"\n\n")
+            front.store.post(front.store.ledger.announce(Policy("stub", 2), at=front.clock.now()))
+            await answer.content.read()
+    (call,) = front.calls
+    (one, before), (two, after) = call.policy_versions
+    assert (one, two) == (1, 2) and before + after == len(call.token_ids) and before >= 1 <= after
 
 
 @pytest.mark.parametrize("stream", [False, True])

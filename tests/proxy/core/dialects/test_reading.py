@@ -78,8 +78,10 @@ def test_the_fast_way_is_for_usual_events_alone() -> None:
     filler = b"data: %b\n\n" % dump(chat_event({}, ids=[6], logprobs=[-0.5])).encode()
     shown = b"data: %b\n\n" % dump(chat_event({"content": "a"})).encode()
     here = reading(CHAT)
+    assert here.sampled == (0,)
     seen, end = here.usual(usual + filler + usual + b"data: [DONE]\n\n")
     assert b"".join(seen) == shown + shown and end == 2 * len(usual) + len(filler)
+    assert here.sampled == (3,)
     assert here._tallies[0].ids == [5, 6, 5] and here._tallies[0].logprobs == [-0.5, -0.5, -0.5]
     for other in (usual[:-1], usual.replace(b'"index":0', b'"index":1'), b"data: [DONE]\n\n", b"\n" + usual, b""):
         assert here.usual(other) == ([], 0)
