@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -30,7 +31,7 @@ from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.control import Control, ControlSettings
 from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
-from ajet_proxy.io.errors import error_middleware, refuse_foreign_pages
+from ajet_proxy.io.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.metrics import Metrics
@@ -93,7 +94,7 @@ class App:
         self._stack.push_async_callback(self._drain)
         if config.intercept is not None:
             await self._intercept(front(), data_dir, keys, metrics)
-        application = _application(config, keys)
+        application = _application(config, keys, _own_names(config))
         control.add_routes(application)
         front().add_routes(application)
         host, port = await self._listen(application, config.address, _tls(config))
@@ -110,6 +111,7 @@ class App:
         runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s,
             max_line_size=config.max_header, max_field_size=config.max_header, keepalive_timeout=75.0,
+            logger=http_logger,
         )
         self._runners.append(runner)
         await runner.setup()
@@ -125,7 +127,7 @@ class App:
         """The HTTPS proxy, and the listener that it relays to: the front alone, without control routes."""
         from ajet_proxy.io.intercept import Interceptor
 
-        application = _application(self.config, keys)
+        application = _application(self.config, keys, self.config.intercept_host)
         front.add_routes(application)
         relayed = await self._listen(application, ("127.0.0.1", 0))
         interceptor = Interceptor(directory=data_dir / "ca", hosts=self.config.intercept_host, metrics=metrics)
@@ -221,8 +223,16 @@ def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
     return keys.issue(Claims(chosen, tenant, None, Clock().now() + ttl_s))
 
 
-def _application(config: Config, keys: Keys) -> web.Application:
-    guards = [refuse_foreign_pages] if keys.is_open else []
+def _own_names(config: Config) -> tuple[str, ...] | None:
+    """What callers may call us besides our address; a trusted front answers for the names it has."""
+    if config.trusted_front:
+        return None
+    name = urlsplit(config.public_url or "").hostname
+    return () if name is None else (name,)
+
+
+def _application(config: Config, keys: Keys, names: tuple[str, ...] | None) -> web.Application:
+    guards = [refuse_foreign_pages(names)] if keys.is_open else []
     return web.Application(middlewares=[error_middleware, *guards], client_max_size=config.max_body)
 
 

@@ -34,6 +34,8 @@ from ajet_sdk.rollouts import INTERRUPTED, Rollouts
 
 REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
+SECRETS = ("AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY")
+"""Variables of this process, or of a proxy started by the same shell, that no program gets."""
 END_GRACE_S = 5.0
 WATCH_S = 10.0
 _NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w)")
@@ -116,7 +118,8 @@ class ProgramAgent:
     def __call__(self, task: Any, episode: Episode) -> float | None:
         program = self._program
         env = {**os.environ, **program.env, **episode.env()}
-        env.pop("AJET_API_KEY", None)  # whatever it opens for us, the program's key is its episode's
+        for name in SECRETS:  # whatever they open for us, the program's key is its episode's
+            env.pop(name, None)
         if program.reward_from == "file":
             with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
                 path = Path(folder, "reward")

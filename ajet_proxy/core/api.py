@@ -163,7 +163,7 @@ def _only(models: tuple[str, ...]) -> str:
 def _list_episodes(asked: _Asked) -> Answer:
     query = asked.request.query
     limit = query.get("limit", "100")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit) <= MAX_RECORDS):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 9 and 1 <= int(limit) <= MAX_RECORDS):
         raise BadRequest(f"limit must be 1 to {MAX_RECORDS}", param="limit")
     episodes = asked.ledger.records(query.get("state"), int(limit))
     return Answer(200, (), lambda: {"episodes": episodes})

@@ -144,7 +144,7 @@ def _borrowed(name: str) -> str:
     try:
         return check_id(name)
     except BadRequest:
-        return f"name-{hashlib.sha256(name.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
+        return f"name-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def _label(headers: Mapping[str, str], name: str) -> str | None:

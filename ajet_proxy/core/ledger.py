@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
@@ -193,8 +194,8 @@ class Ledger(State):
         if body.version < 0 or not body.model:
             raise BadRequest("a policy needs a model and a version of at least 0", param="version")
         for url in body.upstreams or ():
-            if not url.startswith(("http://", "https://")):
-                raise BadRequest(f"upstream {url!r} must be an http or https URL", param="upstreams")
+            if not _is_base_url(url):
+                raise BadRequest(f"upstream {url[:200]!r} must look like http://HOST:PORT", param="upstreams")
         known = self.served.get(body.model)
         if known is not None and known.version == body.version and body.upstreams in (None, known.upstreams):
             return ()
@@ -355,6 +356,15 @@ def _retried(episode: Episode, body_hash: str, key: str | None, is_retry: bool) 
     order = ("complete", "running", "lost")
     latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.started_at), default=None)
     return () if latest is None else latest.siblings
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        return False
+    return usable and not parts.query and not parts.fragment and url.isprintable() and " " not in url
 
 
 def _check_lease(lease_s: float) -> None:

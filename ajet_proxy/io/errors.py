@@ -8,17 +8,35 @@ happened.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from ajet_proxy.config import is_loopback
+from ajet_proxy.core.identity import split_path
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
 
 logger = logging.getLogger(__name__)
+
+
+class _Discreet(logging.Filter):
+    """Malformed requests are their senders' affair: one line without their text, which may hold a key."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+        return True
+
+
+http_logger = logging.getLogger("ajet_proxy.http")
+"""What aiohttp's server has to say."""
+http_logger.addFilter(_Discreet())
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -55,22 +73,43 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except (asyncio.CancelledError, ConnectionError):
         raise
     except Exception:
-        logger.exception("unexpected error in %s %s", request.method, request.path)
+        logger.exception("unexpected error in %s %s", request.method, split_path(request.path)[1])
         return error_response(AjetError("the proxy failed unexpectedly; its log says why", code="internal_error"))
 
 
-@web.middleware
-async def refuse_foreign_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Where no key is needed, a web page of another site must not use its visitor's browser to reach us.
+def refuse_foreign_pages(names: Collection[str] | None) -> Any:
+    """A middleware: where no key is needed, a web page of another site must not use its visitor's browser to reach us.
 
-    Browsers say in ``Origin`` which site a page is from; only pages of this machine may.
+    Browsers say in ``Origin`` which site a page is from; only pages of this machine may. They leave it out when a page
+    reads from its own site, and whoever owns a site's name can let it mean this machine (DNS rebinding): so a request
+    must also call us by an address, ``localhost`` or one of `names` (None: by any name).
     """
-    origin = request.headers.get("Origin")
-    if origin is not None and not is_loopback(_host_of(origin)):
-        raise Forbidden(
-            f"requests from pages of {origin[:100]} need a key: set AJET_ADMIN_SECRET", code="foreign_origin"
-        )
-    return await handler(request)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        origin, host = request.headers.get("Origin"), request.headers.get("Host")
+        if origin is not None and not is_loopback(_host_of(origin)):
+            raise Forbidden(
+                f"requests from pages of {origin[:100]} need a key: set AJET_ADMIN_SECRET", code="foreign_origin"
+            )
+        if names is not None and host and not _is_ours(_host_of(f"http://{host}").lower(), names):
+            raise Forbidden(
+                f"requests to {host[:100]} need a key: set AJET_ADMIN_SECRET, or AJET_PUBLIC_URL if this is our name",
+                code="foreign_host",
+            )
+        return await handler(request)
+
+    return guard
+
+
+def _is_ours(host: str, names: Collection[str]) -> bool:
+    if host == "localhost" or host.endswith(".localhost") or host in names:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _host_of(origin: str) -> str:

@@ -124,7 +124,7 @@ class HttpFront:
         if identity.reward is not None:
             if identity.episode is not None and self._store.ledger.tenant_of(episode) is None:
                 await self._open(identity, episode, tenant)
-            await self._reward(identity, retry_key)
+            await self._reward(http, identity, body)
         ledger = self._store.ledger
         agent = identity.agent or ledger.agent_of(episode) or ""
         given = ledger.model_of(episode, agent)
@@ -156,7 +156,7 @@ class HttpFront:
         body = await self._body(http)
         identity = self._identify(http, None)
         if identity.reward is not None:
-            await self._reward(identity, _retry_key(http))
+            await self._reward(http, identity, body)
         model = _model_in(body)
         upstream_request = self._engine_request(
             http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=False
@@ -191,18 +191,29 @@ class HttpFront:
             body, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
         ))
 
-    async def _reward(self, identity: Identity, retry_key: str | None) -> None:
-        """Record the reward that rides on a request; an equal ``Idempotency-Key`` makes it the same reward."""
+    async def _reward(self, http: web.Request, identity: Identity, sent: bytes) -> None:
+        """Record the reward that rides on a request with the body `sent`."""
         assert identity.reward is not None
         if identity.episode is None:
             raise BadRequest(f"{HEADER_REWARD} needs an episode, and nothing names one", param=HEADER_REWARD)
         self._tenant(identity, identity.episode)
         given = identity.reward
-        reward_id = self._clock.new_id("rew") if retry_key is None else f"rew-{retry_key[:32]}"
+        reward_id = self._reward_id(http, identity, sent)
         body = Reward(value=given.value, call=given.call, agent=identity.agent, final=given.final)
         await self._store.commit(
             self._store.ledger.reward(identity.episode, body, reward_id=reward_id, at=self._clock.now())
         )
+
+    def _reward_id(self, http: web.Request, identity: Identity, sent: bytes) -> str:
+        """The same id for a request that is sent again, by an equal ``Idempotency-Key`` or a count of retries."""
+        retry_key = _retry_key(http)
+        if retry_key is not None:
+            return f"rew-{retry_key[:32]}"
+        said = repr((http.method, identity.path, identity.agent, identity.reward)).encode("utf-8", "surrogatepass")
+        name = f"rew-{hashlib.sha256(said + sent).hexdigest()[:32]}"
+        known = self._store.ledger.episodes.get(identity.episode or "")
+        before = sum(given.startswith(name) for given in known.rewards) if known is not None else 0
+        return f"{name}-{max(0, before - 1) if _is_retry(http) else before}"
 
     def _engine_request(
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool
@@ -245,7 +256,7 @@ class HttpFront:
 def _is_retry(http: web.Request) -> bool:
     """Whether the client says that it sends this for a second time."""
     count = http.headers.get("X-Stainless-Retry-Count", "")
-    return count.isdecimal() and int(count) > 0
+    return count.isascii() and count.isdigit() and count.strip("0") != ""
 
 
 def _retry_key(http: web.Request) -> str | None:

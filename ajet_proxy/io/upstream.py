@@ -150,7 +150,7 @@ def request_headers(
         lower = name.lower()
         if lower in dropped or lower.startswith("x-ajet-") or (identity and lower == "accept-encoding"):
             continue
-        if lower in _CREDENTIALS and (upstream_key is not None or is_ours(_key(value))):
+        if lower in _CREDENTIALS and (upstream_key is not None or any(map(is_ours, _keys(value)))):
             continue
         out.add(name, value)
     if identity:
@@ -173,9 +173,9 @@ def _named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
     return frozenset(name.strip().lower() for value in values for name in value.split(","))
 
 
-def _key(value: str) -> str:
-    """The key in a credential header, with or without its scheme."""
-    return value.strip().rpartition(" ")[2]
+def _keys(value: str) -> tuple[str, str]:
+    """The key in a credential header, without its scheme and with it, as if it were part of the key."""
+    return value.strip().partition(" ")[2].strip(), value.strip()
 
 
 async def _note_reuse(_session: Any, context: Any, _params: Any) -> None:

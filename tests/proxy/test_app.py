@@ -145,6 +145,13 @@ async def test_the_proxy_never_says_a_key_in_its_log(tmp_path: Path, caplog: pyt
         assert (await client.ask("POST", f"/e/{key}/v1/chat/completions", CHAT)).status == 200
         assert (await client.ask("POST", "/v1/chat/completions", CHAT, key=key + "x")).status == 401
         await client.control("GET", "/nothing", key=key)
+        host, _, port = client.app.url.removeprefix("http://").rpartition(":")
+        for line, header in ((f"/e/{key}/v1/models?\xff", "a: b"), ("/v1/models", f"Authorization: Bearer {key}\1")):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET {line} HTTP/1.1\r\nHost: {host}\r\n{header}\r\n\r\n".encode("latin-1"))
+            assert (await reader.readline()).split()[1] == b"400"
+            writer.close()
+        assert "Error handling request" in caplog.text
         for request in stub.requests:
             assert key not in str(request)
             assert SECRET not in str(request)

@@ -93,6 +93,8 @@ def test_unless_the_reward_was_asked_for_elsewhere(stub: ControlStub) -> None:
 
 def test_the_environment(stub: ControlStub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("AJET_API_KEY", "an-admin-secret")
+    monkeypatch.setenv("AJET_ADMIN_SECRET", "of a proxy")
+    monkeypatch.setenv("AJET_UPSTREAM_KEY", "of its engines")
     monkeypatch.setenv("AJET_TASK", "of an outer episode")
     seen = tmp_path / "env"
     program = Program(("sh", "-c", f"env > {seen}; pwd"), cwd=str(tmp_path), env={"MINE": "yes", "AJET_TASK": "no"})
@@ -104,7 +106,7 @@ def test_the_environment(stub: ControlStub, monkeypatch: pytest.MonkeyPatch, tmp
     assert (env["AJET_EPISODE"], env["AJET_TASK"], env["MINE"]) == ("ep-0", "sum/1", "yes")
     assert env["AJET_EXTRA"] == "from-the-proxy"
     assert env["PATH"] == os.environ["PATH"]
-    assert "AJET_API_KEY" not in env
+    assert not {"AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY"} & set(env)
     assert lines == [f"{tmp_path}\n".encode()]
 
 

@@ -194,7 +194,10 @@ def test_listing_episodes(caller: Caller) -> None:
     assert [item["episode"] for item in caller.ask("GET", "/episodes")["episodes"]] == names[::-1]
     some = caller.ask("GET", "/episodes", query={"state": "open", "limit": "1"})["episodes"]
     assert [item["episode"] for item in some] == [names[2]]
-    for query in ({"limit": "0"}, {"limit": "x"}, {"limit": "²"}, {"limit": "1001"}, {"state": "asleep"}):
+    for wrong in ("0", "x", "²", "1001", "9" * 5000):
+        with pytest.raises(BadRequest):
+            caller.ask("GET", "/episodes", query={"limit": wrong})
+    for query in ({"limit": ""}, {"state": "asleep"}):
         with pytest.raises(BadRequest):
             caller.ask("GET", "/episodes", query=query)
 
@@ -228,6 +231,9 @@ def test_the_gate_and_the_policy(caller: Caller) -> None:
     assert caller.post("/gate/close", {"reason": "weights"}) == {"gate": "closing", "in_flight": 1}
     announced = {"model": "m", "policy_version": 3, "upstreams": ["http://e"]}
     assert caller.post("/policy", {"model": "m", "version": 3, "upstreams": ["http://e"]}) == announced
+    for url in ("ftp://e", "http://", "http://e:99999", "http://[", "http://e?x", "http://e f", "e:80"):
+        with pytest.raises(BadRequest, match="upstream"):
+            caller.post("/policy", {"model": "m", "version": 4, "upstreams": [url]})
     assert caller.post("/gate/open", {"policy_version": 3}) == {"gate": "open", "in_flight": 1}
     assert caller.ask("GET", "/status")["models"]["m"]["gate"] == "open"
 

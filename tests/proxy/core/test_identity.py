@@ -83,6 +83,7 @@ def test_a_borrowed_name_may_be_anything() -> None:
     name = "ajet-looks-like-a-key"
     assert ask(headers={"session-id": name}).episode == ask(body={"user": name}).episode != name
     assert ask(headers={"session-id": "\udcff"}).episode != ask(headers={"session-id": "\udcfe"}).episode
+    assert ask(body={"user": "\ud800"}).episode != ask(body={"user": "\ud801"}).episode
 
 
 def test_an_own_name_must_be_valid() -> None:

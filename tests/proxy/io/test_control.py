@@ -317,8 +317,8 @@ async def test_metrics_behind_a_trusted_front_need_a_key(tmp_path: Path) -> None
 
 
 async def test_the_base_url_is_the_one_the_agent_asked_at_or_the_configured_one(tmp_path: Path) -> None:
-    async with serving(tmp_path / "a") as client:
-        opened = await client.control("POST", "/episodes", {}, Host="proxy.example:80")
+    async with serving(tmp_path / "a", admin_secret=SECRET) as client:
+        opened = await client.control("POST", "/episodes", {}, key=SECRET, Host="proxy.example:80")
         assert opened.json["env"]["AJET_PROXY_URL"] == "http://proxy.example:80"
     async with serving(tmp_path / "b", public_url="https://x.example/") as client:
         opened = await client.control("POST", "/episodes", {})

@@ -31,7 +31,7 @@ async def answer(request: web.Request) -> web.StreamResponse:
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    app = web.Application(middlewares=[error_middleware, refuse_foreign_pages], client_max_size=10)
+    app = web.Application(middlewares=[error_middleware, refuse_foreign_pages(("our.example",))], client_max_size=10)
     app.router.add_get("/{what}", answer)
     app.router.add_post("/{what}", answer)
     app.router.add_post("/{what}/only", answer)
@@ -88,4 +88,16 @@ async def test_what_is_no_failure_stays_as_it_is(url: str) -> None:
 async def test_pages_of_other_sites_cannot_use_the_visitors_browser(url: str, origin: str | None, status: int) -> None:
     headers = {} if origin is None else {"Origin": origin}
     async with aiohttp.ClientSession() as session, session.get(url + "/ok", headers=headers) as reply:
+        assert reply.status == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200), ("a.localhost", 200), ("LOCALHOST", 200), ("127.0.0.1:8484", 200), ("[::1]:8484", 200),
+        ("10.1.2.3", 200), ("Our.example:80", 200), ("evil.example:8484", 403), ("evillocalhost", 403), (":", 403),
+    ],
+)
+async def test_a_foreign_name_that_was_made_to_mean_this_machine_is_refused(url: str, host: str, status: int) -> None:
+    async with aiohttp.ClientSession() as session, session.get(url + "/ok", headers={"Host": host}) as reply:
         assert reply.status == status

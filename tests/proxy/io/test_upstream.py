@@ -241,6 +241,8 @@ def test_keys() -> None:
     assert to_engine(theirs) == theirs
     assert to_engine(theirs, upstream_key="k") == {"Authorization": "Bearer k"}
     assert to_engine({"Authorization": "ours"}) == {}
+    spaced = {"Authorization": "Bearer  a b c", "X-Api-Key": "a b c"}
+    assert to_engine(spaced, is_ours=lambda key: key == "a b c") == {}
 
 
 def test_a_captured_answer_must_not_be_compressed() -> None:
