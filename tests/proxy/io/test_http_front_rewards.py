@@ -1,0 +1,88 @@
+"""Rewards that ride on requests as headers: recorded before the request, once, or the request stops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.events import EpisodeOpened, EpisodeSealed, RewardGiven
+from ajet_proxy.core.keys import Claims
+from tests.kit.engine_stub import EngineStub
+from tests.kit.wire import Answer, send
+from tests.proxy.io.front import CHAT, Front
+
+BODY = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
+SECRET = "an-admin-secret-of-length"
+
+
+async def get(url: str, **headers: str) -> Answer:
+    return await send(url, method="GET", headers=headers)
+
+
+def error(answer: Answer, status: int) -> dict[str, Any]:
+    found: dict[str, Any] = answer.json()["error"]
+    assert answer.status == status, found
+    return found
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_a_reward_rides_on_any_request() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep"
+        call = (await send(url + CHAT, body=BODY)).headers["x-ajet-call"]
+        headers = {"X-AJet-Reward": "0.25", "X-AJet-Reward-Call": call, "X-AJet-Agent": "a"}
+        assert (await send(url + CHAT, body=BODY, headers=headers)).status == 200
+        assert (await get(url + "/v1/models", **{"X-AJet-Reward": "1", "X-AJet-Final": "1"})).status == 200
+    first, last = front.of(RewardGiven)
+    assert (first.value, first.call, first.agent, first.final) == (0.25, call, "a", False)
+    assert (last.value, last.call, last.agent, last.final) == (1.0, None, None, True)
+    order = [type(event).__name__ for event in front.store.durable]
+    assert order.index("RewardGiven") < [i for i, name in enumerate(order) if name == "CallStarted"][1]
+    assert len(front.of(EpisodeSealed)) == 1 and len(front.calls) == 2
+
+
+async def test_a_reward_may_ride_on_the_first_call() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        headers = {"X-AJet-Reward": "0.5", "X-AJet-Task": "t", "X-AJet-Eval": "1"}
+        assert (await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers)).status == 200
+    (opened,) = front.of(EpisodeOpened)
+    assert (opened.task, opened.eval, opened.identified_by) == ("t", True, "path")
+    assert len(front.of(RewardGiven)) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/models"])
+@pytest.mark.parametrize("value", ["nan", "inf", "good", ""])
+async def test_an_unusable_reward_stops_the_request(path: str, value: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("ep")
+        method = "POST" if path == CHAT else "GET"
+        answer = await send(f"{front.url}/e/ep{path}", method=method, body=BODY, headers={"X-AJet-Reward": value})
+        assert error(answer, 400)["param"] == "X-AJet-Reward"
+        assert stub.requests == [] and front.of(RewardGiven) == []
+
+
+async def test_a_reward_needs_its_episode() -> None:
+    reward = {"X-AJet-Reward": "1"}
+    async with EngineStub() as stub, Front(stub.url, admin_secret=SECRET) as front:
+        front.open("ep", tenant="t1")
+        other = bearer(front.keys.issue(Claims("agent", "t2")))
+        admin = bearer(SECRET)
+        assert error(await get(f"{front.url}/v1/models", **reward, **admin), 400)["param"] == "X-AJet-Reward"
+        assert error(await send(front.url + CHAT, body=BODY, headers=reward | admin), 400)
+        assert error(await get(f"{front.url}/e/unknown/v1/models", **reward, **admin), 404)
+        assert error(await get(f"{front.url}/e/ep/v1/models", **reward, **other), 403)
+        assert error(await get(f"{front.url}/e/ep/v1/models", **reward, **admin, **{"X-AJet-Reward-Call": "no"}), 404)
+        assert stub.requests == [] and front.of(RewardGiven) == []
+
+
+async def test_a_final_reward_on_a_call_leaves_nothing_to_call() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("ep")
+        headers = {"X-AJet-Reward": "1", "X-AJet-Final": "1"}
+        assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers), 409)
+        assert len(front.of(RewardGiven)) == 1 and len(front.of(EpisodeSealed)) == 1
+        assert stub.requests == []
