@@ -40,6 +40,16 @@ def test_announcing_nonsense(rig: LedgerRig, body: Policy) -> None:
         rig.ledger.announce(body, at=0.0)
 
 
+@pytest.mark.parametrize(
+    "url", ["http://", "http://[x", "http://a b", "http://a?x=1", "http://a#b", "http://a:99999", "http://a\n", ""]
+)
+def test_an_engine_that_has_no_base_url(rig: LedgerRig, url: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        rig.announce(upstreams=("http://good:8000", url))
+    assert caught.value.param == "upstreams"
+    rig.announce(upstreams=("http://good:8000", "https://[::1]:8000/prefix"))
+
+
 def close(rig: LedgerRig) -> None:
     rig.run(rig.ledger.gate_close(GateClose("weights"), at=rig.at))
 
