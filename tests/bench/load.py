@@ -27,7 +27,7 @@ async def run(port: int, *, path: str, stream: bool, requests: int, connections:
     async def connection() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
         while (number := next(numbers)) < requests:
-            head = f"POST {path.format(number)} HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+            head = f"POST {path.format(number)} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
             began = time.perf_counter()
             writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
             await read_answer(reader)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Awaitable, Callable
 
 from tests.kit.engine_dialect import Reply, chat_body, chat_events
 from tests.kit.engine_tokens import Output
@@ -111,7 +112,10 @@ async def aiohttp_relay(port: int, engine_port: int) -> object:
 
 async def main() -> None:
     kind, *ports = sys.argv[1:]
-    start = {"engine": engine, "asyncio": asyncio_relay, "aiohttp": aiohttp_relay}[kind]
+    kinds: dict[str, Callable[..., Awaitable[object]]] = {
+        "engine": engine, "asyncio": asyncio_relay, "aiohttp": aiohttp_relay,
+    }  # fmt: skip
+    start = kinds[kind]
     server = await start(*map(int, ports))
     sys.stdout.write(f"ready {type(server).__name__}\n")
     sys.stdout.flush()

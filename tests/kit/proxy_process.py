@@ -99,11 +99,6 @@ class ProxyProcess:
         """What the proxy has written to its standard error, in all its lives."""
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
-    def cpu_seconds(self) -> float:
-        """User and system time that the running process has used."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _end(self, number: signal.Signals, timeout: float = 60.0) -> int:
         assert self._process is not None
         if self._process.poll() is None:
