@@ -9,6 +9,7 @@ trainer that would open it cannot reach us any more), calls in flight finish, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import resource
@@ -202,18 +203,19 @@ def open_data_dir(config: Config) -> Path:
 def signing_secret(data_dir: Path) -> bytes:
     """The random secret that signs keys; made once, readable by its owner alone. Deleting the file revokes all keys."""
     path = data_dir / "secret"
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        secret = path.read_bytes()
-        if len(secret) < 32:
-            raise ConfigError(f"{path} is damaged: delete it (all keys are then void)") from None
-        return secret
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(secrets.token_bytes(32))
-        stream.flush()
-        os.fsync(stream.fileno())
-    return path.read_bytes()
+    if not path.exists():
+        new = data_dir / f"secret.{os.getpid()}"
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+            stream.write(secrets.token_bytes(32))
+            stream.flush()
+            os.fsync(stream.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(new, path)
+        new.unlink()
+    secret = path.read_bytes()
+    if len(secret) < 32:
+        raise ConfigError(f"{path} is damaged: delete it (all keys are then void)")
+    return secret
 
 
 def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:

@@ -70,7 +70,7 @@ class Program:
 def number_in(line: str) -> float | None:
     """The finite number that the whole line is, if it is one."""
     try:
-        value = float(line.strip())
+        value = math.nan if "_" in line else float(line.strip())
     except ValueError:
         return None
     return value if math.isfinite(value) else None

@@ -179,7 +179,7 @@ def _reward(headers: Mapping[str, str]) -> RewardDirective | None:
             raise BadRequest(f"{HEADER_FINAL} and {HEADER_REWARD_CALL} need {HEADER_REWARD}", param=HEADER_REWARD)
         return None
     try:
-        value = float(text)
+        value = math.nan if "_" in text else float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):

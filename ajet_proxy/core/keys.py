@@ -90,11 +90,16 @@ class Keys:
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:
-    """The key a request carries (header names in lower case): ``Authorization: Bearer`` first, then ``x-api-key``."""
+    """The key a request carries (header names in lower case): ``Authorization: Bearer`` first, then ``x-api-key``.
+
+    Of two, one that we issued goes before one that is somebody else's.
+    """
     word, _, rest = headers.get("authorization", "").strip().partition(" ")
-    if word.lower() == "bearer" and rest.strip():
-        return rest.strip()
-    return headers.get("x-api-key", "").strip() or None
+    bearer = rest.strip() if word.lower() == "bearer" else ""
+    plain = headers.get("x-api-key", "").strip()
+    if plain.startswith(KEY_PREFIX) and not bearer.startswith(KEY_PREFIX):
+        return plain
+    return bearer or plain or None
 
 
 def check_scope(claims: Claims, needed: str) -> None:

@@ -4,8 +4,9 @@ Idea: records are appended to segment files; a writer thread takes all that is p
 makes it durable with one fdatasync (group commit), so the cost of durability is shared by everyone who waits.
 
 A segment is ``MAGIC`` and then records, each ``length, crc32`` (big-endian uint32) and ``length`` bytes. A record
-counts if its checksum fits; reading stops at the first that does not. In the last segment that is a torn tail: it is
-cut off and reported. In an earlier one it is damage that no crash explains, and opening refuses.
+counts if its checksum fits; reading stops at the first that does not. At the end of the last segment that is a torn
+tail: it is cut off and reported. With a whole record behind it, or in an earlier segment, it is damage that no crash
+explains, and opening refuses.
 
 Invariant: what `durable` counts survives a kill and a power cut. When the disk refuses, nothing pending is dropped: the
 file is cut back to its last durable record and all that is pending is written again, in order, until it works.
@@ -87,15 +88,30 @@ def records(data_dir: Path) -> Iterator[bytes]:
         end = 0
         for record, end in read(path):  # noqa: B007
             yield record
-        if path != paths[-1]:
+        if path != paths[-1] or _more_follows(path, end):
             _refuse_damage(path, end)
+
+
+def _more_follows(path: Path, end: int) -> bool:
+    """Whether a whole record stands right behind the one at `end`, which is damaged: then it is no torn tail."""
+    with path.open("rb") as file:
+        file.seek(end)
+        header = file.read(FRAME.size)
+        if end < len(MAGIC) or len(header) < FRAME.size:
+            return False
+        file.seek(FRAME.unpack(header)[0], os.SEEK_CUR)
+        header = file.read(FRAME.size)
+        if len(header) < FRAME.size:
+            return False
+        length, checksum = FRAME.unpack(header)
+        return 0 < length <= MAX_RECORD and crc32(file.read(length)) == checksum
 
 
 def _refuse_damage(path: Path, end: int) -> None:
     if max(end, len(MAGIC)) != path.stat().st_size:
         raise JournalDamaged(
-            f"{path} is damaged at byte {end}, before the end of the journal: restore it from a copy, or move it away "
-            f"with all later segments to go on from there", code="journal_damaged",
+            f"{path} is damaged at byte {end}, before the end of the journal: restore it from a copy, or give "
+            f"up what follows: `truncate -s {end}` it and move later segments away", code="journal_damaged",
         )
 
 
@@ -131,7 +147,7 @@ class Journal:
             self._number, self._end = int(path.stem), 0
             for record, self._end in read(path):
                 yield record
-            if path != paths[-1]:
+            if path != paths[-1] or _more_follows(path, self._end):
                 _refuse_damage(path, self._end)
         if paths:
             self._cut_tail(paths[-1])
@@ -168,7 +184,7 @@ class Journal:
         if size > self._end:
             torn = size - self._end
             with contextlib.suppress(OSError):
-                path.with_suffix(".torn").write_bytes(os.pread(self._descriptor, torn, self._end))
+                path.with_suffix(f".torn-{self._end}").write_bytes(os.pread(self._descriptor, torn, self._end))
             logger.warning("the journal's tail was damaged: cut %d bytes off %s at byte %d", torn, path, self._end)
             os.ftruncate(self._descriptor, self._end)
         if self._end == 0:

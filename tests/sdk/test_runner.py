@@ -179,6 +179,7 @@ def test_stopping_ends_programs_and_lets_none_begin(stub: ControlStub) -> None:
         ("1", 1.0, 1.0), (" -0.5\r\n", -0.5, -0.5), ("1e3", 1000.0, 1000.0), ("+.5", 0.5, 0.5), ("score: 3", None, 3.0),
         ("a=1, b=2.5", None, 2.5), ("0.5.", None, 0.5), ("v1.2.3", None, None), ("nan", None, None),
         ("inf", None, None), ("", None, None), ("x7", None, None), ("1.2.3", None, None), ("5%", None, 5.0),
+        ("1_000", None, None),
     ],
 )
 def test_numbers(line: str, whole: float | None, anywhere: float | None) -> None:

@@ -139,6 +139,7 @@ def test_labels() -> None:
 
 @pytest.mark.parametrize("headers", [
     {"x-ajet-eval": "maybe"}, {"x-ajet-task": "\udcff"}, {"x-ajet-agent": "a" * 1001}, {"x-ajet-reward": "nan"},
+    {"x-ajet-reward": "1_0"},
     {"x-ajet-reward": "-inf"}, {"x-ajet-reward": "1e999"}, {"x-ajet-reward": "good"}, {"x-ajet-reward": ""},
     {"x-ajet-reward": "1", "x-ajet-final": "2"}, {"x-ajet-final": "1"}, {"x-ajet-reward-call": "call-1"},
 ])  # fmt: skip

@@ -90,6 +90,8 @@ def test_the_admin_secret_is_an_admin_key() -> None:
         ({"x-api-key": "b"}, "b"),
         ({"authorization": "Bearer a", "x-api-key": "b"}, "a"),
         ({"authorization": "Basic a", "x-api-key": "b"}, "b"),
+        ({"authorization": "Bearer sk-a", "x-api-key": "ajet-b"}, "ajet-b"),
+        ({"authorization": "Bearer ajet-a", "x-api-key": "ajet-b"}, "ajet-a"),
         ({"x-api-key": " "}, None),
     ],
 )
