@@ -40,6 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason="needs an NVIDIA GPU with vLLM and verl; there: .venv-engine/bin/python -m pytest -m gpu"
     )
     has_gpu = shutil.which("nvidia-smi") is not None
+    items.sort(key=lambda item: "vllm" in getattr(item, "fixturenames", ()))  # it starts when all the rest is done
     for item in items:
         folder = item.path.relative_to(HERE).as_posix()
         if folder.startswith(ENGINE_FOLDERS):
