@@ -49,7 +49,8 @@ def wait(references: Sequence[Any], timeout_s: float, alive: Callable[[], str | 
         try:
             ray.get(done)
         except ray.exceptions.RayError as error:
-            raise PushFailed(f"the weight push failed: {error}") from error
+            cause = getattr(error, "cause", None) or error
+            raise PushFailed(f"the weight push failed: {type(cause).__name__}: {str(cause).strip()}") from error
         if not pending:
             return
         dead = alive()
@@ -91,7 +92,7 @@ class SharedFolder(CheckpointEngine):  # type: ignore[misc]
         tensors = {}
         for name, tensor in weights:
             if self._is_master:
-                tensors[name] = tensor.detach().to("cpu").contiguous()
+                tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()  # tied weights must not share memory
         if self._is_master:
             target = self._folder / str(global_steps)
             target.mkdir(parents=True, exist_ok=True)

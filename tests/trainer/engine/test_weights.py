@@ -28,27 +28,28 @@ def ray_here() -> Iterator[Any]:
     ray.shutdown()
 
 
-def send_to_nobody(socket: str) -> None:
+def send_to_nobody(folder: str) -> None:
     """What a training process does in a push: verl's sender, whose receiver died before it connected."""
     import torch
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
-    sender = BucketedWeightSender(f"ipc://{socket}", bucket_size_mb=1, use_shm=True)
+    sender = BucketedWeightSender(f"ipc://{folder}/push.sock", bucket_size_mb=1, use_shm=True)
+    Path(folder, "sending").touch()
     asyncio.run(sender.async_send_weights(iter([("w", torch.zeros(4))])))
 
 
 def test_a_push_whose_receiver_died_ends_with_a_clear_error(ray_here: Any, tmp_path: Path) -> None:
     from ajet_trainer.verl_backend.weights import PushFailed, wait
 
-    reference = ray_here.remote(send_to_nobody).remote(str(tmp_path / "push.sock"))
-    start = time.monotonic()
+    reference = ray_here.remote(send_to_nobody).remote(str(tmp_path))
+    while not (tmp_path / "sending").exists():
+        time.sleep(0.2)
     with pytest.raises(PushFailed, match=r"did not finish within 4 s \(push_timeout_s\)"):
         wait([reference], 4.0, lambda: None)
-    assert time.monotonic() - start < 15
     start = time.monotonic()
     with pytest.raises(PushFailed, match="cannot finish: the engine at http://e is gone"):
         wait([reference], 600.0, lambda: "the engine at http://e is gone")
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 60
     ray_here.cancel(reference, force=True)
 
 
@@ -147,9 +148,11 @@ def test_the_folder_holds_the_newest_weights_only(tmp_path: Path, verl_here: Non
 
     for step in (1, 2):
         writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path))
-        asyncio.run(writer.send_weights(iter([("w", torch.full((2,), float(step)))]), global_steps=step))
+        tied = torch.full((2,), float(step))
+        asyncio.run(writer.send_weights(iter([("w", tied), ("also_w", tied)]), global_steps=step))
         other = SharedFolder(bucket_size=1, is_master=False, folder=str(tmp_path / "other"))
         asyncio.run(other.send_weights(iter([("w", torch.zeros(2))]), global_steps=step))
         forget(tmp_path, step)
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
-    assert load_file(tmp_path / "2" / "model.safetensors")["w"].tolist() == [2.0, 2.0]
+    saved = load_file(tmp_path / "2" / "model.safetensors")
+    assert {name: tensor.tolist() for name, tensor in saved.items()} == {"w": [2.0, 2.0], "also_w": [2.0, 2.0]}
