@@ -9,6 +9,8 @@ so it is taken out. And the first event of a choice, which only names the role, 
 ``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
 that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
 Prompts that are more than text, and answers that are searched for and not sampled, go out as they are, uncaptured.
+With ``include_reasoning: false`` and a parser vLLM withholds the ids even of a request that asks for them; the agent's
+answer is not changed for that, and the call is lost.
 
 Next: ajet_proxy/core/exchange.py
 """
