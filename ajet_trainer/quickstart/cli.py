@@ -12,7 +12,7 @@ from ajet_trainer.quickstart.machine import QuickstartError
 from ajet_trainer.quickstart.plan import LEARNING_RATE, Plan
 from ajet_trainer.quickstart.screen import Screen
 
-STEPS, PROOF_STEPS = 30, 24
+STEPS, PROOF_STEPS = 30, 12
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -34,7 +34,7 @@ def quickstart(
 
     The agent plays guess-the-number through ajet-proxy and vLLM; verl trains on what it played. Takes about a quarter
     of an hour on two cores without a GPU, and ends with reward.png, episodes.html and summary.json in the run folder.
-    With --proof it takes about an hour; finished runs of an interrupted proof are not repeated.
+    With --proof it takes about three quarters of an hour; finished runs of an interrupted proof are not repeated.
     """
     screen = Screen(sys.stdout.isatty())
     if proof:
