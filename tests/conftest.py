@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
+import signal
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -21,6 +22,9 @@ settings.load_profile("ajet")
 HERE = Path(__file__).parent
 ENGINE_FOLDERS = ("e2e", "trainer/engine")
 HAS_ENGINE = importlib.util.find_spec("torch") is not None
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in a shell's background; programs under test inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = [*([] if HAS_ENGINE else ENGINE_FOLDERS), *([] if sys.version_info >= (3, 12) else ["proxy"])]
 
