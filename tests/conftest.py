@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 ENGINE_FOLDERS = ("e2e", "trainer/engine")
 HAS_ENGINE = importlib.util.find_spec("torch") is not None
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in a shell's background; programs under test inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = [*([] if HAS_ENGINE else ENGINE_FOLDERS), *([] if sys.version_info >= (3, 12) else ["proxy"])]
