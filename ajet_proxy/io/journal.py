@@ -104,7 +104,7 @@ def _more_follows(path: Path, end: int) -> bool:
         if len(header) < FRAME.size:
             return False
         length, checksum = FRAME.unpack(header)
-        return 0 < length <= MAX_RECORD and crc32(file.read(length)) == checksum
+        return bool(0 < length <= MAX_RECORD and crc32(file.read(length)) == checksum)
 
 
 def _refuse_damage(path: Path, end: int) -> None:
