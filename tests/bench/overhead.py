@@ -24,7 +24,7 @@ from tests.kit.ports import free_port
 from tests.kit.proxy_process import ProxyProcess
 
 ROUNDS = 5
-REQUESTS, STREAMS, SINGLES, CONNECTIONS = 1000, 100, 150, 16
+REQUESTS, STREAMS, SINGLES, CONNECTIONS = 400, 32, 100, 16
 
 
 @contextmanager
