@@ -13,6 +13,7 @@ def environment(device: str) -> dict[str, str]:
         "TQ_LOGGING_LEVEL": "WARN",
         "VLLM_LOGGING_LEVEL": "WARN",
         "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
         "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),
     }

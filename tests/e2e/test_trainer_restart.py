@@ -42,7 +42,7 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
             killed_at = trainer.metrics()
 
             trainer.start()
-            trainer.until(lambda: trainer.phase() == "training", 400)
+            trainer.until(lambda: "training from step 2" in trainer.log.read_text(), 400)
             assert living(first_life, 5) == []
             trainer.until(lambda: len(steps(trainer)) > 3, 200)
             engine = [process for process in trainer.below() if "EngineCore" in " ".join(process.cmdline())]
