@@ -213,13 +213,13 @@ class Journal:
                         return
                     self._changed.wait_for(lambda: self._closing, self._retry_s)
                 continue
+            if self.error is not None:
+                logger.warning("the journal writes again; %d records were held back and none was lost", len(batch))
+                self.error = None
             with self._changed:
                 for _ in batch:
                     self._pending.popleft()
                 self.durable += len(batch)
-            if self.error is not None:
-                logger.warning("the journal writes again; %d records were held back and none was lost", len(batch))
-                self.error = None
             self._on_progress()
 
     def _write(self, batch: list[bytes]) -> None:
