@@ -23,8 +23,9 @@ HERE = Path(__file__).parent
 ENGINE_FOLDERS = ("e2e", "trainer/engine")
 HAS_ENGINE = importlib.util.find_spec("torch") is not None
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background; children inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # as in a shell's background or under nohup; children inherit it
+        signal.signal(number, usual)
 
 collect_ignore = [*([] if HAS_ENGINE else ENGINE_FOLDERS), *([] if sys.version_info >= (3, 12) else ["proxy"])]
 
