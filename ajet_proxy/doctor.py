@@ -196,16 +196,20 @@ async def _generation(session: aiohttp.ClientSession, url: str, check: str, mode
 
 
 async def _sees_temperature(session: aiohttp.ClientSession, url: str, model: str) -> bool | None:
-    """Whether logprobs are those of the distribution that was sampled from; None where it cannot be told."""
-    gaps = []
+    """Whether logprobs are those of the distribution that was sampled from; None where it cannot be told.
+
+    The likeliest token's logprob falls as temperature rises, if temperature counts. vLLM lists the sampled token and
+    the likeliest ones, in no order to rely on.
+    """
+    likeliest = []
     for temperature in (1.0, 2.0):
         _, reply = await _chat(session, url, model, max_tokens=1, temperature=temperature, top_logprobs=2)
         choice = next(iter(_list(reply, "choices")), {})
         rows = _list(next(iter(_list(choice.get("logprobs") or {}, "content")), {}), "top_logprobs")
         if len(rows) < 2:
             return None
-        gaps.append(abs(float(rows[0]["logprob"]) - float(rows[1]["logprob"])))
-    return abs(gaps[0] - gaps[1]) > 1e-3 * max(gaps) if max(gaps) > 0 else None
+        likeliest.append(max(float(row["logprob"]) for row in rows))
+    return likeliest[0] - likeliest[1] > 1e-3
 
 
 async def _chat(session: aiohttp.ClientSession, url: str, model: str, **more: Any) -> tuple[int, dict[str, Any]]:

@@ -108,8 +108,9 @@ async def test_logprobs_of_another_distribution_are_noticed(tmp_path: Path, scal
 
     async def chat(http: web.Request) -> web.Response:
         asked = await http.json()
-        gap = 1.0 / asked.get("temperature", 1.0) if scaled else 1.0
-        row = {"token": "a", "logprob": -0.5, "top_logprobs": [{"logprob": -0.5}, {"logprob": -0.5 - gap}]}
+        top = -0.5 * asked.get("temperature", 1.0) if scaled else -0.5
+        sampled = -3.0 - asked.get("temperature", 1.0)  # another token each time
+        row = {"token": "a", "logprob": sampled, "top_logprobs": [{"logprob": sampled}, {"logprob": top}]}
         count = asked["max_tokens"]
         choice = {"token_ids": [1] * count, "logprobs": {"content": [row] * count}}
         return web.json_response({"prompt_token_ids": [1], "choices": [choice]})
