@@ -1,0 +1,73 @@
+"""The gate in its pausing mode, and the doctor, on a real vLLM: calls freeze between two tokens and go on whole."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Engine
+from tests.kit.proxy_process import PROXY, ProxyProcess
+
+TOKENS = 120
+BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Go on"}], "max_tokens": TOKENS, "ignore_eos": True}
+
+
+@pytest.mark.timeout(600)
+async def test_a_stream_freezes_while_the_gate_is_closed_and_ends_whole(vllm: Engine, tmp_path: Path) -> None:
+    with ProxyProcess(vllm.url, tmp_path / "data", options=["--gate-mode", "pause"]) as proxy:
+        async with httpx.AsyncClient(base_url=proxy.url, timeout=300, trust_env=False) as http:
+            arrivals: list[float] = []
+            flowing = asyncio.Event()
+            streaming = asyncio.create_task(stream(http, arrivals, flowing))
+            await flowing.wait()
+            assert (await http.post("/ajet/v1/gate/close", json={})).json() == {"gate": "closed", "in_flight": 1}
+            held = asyncio.create_task(http.post("/e/held/v1/chat/completions", json=BODY | {"max_tokens": 4}))
+            await asyncio.sleep(1.0)
+            frozen = len(arrivals)
+            await asyncio.sleep(2.0)
+            assert len(arrivals) == frozen
+            assert not held.done()
+            assert (await http.post("/ajet/v1/gate/open", json={"policy_version": 1})).status_code == 200
+            assert (await held).status_code == 200
+            assert await streaming == "length"
+            record = (await http.get("/ajet/v1/episodes/frozen?tokens=1")).json()
+            (call,) = record["calls"]
+            assert call["complete"] is True
+            assert len(call["token_ids"]) == len(call["logprobs"]) == TOKENS
+            (before, sampled_before), (after, sampled_after) = call["policy_version"]
+            assert (before, after, sampled_before + sampled_after) == (0, 1, TOKENS)
+            assert sampled_before >= 5
+
+
+async def stream(http: httpx.AsyncClient, arrivals: list[float], flowing: asyncio.Event) -> Any:
+    """One long answer; its finish reason, and when each event arrived. `flowing` is set once it is under way."""
+    finish = None
+    async with http.stream("POST", "/e/frozen/v1/chat/completions", json=BODY | {"stream": True}) as answer:
+        assert answer.status_code == 200
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                arrivals.append(time.monotonic())
+                if len(arrivals) == 5:
+                    flowing.set()
+                finish = json.loads(line[6:])["choices"][0]["finish_reason"] or finish
+    return finish
+
+
+def test_the_doctor_finds_no_fault_in_vllm(vllm: Engine, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(PROXY), "doctor", "--json", "--upstream", vllm.url, "--data-dir", str(tmp_path), "--gate-mode", "pause"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )
+    findings = json.loads(done.stdout)["findings"]
+    assert done.returncode == 0, findings
+    said = " ".join(finding["message"] for finding in findings)
+    assert "exact token ids and a logprob for each" in said
+    assert "can be paused" in said
+    assert "logprobs ignore temperature" in said
