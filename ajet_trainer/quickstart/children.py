@@ -70,6 +70,14 @@ class Program:
             self.process.wait()
 
 
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Whoever sends one of these wants the whole quick start to end, children included."""
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 class Children:
     """Starts programs and, on leaving the block, ends them newest first and then everything they left behind."""
 
@@ -78,18 +86,21 @@ class Children:
 
     def __enter__(self) -> Children:
         adopt_orphans()
+        self._handlers = {number: signal.signal(number, _interrupt) for number in ENDINGS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        deferred = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them running
+        for number in ENDINGS:  # a second Ctrl-C must not leave half of them running
+            signal.signal(number, signal.SIG_IGN)
         try:
             for program in reversed(self._programs):
                 program.end()
             end_descendants()
         finally:
-            signal.signal(signal.SIGINT, deferred)
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
 
     def start(self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str], nice: int = 0) -> Program:
         program = Program(name, argv, log, env, nice)

@@ -67,7 +67,8 @@ def test_orphans_end_with_the_block(tmp_path: Path, ending: str) -> None:
     assert not any(runs(pid) for pid in started)
 
 
-def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_ends_everything(tmp_path: Path, number: int) -> None:
     script = ORPHAN.format(tmp_path, tmp_path, "wait")
     owner = start(
         tmp_path,
@@ -81,7 +82,7 @@ def test_an_interrupt_ends_everything(tmp_path: Path) -> None:
         """,
     )
     started = pids(tmp_path, 2)
-    os.kill(owner.pid, signal.SIGINT)
+    os.kill(owner.pid, number)
     assert owner.wait(30) == 7
     assert not any(runs(pid) for pid in started)
 
