@@ -13,7 +13,7 @@ from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TrainerProcess, living
 
-STEPS, GROUPS, SIZE = 14, 2, 4
+STEPS, GROUPS, SIZE = 40, 2, 8
 
 
 @pytest.mark.slow
@@ -23,10 +23,10 @@ def test_a_tiny_model_learns_through_proxy_vllm_and_verl(tmp_path: Path) -> None
     with ProxyProcess(None, tmp_path / "proxy") as proxy:
         ours = {
             "model": str(model), "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 256,
-            "total_steps": STEPS, "save_freq": 5,
+            "total_steps": STEPS, "save_freq": 10,
         }  # fmt: skip
         with (
-            TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 5e-3}) as trainer,
+            TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-2}) as trainer,
             Players(proxy.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE),
         ):
             trainer.until(lambda: bool(trainer.metrics()), 400)
