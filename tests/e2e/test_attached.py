@@ -38,7 +38,7 @@ def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, vllm: Eng
                 assert not any("EngineCore" in " ".join(process.cmdline()) for process in below)
                 assert trainer.wait(200) == 0, trainer.words()
         finally:
-            restore(vllm)
+            restore(vllm, tmp_path / "weights")
     metrics = trainer.metrics()
     assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
     assert all(line["min_policy_version"] >= line["step"] - 1 for line in metrics)
@@ -47,8 +47,19 @@ def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, vllm: Eng
     assert living(below, 20) == []
 
 
-def restore(vllm: Engine) -> None:
-    """The engine is shared by the session: it gets the weights back that it started with."""
+def restore(vllm: Engine, folder: Path) -> None:
+    """The engine is shared by the session: it gets the weights back that it started with.
+
+    The model's own file leaves out the output layer, which is tied to the embedding; vLLM reloads layer by layer and
+    would keep the trained one, so every tensor is written under each of its names.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
     from ajet_trainer.verl_backend.weights import load_into
 
-    load_into([vllm.url], vllm.model, 60.0)
+    weights = AutoModelForCausalLM.from_pretrained(vllm.model, dtype=torch.float32).state_dict()
+    folder.mkdir()
+    save_file({name: tensor.clone() for name, tensor in weights.items()}, folder / "model.safetensors")
+    load_into([vllm.url], folder, 60.0)
