@@ -193,7 +193,7 @@ def table() -> str:
     rows = ["| key | default | meaning |", "|---|---|---|"]
     for f in dataclasses.fields(Config):
         default = ", ".join(f.default) if isinstance(f.default, tuple) else f.default
-        shown = "" if default in (None, "", False) else f"`{default}`"
+        shown = "" if default is False or default in (None, "") else f"`{default}`"
         rows.append(f"| `{f.name}` | {shown} | {f.metadata['help']} |")
     return "\n".join(rows)
 

@@ -2,7 +2,7 @@
 
 The program is told where its model is by environment variables alone. Its reward is, in this order: what `reward_cmd`
 or `reward_from` says, if one was asked for; what the program gave itself; 1.0 for exit code 0 and 0.0 for any other.
-A program that was killed, or a reward that is no number, aborts the episode with that reason.
+A reward that is no number, or a reward command that was killed, aborts the episode with that reason.
 
 A program whose episode the proxy has discarded meanwhile (it idled out, or ran too long) is ended, so that a program
 that hangs does not hold its place for ever.
@@ -128,10 +128,10 @@ class ProgramAgent:
             return self._judge(episode, code, value, "no number in the file that AJET_REWARD_FILE names")
         code, value = self._run(program.argv, env, episode, LastNumber())
         if program.reward_cmd is not None:
-            return self._by_command(program.reward_cmd, env, episode, code)
+            return self._by_command(program.reward_cmd, env, episode)
         if program.reward_from == "stdout":
             return self._judge(episode, code, value, "no line of its output is a number")
-        if program.reward_from is None and code >= 0:
+        if program.reward_from is None:
             record = episode.record()
             if record.get("state") != "open" or record.get("rewards"):
                 return None
@@ -153,17 +153,12 @@ class ProgramAgent:
                 child.end(0.0)
 
     def _judge(self, episode: Episode, code: int, value: float | None, lacking: str) -> float | None:
-        """The reward, unless the program was killed or gave none: then the episode is aborted, saying why."""
-        if code < 0:
-            episode.abort(f"the program was {describe(code)}")
-            return None
+        """The reward, unless there is none: then the episode is aborted, saying why."""
         if value is None:
             episode.abort(f"{lacking} ({describe(code)})")
         return value
 
-    def _by_command(self, command: str, env: Mapping[str, str], episode: Episode, code: int) -> float | None:
-        if code < 0:
-            return self._judge(episode, code, None, "")
+    def _by_command(self, command: str, env: Mapping[str, str], episode: Episode) -> float | None:
         code, value = self._run(("/bin/sh", "-c", command), env, episode, LastNumber(anywhere=True))
         if code < 0:
             episode.abort(f"the reward command was {describe(code)}")

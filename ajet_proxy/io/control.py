@@ -169,12 +169,11 @@ class Control:
     async def _open_gate(self, request: api.Request) -> web.Response:
         """Wake the engines if they were frozen, then let requests through."""
         parse(routes.GateOpen, request.body)
-        if self._settings.pauses:
-            await self._engine_control.resume(self._engines.all())
+        faults = await self._engine_control.resume(self._engines.all()) if self._settings.pauses else []
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
         self._gate.changed()
-        return _response(answer)
+        return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, known: dict[str, Any]) -> dict[str, Any]:
         """The ledger's status with what only this process knows: its version, its engines, who waits."""

@@ -2,7 +2,8 @@
 
 Calls in flight stop between two tokens and go on after `resume`; their clients notice nothing but time. The routes
 exist when vLLM runs with ``VLLM_SERVER_DEV_MODE=1``; an engine without them is an error that says so, and the gate
-then stays closed until the trainer drains or opens it.
+then stays closed until the trainer drains or opens it. An engine that died while it was frozen does not keep the
+others from going on.
 """
 
 from __future__ import annotations
@@ -23,15 +24,24 @@ class EngineControl:
 
     async def pause(self, urls: tuple[str, ...]) -> None:
         """Freeze every engine; `EngineError` if one did not."""
-        await self._all(urls, "/pause?mode=keep")
+        for error in await self._all(urls, "/pause?mode=keep"):
+            raise error
 
-    async def resume(self, urls: tuple[str, ...]) -> None:
-        """Let every engine go on; `EngineError` if one did not."""
-        await self._all(urls, "/resume")
+    async def resume(self, urls: tuple[str, ...]) -> list[str]:
+        """Let every engine go on; what is wrong with those that did not. `EngineError` if none did."""
+        errors = await self._all(urls, "/resume")
+        if errors and len(errors) == len(urls):
+            raise errors[0]
+        return [error.message for error in errors]
 
-    async def _all(self, urls: tuple[str, ...], route: str) -> None:
+    async def _all(self, urls: tuple[str, ...], route: str) -> list[EngineError]:
         async with aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session:
-            await asyncio.gather(*(self._post(session, url, route) for url in urls))
+            answers = await asyncio.gather(*(self._post(session, url, route) for url in urls), return_exceptions=True)
+        errors = [answer for answer in answers if answer is not None]
+        for error in errors:
+            if not isinstance(error, EngineError):
+                raise error
+        return [error for error in errors if isinstance(error, EngineError)]
 
     async def _post(self, session: aiohttp.ClientSession, url: str, route: str) -> None:
         try:

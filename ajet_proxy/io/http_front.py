@@ -109,7 +109,8 @@ class HttpFront:
             plain in OPEN_ROUTES or plain in self._settings.allow_routes
             or (path.startswith("/v1/") and plain not in CONTROL_ROUTES)
         )
-        hidden = "%2f" in written.lower() or "\\" in path or any(part in (".", "..") for part in path.split("/"))
+        disguised = any(part in (".", "..") for part in path.split("/")) or "//" in path or "\\" in path
+        hidden = disguised or "%2f" in written.lower()
         if not allowed or hidden or not path.isprintable():
             raise NotFound(f"no route {http.method} {path[:200]}", code="unknown_route")
         return CAPTURED.get(plain) if http.method == "POST" else None

@@ -50,13 +50,13 @@ def told(result: RunResult) -> tuple[str, float | None, str | None]:
         ("exit 0", {}, ("rewarded", 1.0, None)),
         ("exit 3", {}, ("rewarded", 0.0, None)),
         ("exit 3", {"reward_from": "exit-code"}, ("rewarded", 0.0, None)),
-        ("kill -SEGV $$", {}, ("aborted", None, "the program was killed by SIGSEGV")),
+        ("kill -SEGV $$", {}, ("rewarded", 0.0, None)),
         ("echo 1; echo 0.5; echo done", {"reward_from": "stdout"}, ("rewarded", 0.5, None)),
         ("echo -2e-1", {"reward_from": "stdout"}, ("rewarded", -0.2, None)),
         ("echo 1; exit 4", {"reward_from": "stdout"}, ("rewarded", 1.0, None)),
         ("echo nan; exit 4", {"reward_from": "stdout"}, ("aborted", None, f"{NO_LINE} (exit code 4)")),
         ("echo 1 >&2", {"reward_from": "stdout"}, ("aborted", None, f"{NO_LINE} (exit code 0)")),
-        ("echo 1; kill -KILL $$", {"reward_from": "stdout"}, ("aborted", None, "the program was killed by SIGKILL")),
+        ("kill -KILL $$", {"reward_from": "stdout"}, ("aborted", None, f"{NO_LINE} (killed by SIGKILL)")),
         ('echo 0.75 > "$AJET_REWARD_FILE"', {"reward_from": "file"}, ("rewarded", 0.75, None)),
         (
             "true", {"reward_from": "file"},
@@ -68,7 +68,7 @@ def told(result: RunResult) -> tuple[str, float | None, str | None]:
          ("aborted", None, "the reward command printed no number (exit code 2)")),
         ("exit 0", {"reward_cmd": "echo 1; kill -TERM $$"},
          ("aborted", None, "the reward command was killed by SIGTERM")),
-        ("kill -TERM $$", {"reward_cmd": "echo 1"}, ("aborted", None, "the program was killed by SIGTERM")),
+        ("kill -TERM $$", {"reward_cmd": "echo 1"}, ("rewarded", 1.0, None)),
     ],
 )
 def test_where_the_reward_comes_from(stub: ControlStub, script: str, more: dict[str, str], expected: Any) -> None:

@@ -62,3 +62,9 @@ def test_an_episode_of_another_shape_is_still_shown() -> None:
     assert "later: 1, 2" in view
     assert "0 rewards" in view
     assert "timelines" not in view
+
+
+def test_an_agents_words_do_not_steer_the_terminal() -> None:
+    view = episode_view({"episode": "ep-2", "state": "open", "task": "\x1b[2J\x07 naïve 模型"})
+    assert "\\x1b[2J\\x07 naïve 模型" in view
+    assert "\x1b" not in view

@@ -15,6 +15,7 @@ from ajet_proxy.core.keys import Claims
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import ROUTES, Route
 from tests.kit.engine_stub import EngineStub
+from tests.kit.ports import free_port
 from tests.proxy.serving import Client, eventually, identity_holds, serving
 
 SECRET = "a secret of the operator"
@@ -263,6 +264,18 @@ async def test_the_gate_can_pause_the_engine_instead(tmp_path: Path) -> None:
         assert [r.path for r in stub.requests] == ["/pause"]
         assert (await client.control("POST", "/gate/open", {"policy_version": 1})).status == 200
         assert [r.path for r in stub.requests] == ["/pause", "/resume"]
+        assert (await client.chat("one")).status == 200
+
+
+async def test_an_engine_that_died_frozen_does_not_keep_the_others_from_going_on(tmp_path: Path) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
+        assert (await client.control("POST", "/gate/close", {})).status == 200
+        await client.control("POST", "/policy", {"model": "mortal", "version": 0, "upstreams": [dead]})
+        answer = await client.control("POST", "/gate/open", {"policy_version": 1})
+        assert answer.status == 200
+        [fault] = answer.json["not_resumed"]
+        assert dead in fault
         assert (await client.chat("one")).status == 200
 
 
