@@ -19,67 +19,43 @@ Next: ajet_proxy/core/timeline.py
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
 
 from ajet_proxy.core.call import CAPTURE_FAILED, REFUSED, TRUNCATED, Lost, Outcome
-from ajet_proxy.core.dialects.reading import Dialect, Reading
-from ajet_proxy.core.dialects.spans import Spanned, scan, with_fields
-from ajet_proxy.core.identity import MAX_LABEL, is_text
+from ajet_proxy.core.dialects.reading import Dialect
+from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.sse import SseEvent, SseParser
-from ajet_sdk.errors import BadRequest
-
-
-class Request:
-    """A client's JSON body, decoded, with the place of each field."""
-
-    __slots__ = ("_found", "_text")
-
-    def __init__(self, body: bytes) -> None:
-        """Raises `BadRequest` unless `body` is a JSON object in UTF-8."""
-        try:
-            self._text = body.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
-        try:
-            self._found: Spanned = scan(self._text)
-        except (ValueError, RecursionError) as error:
-            raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        return self._found.values
-
-    @property
-    def model(self) -> str:
-        """The model asked for; empty when none is named, or nothing that can name one."""
-        model = self._found.values.get("model")
-        return model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
-
-    def with_fields(self, fields: dict[str, str]) -> bytes:
-        """The body with `fields` (name to JSON text) set and all else as it was written."""
-        return with_fields(self._text, self._found, fields).encode()
 
 
 class Exchange:
     """One request and its answer. Feed it the engine's bytes; it gives the client's."""
 
-    def __init__(self, dialect: Dialect, request: Request, *, model: str | None = None) -> None:
-        """`model`, if given, replaces the request's."""
-        ask = dialect.ask(request.fields)
-        fields = dict(ask.fields)
+    def __init__(
+        self, dialect: Dialect, request: Request, *, model: str | None = None, more: Mapping[str, str] | None = None
+    ) -> None:
+        """`model`, if given, replaces the request's; `more` fields (name to JSON text) are set for the engine.
+
+        Raises `BadRequest` for a request that its dialect cannot carry.
+        """
+        asked = dialect.translate(request)
+        ask = dialect.ask(asked.fields)
+        fields = {**ask.fields, **(more or {})}
         if model is not None and model != request.model:
             fields["model"] = json.dumps(model)
         self.choices = ask.choices
         """How many calls the exchange makes."""
         self.altered = tuple(fields)
         """The names of the request's fields that the engine sees otherwise than the client sent them."""
-        self.upstream_body = request.with_fields(fields)
+        self.target = dialect.target
+        """The engine's route."""
+        self.keep_alive = dialect.keep_alive
+        self.upstream_body = asked.with_fields(fields)
         self.buffered = False
         """Whether the answer is one document, which `finish` gives as a whole."""
         self.settled = False
         """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
         self._skip = ask.skip
-        self._reading = Reading(dialect, ask)
+        self._reading = dialect.reader(ask)
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
@@ -100,6 +76,7 @@ class Exchange:
         """The engine's answer begins."""
         if status >= 400:
             self._lose(REFUSED)
+            self.buffered = self._reading.translates
         elif self._skip is not None:
             self._lose(self._skip)
         else:
@@ -107,11 +84,11 @@ class Exchange:
 
     def feed(self, data: bytes) -> list[bytes]:
         """Bytes from the engine; what of them the client gets now."""
-        if self._opaque:
-            return self._pass(data)
         if self.buffered:
             self._document.append(data)
             return []
+        if self._opaque:
+            return self._pass(data)
         if self._parser.pending:
             return self._events(self._parser.feed(data))
         out, end = self._reading.usual(data)
@@ -124,7 +101,7 @@ class Exchange:
 
     def finish(self) -> list[bytes]:
         """The engine's answer ended as it should; the rest of the client's bytes. `settled` holds afterwards."""
-        if self.buffered and not self.settled:
+        if self.buffered:
             return self._finish_document()
         out = [] if self._opaque else self._events(self._parser.finish())
         if not self.settled:
@@ -144,31 +121,20 @@ class Exchange:
         for number, event in enumerate(events, start=1):
             seen: bytes | None = event.raw
             try:
-                seen = self._event(event)
+                seen = self._reading.show(event)
             except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
                 self._lose(CAPTURE_FAILED)
             else:
-                if self._reading.ended:
+                if self._reading.ended and not self.settled:
                     self._settle(self._reading.outcomes())
-            if self.settled:
+                    self._held.append(b"")  # from here on nothing leaves before `release`
+            if self._opaque:
                 rest = (seen, *(later.raw for later in events[number:]), self._parser.take())
                 self._held = [part for part in rest if part]
                 return out
             if seen:
-                out.append(seen)
+                (self._held if self._held else out).append(seen)
         return out
-
-    def _event(self, event: SseEvent) -> bytes | None:
-        """What the client sees of `event`."""
-        if event.data is None:
-            return event.raw
-        usual, end = self._reading.usual(event.raw)
-        if end:
-            return b"".join(usual)
-        shown = self._reading.event(event.data)
-        if shown is event.data:
-            return event.raw
-        return None if shown is None else event.with_data(shown)
 
     def _finish_document(self) -> list[bytes]:
         body = b"".join(self._document)
@@ -191,6 +157,8 @@ class Exchange:
         self._settle(tuple(Lost(index, reason) for index in range(self.choices)))
 
     def _settle(self, outcomes: tuple[Outcome, ...]) -> None:
+        if self.settled:
+            return
         self._outcomes = outcomes
-        self._opaque = True
+        self._opaque = not self._reading.translates
         self.settled = True

@@ -24,7 +24,8 @@ from aiohttp import web
 from ajet_proxy.core.call import Origin
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.reading import Dialect
-from ajet_proxy.core.exchange import Exchange, Request
+from ajet_proxy.core.dialects.request import Request
+from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
 from ajet_proxy.io import relay
@@ -149,7 +150,7 @@ class HttpFront:
             )
             recorder = Recorder(origin, store=self._store, clock=self._clock, metrics=self._metrics)
             upstream_request = self._engine_request(
-                http, dialect.path, exchange.upstream_body, model=model, sticky=episode, identity=True
+                http, exchange.target, exchange.upstream_body, model=model, sticky=episode, identity=True
             )
             return await relay.captured(http, upstream_request, exchange, recorder, self._upstream)
 

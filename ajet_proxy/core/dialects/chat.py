@@ -21,7 +21,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.dialects.reading import ID, MAX_CHOICES, NUMBER, STRING, Ask, asked, choices_of
+from ajet_proxy.core.dialects.reading import (
+    ID,
+    KEEP_ALIVE,
+    MAX_CHOICES,
+    NUMBER,
+    STRING,
+    Ask,
+    Reading,
+    asked,
+    choices_of,
+)
+from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned
 
 _TEXT_PARTS = ("text", "refusal", "thinking")
@@ -32,6 +43,8 @@ class Chat:
 
     name = "chat"
     path = "/v1/chat/completions"
+    target = path
+    keep_alive = KEEP_ALIVE
     usual = re.compile(
         rb'(data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":\d+,"model":' + STRING
         + rb',"choices":\[\{"index":(\d{1,6}),"delta":\{("(?:content|reasoning)":' + STRING
@@ -39,6 +52,12 @@ class Chat:
         + rb'),"bytes":(?:\[[\d,]*\]|null),"top_logprobs":\[\]\}\]\}'
         + rb'(,"finish_reason":null,"token_ids":)\[(' + ID + rb')\](\}\]\}\n\n)'
     )
+
+    def translate(self, request: Request) -> Request:
+        return request
+
+    def reader(self, ask: Ask) -> Reading:
+        return Reading(self, ask)
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         choices = choices_of(request)

@@ -13,7 +13,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.dialects.reading import ID, MAX_CHOICES, NUMBER, STRING, Ask, asked, choices_of
+from ajet_proxy.core.dialects.reading import (
+    ID,
+    KEEP_ALIVE,
+    MAX_CHOICES,
+    NUMBER,
+    STRING,
+    Ask,
+    Reading,
+    asked,
+    choices_of,
+)
+from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned
 
 
@@ -22,6 +33,8 @@ class Completions:
 
     name = "completions"
     path = "/v1/completions"
+    target = path
+    keep_alive = KEEP_ALIVE
     usual = re.compile(
         rb'(data: \{"id":' + STRING + rb',"object":"text_completion","created":\d+,"model":' + STRING
         + rb',"choices":\[\{"index":(\d{1,6}),("text":' + STRING
@@ -30,6 +43,12 @@ class Completions:
         + rb'(,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
         + rb'\[(' + ID + rb')\](\}\]\}\n\n)'
     )
+
+    def translate(self, request: Request) -> Request:
+        return request
+
+    def reader(self, ask: Ask) -> Reading:
+        return Reading(self, ask)
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         choices = choices_of(request) * _prompts(request.get("prompt"))

@@ -25,11 +25,15 @@ from ajet_proxy.core.call import (
     Lost,
     Outcome,
 )
+from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, splice
+from ajet_proxy.core.sse import SseEvent
 
 MAX_CHOICES = 16384
 """More than this the engine refuses as well (vLLM's VLLM_MAX_N_SEQUENCES)."""
 DONE = b"[DONE]"
+KEEP_ALIVE = b": waiting for the engine\n\n"
+"""A comment: every reader of server-sent events skips it."""
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 NUMBER = rb"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?"
 ID = rb"(?:0|[1-9]\d{0,9})"
@@ -48,17 +52,61 @@ class Ask:
 
 
 class Dialect(Protocol):
-    """The names of one protocol."""
+    """One protocol that agents speak. Stateless."""
 
     name: str
     path: str
+    """The client's route."""
+    target: str
+    """The engine's route that answers it."""
+    keep_alive: bytes
+    """What a stream may say while the engine is silent: its clients ignore it."""
+
+    def translate(self, request: Request) -> Request:
+        """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
+
+    def ask(self, request: Mapping[str, Any]) -> Ask:
+        """How to put the (translated) `request` to the engine so that it reports ids and logprobs."""
+
+    def reader(self, ask: Ask) -> Reader:
+        """A fresh reader of one answer to `ask`."""
+
+
+class Reader(Protocol):
+    """Reads one answer: what the client sees of it, and what became of the calls."""
+
+    translates: bool
+    """Whether the client's protocol is another one than the engine's: then every event goes through `show`, also those
+    that come after the last call, and neither `show` nor `document` may raise."""
+    ended: bool
+    """Whether the engine has said its last about the calls."""
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """How many tokens each choice has so far."""
+
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        """A fast way for the events at the start of `stream`: what the client sees of them, and how many bytes they
+        are."""
+
+    def show(self, event: SseEvent) -> bytes | None:
+        """What the client sees of one event of the engine's, if anything; it may raise where the answer is not of the
+        dialect."""
+
+    def document(self, body: bytes) -> bytes:
+        """What the client sees of an answer in one piece, with `translates` also of an error; may raise like `show`."""
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each choice."""
+
+
+class OpenAIDialect(Protocol):
+    """The names of a protocol whose answers are choices with ``token_ids`` and ``logprobs``; see `Reading`."""
+
     usual: re.Pattern[bytes]
     """The event that makes up most of a stream, blank line included: one token of one choice, and nothing else to
     report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
-
-    def ask(self, request: Mapping[str, Any]) -> Ask:
-        """How to put `request` to the engine so that it reports ids and logprobs."""
 
     def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
         """The object that carries ``prompt_token_ids`` for `choice`."""
@@ -100,7 +148,9 @@ class _Tally:
 class Reading:
     """One answer, read event by event or as a whole document."""
 
-    def __init__(self, dialect: Dialect, ask: Ask) -> None:
+    translates = False
+
+    def __init__(self, dialect: OpenAIDialect, ask: Ask) -> None:
         self._dialect = dialect
         self._ask = ask
         self._hides_all = ask.hide_ids and ask.hide_logprobs
@@ -129,6 +179,18 @@ class Reading:
                 seen += (head, b"null", middle, b"null", tail)
             at = found.end()
         return seen, at
+
+    def show(self, event: SseEvent) -> bytes | None:
+        """What the client sees of `event`: its own bytes, but for what only the proxy asked for."""
+        if event.data is None:
+            return event.raw
+        usual, end = self.usual(event.raw)
+        if end:
+            return b"".join(usual)
+        shown = self.event(event.data)
+        if shown is event.data:
+            return event.raw
+        return None if shown is None else event.with_data(shown)
 
     def event(self, data: bytes) -> bytes | None:
         """What the agent sees in place of `data`, the payload of one event; None: nothing at all.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -12,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.call import Outcome
-from ajet_proxy.core.exchange import Exchange, Request
-from ajet_sdk.errors import BadRequest
+from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.reading import Ask, Reading
+from ajet_proxy.core.dialects.request import Request
+from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.sse import SseEvent
 from tests.proxy.core.dialects.answers import (
     CHAT,
     COMPLETIONS,
@@ -65,7 +69,7 @@ def run(parts: list[bytes], running: Exchange) -> tuple[bytes, bytes, tuple[Outc
 
 def test_the_request_stays_as_it_was_written() -> None:
     body = b'{ "model":"policy",\n "temperature": 0.70, "x":1e2,"messages":[{"content":"\\u00e9"}], "logprobs":null }'
-    running = Exchange(exchange(CHAT)._reading._dialect, Request(body))
+    running = Exchange(CAPTURED[CHAT], Request(body))
     expected = body.replace(b'"logprobs":null }', b'"logprobs":true ,"return_token_ids":true}')
     assert running.upstream_body == expected
     assert running.altered == ("return_token_ids", "logprobs")
@@ -82,29 +86,6 @@ def test_the_episodes_model_stands_in_for_another() -> None:
     assert json.loads(running.upstream_body)["model"] == 'other "é"'
     assert running.altered == ("model",)
     assert exchange(CHAT, model="policy").altered == ("return_token_ids", "logprobs")
-
-
-def test_a_byte_order_mark_does_no_harm() -> None:
-    assert Request(b"\xef\xbb\xbf" + b'{"model":"m"}').model == "m"
-
-
-@pytest.mark.parametrize("model", [None, 7, "\ud800", "m" * 1001])
-def test_what_cannot_name_a_model_names_none(model: Any) -> None:
-    assert Request(json.dumps({"model": model}).encode()).model == ""
-
-
-@pytest.mark.parametrize(("body", "code"), [
-    (b"", "not_json"), (b"[]", "not_json"), (b'{"a":', "not_json"), (b"{}{}", "not_json"),
-    (b'{"a":' + b"[" * 100_000, "not_json"), (b'{"a":' + b"9" * 5000 + b"}", "not_json"),
-    (b'{"a":"\xff"}', "not_utf8"), (b"\xff\xfe{\x00}\x00", "not_utf8"),
-])  # fmt: skip
-def test_a_body_that_is_no_json_object_is_refused(body: bytes, code: str) -> None:
-    with pytest.raises(BadRequest) as caught:
-        Request(body)
-    assert caught.value.code == code
-
-
-# --- streams
 
 
 def test_each_event_leaves_at_once_and_the_last_one_waits() -> None:
@@ -286,3 +267,59 @@ def test_what_is_not_captured_still_goes_to_the_episodes_model() -> None:
     running = exchange(COMPLETIONS, {"echo": True}, model="other")
     assert running.altered == ("model",)
     assert json.loads(running.upstream_body) == {"model": "other", "echo": True}
+
+
+class Shout:
+    """A made-up protocol: the client hears the engine's chat in capitals."""
+
+    name, path, target, keep_alive = "shout", "/v1/shout", "/v1/chat/completions", b":\n\n"
+
+    def translate(self, request: Request) -> Request:
+        return Request(request.with_fields({"loud": "true"}))
+
+    def ask(self, fields: Mapping[str, Any]) -> Ask:
+        return CAPTURED[CHAT].ask(fields)
+
+    def reader(self, ask: Ask) -> Shouting:
+        return Shouting(CAPTURED[CHAT], ask)  # type: ignore[arg-type]
+
+
+class Shouting(Reading):
+    translates = True
+
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        return [], 0
+
+    def show(self, event: SseEvent) -> bytes | None:
+        if event.data is None:
+            return None
+        self.event(event.data)
+        return event.data.upper() + b"\n"
+
+    def document(self, body: bytes) -> bytes:
+        return body.upper()
+
+
+def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() -> None:
+    running = Exchange(Shout(), Request(b'{"model":"policy"}'), more={"seed": "1"})
+    assert (running.target, running.keep_alive) == ("/v1/chat/completions", b":\n\n")
+    assert json.loads(running.upstream_body) == {
+        "model": "policy", "loud": True, "return_token_ids": True, "logprobs": True, "seed": 1
+    }  # fmt: skip
+    running.on_headers(200, SSE)
+    early, late, outcomes = run([b":\n\n" + START, WORD + END + USAGE, DONE], running)
+    assert reasons(outcomes) == ["captured"]
+    assert b"ROLE" in early
+    assert "É日".encode() not in early + late  # bytes.upper leaves what is not ASCII
+    assert late.endswith(USAGE[6:-2].upper() + b"\n[DONE]\n")
+    assert b'"FINISH_REASON":"STOP"' in late
+
+
+def test_an_error_is_translated_too() -> None:
+    running = Exchange(Shout(), Request(b"{}"))
+    running.on_headers(400, "application/json")
+    assert running.settled
+    assert running.feed(b'{"error"') == []
+    assert running.feed(b':"bad"}') == []
+    assert running.finish() == [b'{"ERROR":"BAD"}']
+    assert reasons(running.outcomes) == ["refused"]

@@ -13,7 +13,8 @@ import pytest
 
 from ajet_proxy.core.call import Captured, Outcome
 from ajet_proxy.core.dialects import CAPTURED
-from ajet_proxy.core.exchange import Exchange, Request
+from ajet_proxy.core.dialects.request import Request
+from ajet_proxy.core.exchange import Exchange
 from tests.kit import compare, tapes
 from tests.kit.tapes import AGENT, PROXY, Tape
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from ajet_proxy.core.call import Captured, Lost, Outcome
 from ajet_proxy.core.dialects import CAPTURED
-from ajet_proxy.core.exchange import Exchange, Request
+from ajet_proxy.core.dialects.request import Request
+from ajet_proxy.core.exchange import Exchange
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 SSE = "text/event-stream; charset=utf-8"

@@ -8,6 +8,7 @@ import pytest
 
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.chat import CHAT as DIALECT
+from ajet_proxy.core.dialects.request import Request
 from tests.proxy.core.dialects.answers import CHAT, chat_event, chat_start, ids_of, reasons, stream
 
 IDS = {"return_token_ids": "true"}
@@ -62,6 +63,9 @@ def test_a_prompt_that_is_more_than_text_is_not_captured() -> None:
 
 
 def test_the_route() -> None:
+    request = Request(b"{}")
+    assert DIALECT.translate(request) is request
+    assert DIALECT.target == DIALECT.path
     assert CAPTURED["/v1/chat/completions"] is DIALECT
 
 

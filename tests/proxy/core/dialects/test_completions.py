@@ -8,6 +8,7 @@ import pytest
 
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.completions import COMPLETIONS as DIALECT
+from ajet_proxy.core.dialects.request import Request
 from tests.proxy.core.dialects.answers import COMPLETIONS, completion_event, ids_of, reasons, stream
 
 IDS = {"return_token_ids": "true"}
@@ -45,6 +46,9 @@ def test_what_cannot_be_captured_goes_out_as_it_is(request_: dict[str, Any], rea
 
 
 def test_the_route() -> None:
+    request = Request(b"{}")
+    assert DIALECT.translate(request) is request
+    assert DIALECT.target == DIALECT.path
     assert CAPTURED["/v1/completions"] is DIALECT
 
 

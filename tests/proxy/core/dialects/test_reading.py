@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.call import Captured
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.reading import Dialect, Reading
+from ajet_proxy.core.sse import SseEvent
 from tests.kit import tapes
 from tests.proxy.core.dialects.answers import (
     CHAT,
@@ -210,3 +211,12 @@ def test_a_second_finish_reason_changes_nothing() -> None:
     _, outcomes = stream(CHAT, events, {"n": 2})
     assert ids_of(outcomes) == [(5,), (6,)]
     assert isinstance(outcomes[0], Captured) and outcomes[0].finish_reason == "stop"
+
+
+def test_what_says_nothing_is_shown_as_it_came() -> None:
+    comment = SseEvent(b": ping\n\n", None)
+    assert reading(CHAT).show(comment) == comment.raw
+    word = chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])
+    raw = b"data: %b\n\n" % dump(word).encode()
+    seen = b"data: %b\n\n" % dump(chat_event({"content": "a"})).encode()
+    assert reading(CHAT).show(SseEvent(raw, raw[6:-2])) == seen

@@ -1,0 +1,40 @@
+"""A client's request: a JSON object that is changed field by field and otherwise stays as it was written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet_proxy.core.dialects.spans import Spanned, scan, with_fields
+from ajet_proxy.core.identity import MAX_LABEL, is_text
+from ajet_sdk.errors import BadRequest
+
+
+class Request:
+    """A client's JSON body, decoded, with the place of each field."""
+
+    __slots__ = ("_found", "_text")
+
+    def __init__(self, body: bytes) -> None:
+        """Raises `BadRequest` unless `body` is a JSON object in UTF-8."""
+        try:
+            self._text = body.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
+        try:
+            self._found: Spanned = scan(self._text)
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        return self._found.values
+
+    @property
+    def model(self) -> str:
+        """The model asked for; empty when none is named, or nothing that can name one."""
+        model = self._found.values.get("model")
+        return model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
+
+    def with_fields(self, fields: dict[str, str]) -> bytes:
+        """The body with `fields` (name to JSON text) set and all else as it was written."""
+        return with_fields(self._text, self._found, fields).encode()
