@@ -124,8 +124,6 @@ class HttpFront:
         tenant = self._tenant(identity, episode)
         retry_key = _retry_key(http)
         if identity.reward is not None:
-            if identity.episode is not None and self._store.ledger.tenant_of(episode) is None:
-                await self._open(identity, episode, tenant)
             await self._reward(http, identity, body)
         ledger = self._store.ledger
         agent = identity.agent or ledger.agent_of(episode) or ""
@@ -194,11 +192,13 @@ class HttpFront:
         ))
 
     async def _reward(self, http: web.Request, identity: Identity, sent: bytes) -> None:
-        """Record the reward that rides on a request with the body `sent`."""
+        """Record the reward that rides on a request with the body `sent`. A name opens its episode on first sight."""
         assert identity.reward is not None
         if identity.episode is None:
             raise BadRequest(f"{HEADER_REWARD} needs an episode, and nothing names one", param=HEADER_REWARD)
-        self._tenant(identity, identity.episode)
+        tenant = self._tenant(identity, identity.episode)
+        if self._store.ledger.tenant_of(identity.episode) is None:
+            await self._open(identity, identity.episode, tenant)
         given = identity.reward
         reward_id = self._reward_id(http, identity, sent)
         body = Reward(value=given.value, call=given.call, agent=identity.agent, final=given.final)

@@ -54,6 +54,20 @@ async def test_a_reward_may_ride_on_the_first_call() -> None:
     assert len(front.of(RewardGiven)) == 1
 
 
+@pytest.mark.parametrize("name", ["path", "header", "harness"])
+async def test_a_reward_on_a_request_that_makes_no_call_opens_its_episode_too(name: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep" if name == "path" else front.url
+        headers = {"path": {}, "header": {"X-AJet-Episode": "ep"}, "harness": {"session-id": "ep"}}[name]
+        for value in ("0.25", "0.5"):
+            labels = {"X-AJet-Reward": value, "X-AJet-Task": "t"}
+            assert (await get(f"{url}/v1/models", **labels, **headers)).status == 200
+        await send(url + CHAT, body=BODY, headers=headers)
+    (opened,) = front.of(EpisodeOpened)
+    assert (opened.episode, opened.task, opened.identified_by) == ("ep", "t", name)
+    assert [event.value for event in front.of(RewardGiven)] == [0.25, 0.5] and len(front.calls) == 1
+
+
 @pytest.mark.parametrize("path", [CHAT, "/v1/models"])
 @pytest.mark.parametrize("value", ["nan", "inf", "good", ""])
 async def test_an_unusable_reward_stops_the_request(path: str, value: str) -> None:
@@ -73,7 +87,8 @@ async def test_a_reward_needs_its_episode() -> None:
         admin = bearer(SECRET)
         assert error(await get(f"{front.url}/v1/models", **reward, **admin), 400)["param"] == "X-AJet-Reward"
         assert error(await send(front.url + CHAT, body=BODY, headers=reward | admin), 400)
-        assert error(await get(f"{front.url}/e/unknown/v1/models", **reward, **admin), 404)
+        gone = bearer(front.keys.issue(Claims("agent", "t1", "gone")))
+        assert error(await get(f"{front.url}/v1/models", **reward, **gone), 404)
         assert error(await get(f"{front.url}/e/ep/v1/models", **reward, **other), 403)
         assert error(await get(f"{front.url}/e/ep/v1/models", **reward, **admin, **{"X-AJet-Reward-Call": "no"}), 404)
         assert stub.requests == [] and front.of(RewardGiven) == []
