@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, REFUSED, TRUNCATED, Lost, Outcome
 from ajet_proxy.core.dialects.reading import Dialect
@@ -66,6 +67,11 @@ class Exchange:
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each choice, in order; empty until `settled`."""
         return self._outcomes
+
+    @property
+    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+        """What each choice said, for those who know history by its words; see `Reader.given`."""
+        return self._reading.given()
 
     @property
     def sampled(self) -> tuple[int, ...]:

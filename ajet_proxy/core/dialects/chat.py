@@ -87,6 +87,9 @@ class Chat:
     def logprobs(self, value: Any) -> list[Any]:
         return [token.get("logprob") for token in value.get("content") or ()]
 
+    def said(self, choice: Spanned) -> Any:
+        return choice.values.get("delta") or choice.values.get("message") or {}
+
     def wordless(self, choice: Spanned) -> bool:
         delta = choice.values.get("delta")
         return isinstance(delta, dict) and "role" in delta and choice.values.get("finish_reason") is None

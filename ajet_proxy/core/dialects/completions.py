@@ -73,6 +73,9 @@ class Completions:
         logprobs = value.get("token_logprobs")
         return logprobs if isinstance(logprobs, list) else []
 
+    def said(self, choice: Spanned) -> Any:
+        return {"text": choice.values.get("text")}
+
     def wordless(self, choice: Spanned) -> bool:
         return False
 

@@ -25,6 +25,7 @@ from ajet_proxy.core.call import (
     Lost,
     Outcome,
 )
+from ajet_proxy.core.dialects.given import Piece, joined
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, splice
 from ajet_proxy.core.sse import SseEvent
@@ -99,6 +100,10 @@ class Reader(Protocol):
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each choice."""
 
+    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+        """What each choice said, as the engine's route takes it back for history: an assistant's message, or
+        ``{"text": …}``; None where that cannot be told."""
+
 
 class OpenAIDialect(Protocol):
     """The names of a protocol whose answers are choices with ``token_ids`` and ``logprobs``; see `Reading`."""
@@ -113,6 +118,9 @@ class OpenAIDialect(Protocol):
 
     def logprobs(self, value: Any) -> list[Any]:
         """One logprob for each token in the ``logprobs`` of a choice."""
+
+    def said(self, choice: Spanned) -> Any:
+        """The object in `choice` that holds its words."""
 
     def wordless(self, choice: Spanned) -> bool:
         """Whether `choice` opens the answer and says nothing yet, so that no ids belong to it."""
@@ -140,6 +148,7 @@ class _Tally:
     prompt: Any = None
     ids: list[Any] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
+    said: list[Piece] = field(default_factory=list, compare=False)
     finish_reason: Any = None
     told: bool = False
     silent: bool = False
@@ -176,6 +185,7 @@ class Reading:
             tally.logprobs.append(float(logprob))
             tally.told = True
             if said:
+                tally.said.append(said)
                 seen += (head, b"null", middle, b"null", tail)
             at = found.end()
         return seen, at
@@ -230,6 +240,10 @@ class Reading:
             return tuple(Lost(index, reason) for index in range(len(self._tallies)))
         return tuple(self._outcome(index, tally) for index, tally in enumerate(self._tallies))
 
+    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+        """What each choice said; see `Reader`."""
+        return tuple(joined(tally.said) for tally in self._tallies)
+
     def _read(self, answer: Spanned, choices: Any) -> dict[tuple[int, int], str]:
         """Add `choices` to their tallies; the spans to be put back."""
         values = answer.values
@@ -248,6 +262,7 @@ class Reading:
 
     def _add(self, tally: _Tally, choice: Spanned, edits: dict[tuple[int, int], str]) -> None:
         values = choice.values
+        tally.said.append(self._dialect.said(choice))
         if (ids := values.get("token_ids")) is not None:
             tally.ids += ids
             tally.told = True

@@ -49,7 +49,7 @@ def test_the_fast_way_is_the_same_way_in_chat(
     (seen, end), expected = fast.usual(raw), slow.event(data)
     assert end == len(raw)
     assert b"".join(seen) == (b"data: %b\n\n" % expected if expected is not None else b"")
-    assert fast._tallies == slow._tallies
+    assert fast._tallies == slow._tallies and fast.given() == slow.given()
 
 
 @given(NAMES, NAMES, LOGPROBS, TOKENS, st.booleans())
@@ -63,7 +63,7 @@ def test_the_fast_way_is_the_same_way_in_completions(
     (seen, end), expected = fast.usual(raw), slow.event(data)
     assert expected is not None and end == len(raw)
     assert b"".join(seen) == b"data: %b\n\n" % expected
-    assert fast._tallies == slow._tallies
+    assert fast._tallies == slow._tallies and fast.given() == slow.given()
 
 
 def test_the_fast_way_is_taken_for_what_the_engine_really_sends() -> None:
