@@ -323,3 +323,10 @@ def test_an_error_is_translated_too() -> None:
     assert running.feed(b':"bad"}') == []
     assert running.finish() == [b'{"ERROR":"BAD"}']
     assert reasons(running.outcomes) == ["refused"]
+
+
+def test_what_was_said_is_known_in_the_end() -> None:
+    running = streaming()
+    for part in (START, WORD, END, DONE):
+        running.feed(part)
+    assert running.given == ({"role": "assistant", "content": "é日😀"},)
