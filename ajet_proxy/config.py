@@ -34,6 +34,8 @@ FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "A
 """Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
 FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
 MIN_SECRET = 16
+MAY_BE_NONE = ("read_timeout", "keep_alive_s")
+"""Settings for which 0 means: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,9 @@ class Config:
     gate_hold_s: float = _opt(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
     connect_timeout: float = _opt(60.0, "Limit for connecting to an engine.")
     read_timeout: float = _opt(0.0, "Limit for an engine's silence within one answer; 0 is none.")
+    keep_alive_s: float = _opt(
+        15.0, "A stream whose engine is silent for this long gets a keep-alive in its client's protocol; 0 is none."
+    )
     drain_s: float = _opt(60.0, "After SIGTERM, requests in flight have this long to finish.")
     key_ttl_s: float = _opt(7 * 86400.0, "Lifetime of an episode's key.")
     max_body: int = _opt(64 << 20, "Largest request body.")
@@ -130,7 +135,7 @@ def check(config: Config) -> None:
             raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(config, name)!r}")
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
-        if type(value) in (int, float) and (value < 0 or (value == 0 and f.name != "read_timeout")):
+        if type(value) in (int, float) and (value < 0 or (value == 0 and f.name not in MAY_BE_NONE)):
             raise ConfigError(f"{f.name} must be above 0, not {value}")
     for path in config.allow_route:
         if not path.startswith("/"):

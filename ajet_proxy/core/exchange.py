@@ -50,6 +50,9 @@ class Exchange:
         self.target = dialect.target
         """The engine's route."""
         self.keep_alive = dialect.keep_alive
+        """What a stream may say to its client while `patient`."""
+        self.asked = asked
+        """The request in the form of the engine's route, without what only the proxy asks for."""
         self.upstream_body = asked.with_fields(fields)
         self.buffered = False
         """Whether the answer is one document, which `finish` gives as a whole."""
@@ -78,15 +81,27 @@ class Exchange:
         """How many tokens each choice has so far."""
         return self._reading.sampled
 
+    @property
+    def status(self) -> int | None:
+        """The client's status, where it is not the engine's; known after `finish`."""
+        return self._reading.status
+
+    @property
+    def patient(self) -> bool:
+        """Whether the client has whole events of a stream that is not at its end."""
+        return not self.buffered and not self._opaque and not self._reading.ended
+
     def on_headers(self, status: int, content_type: str) -> None:
         """The engine's answer begins."""
+        document = not content_type.lower().startswith("text/event-stream")
         if status >= 400:
             self._lose(REFUSED)
             self.buffered = self._reading.translates
         elif self._skip is not None:
             self._lose(self._skip)
+            self.buffered = document and self._reading.translates
         else:
-            self.buffered = not content_type.lower().startswith("text/event-stream")
+            self.buffered = document
 
     def feed(self, data: bytes) -> list[bytes]:
         """Bytes from the engine; what of them the client gets now."""
@@ -115,8 +130,10 @@ class Exchange:
         return out + self.release()
 
     def abort(self, reason: str = TRUNCATED) -> list[bytes]:
-        """The exchange broke off; the bytes that came and were not passed on. `settled` holds afterwards."""
-        rest = [*self._held, *self._document, self._parser.take()]
+        """The exchange broke off; the bytes that came and were not passed on, except that the client of another
+        protocol has no use for pieces of the engine's. `settled` holds afterwards."""
+        pieces = [*self._document, self._parser.take()]
+        rest = self._held if self._reading.translates else [*self._held, *pieces]
         self._held, self._document = [], []
         if not self.settled:
             self._lose(reason)

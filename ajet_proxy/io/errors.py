@@ -1,8 +1,8 @@
 """The one place where an error becomes an HTTP answer.
 
-Handlers raise `AjetError`s; this middleware gives each its status and the JSON body that OpenAI clients expect. An
-exception that is none of ours is a defect: it is logged with its traceback, and the caller learns only that it
-happened.
+Handlers raise `AjetError`s; this middleware gives each its status and the JSON body that OpenAI clients expect, or
+Anthropic's where theirs ask. An exception that is none of ours is a defect: it is logged with its traceback, and the
+caller learns only that it happened.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from ajet_proxy.config import is_loopback
+from ajet_proxy.core.dialects.messages_error import body_of, speaks_anthropic
 from ajet_proxy.core.identity import split_path
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
 
@@ -41,14 +42,15 @@ http_logger.addFilter(_Discreet())
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def error_response(error: AjetError) -> web.Response:
-    """`error` as an answer; ``Retry-After`` in whole seconds where the error carries one."""
+def error_response(request: web.Request, error: AjetError) -> web.Response:
+    """`error` as the answer to `request`; ``Retry-After`` in whole seconds where the error carries one."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return web.json_response(error.to_body(), status=error.status, headers=headers)
+    body = body_of(error) if speaks_anthropic(split_path(request.path)[1]) else error.to_body()
+    return web.json_response(body, status=error.status, headers=headers)
 
 
 @web.middleware
@@ -57,14 +59,15 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except AjetError as error:
-        return error_response(error)
+        return error_response(request, error)
     except web.HTTPRequestEntityTooLarge as error:
-        return error_response(TooLarge(f"the request body is over the limit: {error.text}", code="body_too_large"))
+        too_large = TooLarge(f"the request body is over the limit: {error.text}", code="body_too_large")
+        return error_response(request, too_large)
     except web.HTTPNotFound:
-        return error_response(NotFound(f"no route {request.method} {request.path}", code="unknown_route"))
+        return error_response(request, NotFound(f"no route {request.method} {request.path}", code="unknown_route"))
     except web.HTTPMethodNotAllowed as error:
         refused = BadRequest(f"{request.method} does not work on {request.path}", code="method_not_allowed")
-        answer = error_response(refused)
+        answer = error_response(request, refused)
         answer.set_status(405)
         answer.headers["Allow"] = error.headers["Allow"]
         return answer
@@ -74,7 +77,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         raise
     except Exception:
         logger.exception("unexpected error in %s %s", request.method, split_path(request.path)[1])
-        return error_response(AjetError("the proxy failed unexpectedly; its log says why", code="internal_error"))
+        defect = AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")
+        return error_response(request, defect)
 
 
 def refuse_foreign_pages(names: Collection[str] | None) -> Any:

@@ -46,12 +46,14 @@ CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """Limits in seconds and bytes; a `read_timeout` of 0 is none. ``upstream_key`` is the engines' own API key."""
+    """Limits in seconds and bytes; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the engines' own
+    API key."""
 
     allow_routes: tuple[str, ...] = ()
     upstream_key: str | None = None
     connect_timeout: float = 60.0
     read_timeout: float = 0.0
+    keep_alive: float = 15.0
     max_body: int = 64 << 20
 
 
@@ -150,7 +152,9 @@ class HttpFront:
             upstream_request = self._engine_request(
                 http, exchange.target, exchange.upstream_body, model=model, sticky=episode, identity=True
             )
-            return await relay.captured(http, upstream_request, exchange, recorder, self._upstream)
+            return await relay.captured(
+                http, upstream_request, exchange, recorder, self._upstream, keep_alive_s=self._settings.keep_alive
+            )
 
     async def _pass(self, http: web.Request) -> web.StreamResponse:
         body = await self._body(http)

@@ -34,11 +34,12 @@ class Streamed(web.StreamResponse):
 
 
 class Document(web.Response):
-    """An engine's answer in one piece, with the engine's headers and `body` in place of its body."""
+    """An engine's answer in one piece, with the engine's headers, `body` in place of its body, and perhaps `status`."""
 
-    def __init__(self, answer: aiohttp.ClientResponse, body: bytes) -> None:
+    def __init__(self, answer: aiohttp.ClientResponse, body: bytes, status: int | None) -> None:
         headers = response_headers(answer.headers, keep_length=False)
-        super().__init__(status=answer.status, reason=answer.reason, headers=headers, body=body)
+        reason = answer.reason if status is None else None
+        super().__init__(status=status or answer.status, reason=reason, headers=headers, body=body)
         self.lacking = _lacking(headers)
 
 
@@ -54,9 +55,11 @@ async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
 
 
 async def captured(
-    http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Upstream
+    http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Upstream,
+    *, keep_alive_s: float,
 ) -> web.StreamResponse:
-    """Send `request`, give the client what `exchange` makes of the answer, and record its calls."""
+    """Send `request`, give the client what `exchange` makes of the answer, and record its calls. A stream whose engine
+    is silent for `keep_alive_s` (0: however long) is kept alive in the client's protocol."""
     try:
         answer = await upstream.send(request)
         try:
@@ -65,7 +68,7 @@ async def captured(
                 await recorder.end(exchange.outcomes)
             if exchange.buffered:
                 return await _document(answer, exchange, recorder)
-            return await _stream(http, answer, exchange, recorder)
+            return await _stream(http, answer, exchange, recorder, keep_alive_s)
         finally:
             answer.close()
     except AjetError:
@@ -110,13 +113,14 @@ async def _document(answer: aiohttp.ClientResponse, exchange: Exchange, recorder
         raise EngineError("the engine's answer broke off", code="engine_broken") from error
     body = b"".join(exchange.finish())
     await recorder.end(exchange.outcomes)
-    response = Document(answer, body)
-    _name(response, recorder)
+    response = Document(answer, body, exchange.status)
+    if answer.status < 400:
+        _name(response, recorder)
     return response
 
 
 async def _stream(
-    http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder
+    http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, keep_alive_s: float
 ) -> web.StreamResponse:
     """An answer that leaves as it comes, except for its end."""
     refused = answer.status >= 400
@@ -126,12 +130,15 @@ async def _stream(
     await response.prepare(http)
     while True:
         try:
-            data = await answer.content.readany()
+            data = await _read(answer, keep_alive_s if exchange.patient else 0)
         except _BROKEN:
             rest = exchange.abort()
             await recorder.end(exchange.outcomes)
             await _write(response, rest)
             return _cut(http, response)
+        if data is None:
+            await response.write(exchange.keep_alive)
+            continue
         if not data:
             break
         recorder.note_version(exchange)
@@ -145,6 +152,19 @@ async def _stream(
     await _write(response, rest)
     await response.write_eof()
     return response
+
+
+async def _read(answer: aiohttp.ClientResponse, patience_s: float) -> bytes | None:
+    """The engine's next bytes, empty at its end; None if it is silent for `patience_s` (0: however long)."""
+    if not patience_s:
+        return await answer.content.readany()
+    try:
+        async with asyncio.timeout(patience_s) as limit:
+            return await answer.content.readany()
+    except TimeoutError:
+        if limit.expired():
+            return None
+        raise
 
 
 def _name(response: web.StreamResponse, recorder: Recorder) -> None:

@@ -81,6 +81,8 @@ class Reader(Protocol):
     that come after the last call, and neither `show` nor `document` may raise."""
     ended: bool
     """Whether the engine has said its last about the calls."""
+    status: int | None
+    """The client's status for a document, where the engine's does not fit."""
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -158,6 +160,7 @@ class Reading:
     """One answer, read event by event or as a whole document."""
 
     translates = False
+    status: int | None = None
 
     def __init__(self, dialect: OpenAIDialect, ask: Ask) -> None:
         self._dialect = dialect

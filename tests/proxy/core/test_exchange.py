@@ -297,12 +297,14 @@ class Shouting(Reading):
         return event.data.upper() + b"\n"
 
     def document(self, body: bytes) -> bytes:
+        self.status = 400 if b"bad" in body else None
         return body.upper()
 
 
 def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() -> None:
     running = Exchange(Shout(), Request(b'{"model":"policy"}'), more={"seed": "1"})
     assert (running.target, running.keep_alive) == ("/v1/chat/completions", b":\n\n")
+    assert running.asked.fields == {"model": "policy", "loud": True}
     assert json.loads(running.upstream_body) == {
         "model": "policy", "loud": True, "return_token_ids": True, "logprobs": True, "seed": 1
     }  # fmt: skip
@@ -330,3 +332,45 @@ def test_what_was_said_is_known_in_the_end() -> None:
     for part in (START, WORD, END, DONE):
         running.feed(part)
     assert running.given == ({"role": "assistant", "content": "é日😀"},)
+
+
+def test_pieces_of_the_engines_answer_are_nothing_to_the_client_of_another_protocol() -> None:
+    for content_type in (SSE, "application/json"):
+        running = Exchange(Shout(), Request(b"{}"))
+        running.on_headers(200, content_type)
+        running.feed(START[:-1])
+        assert running.abort() == []
+        assert reasons(running.outcomes) == ["truncated"]
+
+
+@pytest.mark.parametrize(("content_type", "seen"), [(SSE, b'{"A":1}\n'), ("application/json", b'DATA: {"A":1}\n\n')])
+def test_what_is_not_captured_is_translated_too(content_type: str, seen: bytes) -> None:
+    running = Exchange(Shout(), Request(b'{"use_beam_search":true}'))
+    running.on_headers(200, content_type)
+    assert reasons(running.outcomes) == ["beam_search"]
+    assert running.feed(b'data: {"a":1}\n\n') + running.finish() == [seen]
+
+
+def test_a_stream_is_kept_alive_until_its_end() -> None:
+    running = streaming()
+    assert running.patient
+    running.feed(START + WORD[:9])
+    assert running.patient, "nothing of a piece of an event has left"
+    running.feed(WORD[9:] + END)
+    assert not running.patient and running.release() and not running.patient
+    failed = streaming()
+    failed.feed(b"data: no json\n\n")
+    assert not failed.patient
+    for status, content_type in ((200, "application/json"), (400, SSE)):
+        other = exchange(CHAT)
+        other.on_headers(status, content_type)
+        assert not other.patient
+
+
+def test_a_document_may_need_another_status() -> None:
+    running = Exchange(Shout(), Request(b"{}"))
+    running.on_headers(200, "application/json")
+    running.feed(b'{"bad":1}')
+    assert running.status is None
+    running.finish()
+    assert running.status == 400

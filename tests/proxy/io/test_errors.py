@@ -1,4 +1,4 @@
-"""The edge: every failure as the JSON that OpenAI clients expect."""
+"""The edge: every failure as the JSON that OpenAI's clients expect, or Anthropic's."""
 
 from __future__ import annotations
 
@@ -29,12 +29,17 @@ async def answer(request: web.Request) -> web.StreamResponse:
     return web.json_response("fine")
 
 
+async def answer_messages(request: web.Request) -> web.StreamResponse:
+    raise NotReady("later", retry_after=1.2)
+
+
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     app = web.Application(middlewares=[error_middleware, refuse_foreign_pages(("our.example",))], client_max_size=10)
     app.router.add_get("/{what}", answer)
     app.router.add_post("/{what}", answer)
     app.router.add_post("/{what}/only", answer)
+    app.router.add_get("/e/x/v1/messages", answer_messages)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -63,6 +68,15 @@ async def test_each_failure_has_its_status_and_shape(
         assert body["error"].items() >= error.items()
         assert "detail" not in body["error"]["message"]
         assert header is None or reply.headers[header[0]] == header[1]
+
+
+async def test_anthropics_clients_are_told_in_their_own_words(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        reply = await session.get(url + "/e/x/v1/messages")
+        assert (reply.status, reply.headers["Retry-After"]) == (503, "2")
+        assert await reply.json() == {"type": "error", "error": {"type": "overloaded_error", "message": "later"}}
+        reply = await session.get(url + "/v1/messages/nothing")
+        assert (await reply.json())["error"]["type"] == "not_found_error"
 
 
 async def test_a_body_over_the_limit_is_413(url: str) -> None:

@@ -11,6 +11,7 @@ import aiohttp
 import openai
 import pytest
 
+from ajet_proxy.core.dialects.reading import KEEP_ALIVE
 from ajet_sdk.routes import Abort, Policy
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.engine_tokens import encode
@@ -135,6 +136,28 @@ async def test_each_event_leaves_as_soon_as_it_is_there() -> None:
             assert not stub.llm_requests()[0].finished, "the first event left before the last was there"
             rest = await answer.content.read()
     assert first.startswith(b"data: ") and rest.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("keep_alive", "said"), [(0.1, True), (0, False), (9.0, False)])
+async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, said: bool) -> None:
+    body = body_for(CHAT, stream=True, max_tokens=3)
+    async with EngineStub(delay_s=0.25, split_seed=2) as stub, Front(stub.url, keep_alive=keep_alive) as front:
+        answer = await send(f"{front.url}/e/x{CHAT}", body=body)
+    events = answer.body.split(b"\n\n")
+    comments = [place for place, event in enumerate(events) if event == KEEP_ALIVE.strip()]
+    assert bool(comments) == said
+    others = [event for event in events if event != KEEP_ALIVE.strip()]
+    assert all(event.startswith(b"data: ") for event in others[:-1]) and others[-1] == b""
+    finished = next(place for place, event in enumerate(events) if b'"finish_reason":"' in event)
+    assert all(place < finished for place in comments), "never after the end"
+    assert len(front.calls) == 1
+
+
+async def test_a_keep_alive_does_not_replace_the_limit_on_silence() -> None:
+    async with EngineStub(delay_s=0.6) as stub, Front(stub.url, keep_alive=0.1, read_timeout=0.35) as front:
+        status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True))
+    assert (status, ended) == (200, False) and set(got.split(b"\n\n")) == {KEEP_ALIVE.strip(), b""}
+    assert front.lost == ["truncated"]
 
 
 async def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
