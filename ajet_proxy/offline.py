@@ -54,7 +54,8 @@ def replay_lines(data_dir: str | Path) -> Iterator[str]:
         raise BadRequest(f"{folder} holds no journal", param="DATA_DIR")
     ledger = Ledger(LedgerSettings())
     try:
-        for event in map(decode, records(folder)):
+        for record in records(folder):
+            event = decode(record, ledger.episodes)
             ledger.apply(event)
             if isinstance(event, ev.BatchLeased):
                 yield from _delivered(ledger.batch(event.batch))

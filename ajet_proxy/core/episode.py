@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet_proxy.core.timeline import Packed, Policy, Timeline, Turn, merge_packed
-from ajet_proxy.core.tokens import cut
+from ajet_proxy.core.tokens import common_prefix, cut
 from ajet_sdk.errors import Conflict
 
 NEXT: Mapping[str, frozenset[str]] = {
@@ -82,9 +82,11 @@ def total(rewards: Iterable[Given]) -> float | None:
 
 @dataclass(slots=True)
 class Text:
-    """A text that several calls of one conversation begin with; each call knows how much of it is its own."""
+    """A text that several calls of one conversation begin with; each call knows how much of it is its own. The whole
+    of it is that of `call`."""
 
     tokens: bytes
+    call: str
 
 
 SHARED_TEXTS = 8
@@ -154,11 +156,24 @@ class Episode:
         entry.turn = packed.turn
         for text in self.texts[: -SHARED_TEXTS - 1 : -1]:
             if packed.text.startswith(text.tokens):
-                text.tokens = packed.text
+                text.tokens, text.call = packed.text, packed.turn.call
                 entry.text = text
                 return
-        entry.text = Text(packed.text)
+        entry.text = Text(packed.text, packed.turn.call)
         self.texts.append(entry.text)
+
+    def history(self, prompt: bytes) -> tuple[str, int]:
+        """The call whose text shares most of its beginning with `prompt`, and how many tokens; ``("", 0)`` for none."""
+        shared = [(common_prefix(text.tokens, prompt), text.call) for text in self.texts[-SHARED_TEXTS:]]
+        length, call = max(shared, default=(0, ""))
+        return call, length
+
+    def text_of(self, call: str) -> bytes:
+        """Prompt and sampled tokens of a complete call, while the episode is not merged."""
+        entry = self.calls[call]
+        assert entry.turn is not None
+        assert entry.text is not None
+        return cut(entry.text.tokens, 0, entry.turn.end)
 
     def turns(self) -> list[Turn]:
         """Its complete calls in the order of their start."""

@@ -77,7 +77,7 @@ class Store:
             store._lock = held
             store._journal = journal(data_dir, store._on_progress)
             for record in store._journal.open():
-                store.ledger.apply(decode(record))
+                store.ledger.apply(decode(record, store.ledger.episodes))
         except UnknownRecord as error:
             os.close(held)
             raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
@@ -115,8 +115,9 @@ class Store:
             return
         if not self.healthy and not all(isinstance(event, ENDS) for event in events):
             raise self._not_ready()
-        records = [encode(event) for event in events]
+        records = []
         for event in events:
+            records.append(encode(event, self.ledger.episodes))
             self.ledger.apply(event)
         self._journal.append(records)
         self._tell(events)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, Text, takes, total
 from ajet_proxy.core.timeline import merge, pack
+from ajet_proxy.core.tokens import pack_tokens
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES
 from ajet_sdk.sample import Call
@@ -108,7 +109,8 @@ def models(episode: Episode, *names: str) -> list[str]:
 
 def entry_of(call: Call) -> CallEntry:
     packed = pack(call)
-    return CallEntry(0.0, "m", "", "path", "", None, (), "complete", None, packed.turn, Text(packed.text))
+    text = Text(packed.text, packed.turn.call)
+    return CallEntry(0.0, "m", "", "path", "", None, (), "complete", None, packed.turn, text)
 
 
 def blank(**fields: object) -> Episode:
@@ -204,3 +206,16 @@ def test_a_reward_as_json_has_what_it_was_given() -> None:
     full = Given("r", 1.0, "c", "a", False, "n", 5.0)
     assert full.to_json() == short.to_json() | {"final": False, "call": "c", "agent": "a", "note": "n"}
     assert blank(rewards={"r": short}).reward() == 1.0
+
+
+def test_the_nearest_history_is_the_text_that_shares_most() -> None:
+    episode = blank()
+    assert episode.history(pack_tokens((1, 2))) == ("", 0)
+    for name, prompt in (("a", (1, 2)), ("b", (1, 2, 9, 4)), ("c", (8,))):
+        packed = pack(make_call(name, prompt, (9,)))
+        episode.calls[name] = CallEntry(0.0, "m", "", "path", "", None, (name,))
+        episode.finish(episode.calls[name], packed)
+    assert episode.history(pack_tokens((1, 2, 9, 5))) == ("b", 3)
+    assert episode.history(pack_tokens((8, 1))) == ("c", 1)
+    assert episode.text_of("a") == pack_tokens((1, 2, 9))
+    assert episode.text_of("b") == pack_tokens((1, 2, 9, 4, 9))

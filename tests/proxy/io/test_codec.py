@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ajet_proxy.core import events as ev
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_sdk.sample import Call
-from tests.kit.strategies import make_call
+from tests.kit.ledger_rig import LedgerRig, picture
+from tests.kit.strategies import EPISODE, make_call, tangled_calls
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(codec=None), max_size=8)
@@ -90,4 +91,52 @@ def test_fields_from_the_future_are_ignored_and_missing_ones_take_their_default(
 )
 def test_what_cannot_be_read_says_so(record: bytes) -> None:
     with pytest.raises(UnknownRecord):
+        decode(record)
+
+
+def rewritten(rig: LedgerRig) -> tuple[LedgerRig, list[bytes]]:
+    """`rig` again, from the records of its events."""
+    live, read, written = LedgerRig(), LedgerRig(), []
+    for event in rig.events:
+        written.append(encode(event, live.ledger.episodes))
+        live.run([event])
+        read.run([decode(written[-1], read.ledger.episodes)])
+    return read, written
+
+
+@given(tangled_calls())
+def test_calls_are_read_back_whatever_they_share(calls: list[Call]) -> None:
+    rig = LedgerRig()
+    rig.open(EPISODE)
+    for call in calls:
+        rig.run([ev.CallStarted(1.0, EPISODE, (call.call,), call.model, call.agent, "path", "")])
+    for call in calls:
+        rig.run([ev.CallFinished(2.0, call)])
+    read, _ = rewritten(rig)
+    assert read.events == rig.events
+    assert picture(read.ledger) == picture(rig.ledger)
+
+
+def test_an_episode_costs_its_distinct_tokens_and_not_turns_times_context() -> None:
+    rig = LedgerRig()
+    rig.open("ep")
+    said: tuple[int, ...] = ()
+    for turn in range(40):
+        (call,) = rig.begin("ep")
+        prompt = (*said, *range(turn * 100, turn * 100 + 50))
+        rig.finish("ep", call, prompt, (7, 8, 9))
+        said = (*prompt, 7, 8, 9)
+    read, written = rewritten(rig)
+    assert read.events == rig.events
+    assert sum(map(len, written)) < 4 * len(said) + 40 * 700
+    assert len(written[-1]) < 700
+
+
+def test_a_history_that_is_not_there_says_so() -> None:
+    rig = LedgerRig()
+    rig.open("ep")
+    one, two = rig.begin("ep"), rig.begin("ep")
+    rig.finish("ep", one[0], (1, 2, 3))
+    record = encode(ev.CallFinished(2.0, make_call(two[0], (1, 2, 3, 4), (5,), episode="ep")), rig.ledger.episodes)
+    with pytest.raises(UnknownRecord, match="ep"):
         decode(record)
