@@ -99,3 +99,11 @@ def test_only_earlier_calls_are_compared() -> None:
     assert [line.broken_by for line in merge([*calls[:1], *calls[2:], make_call("b", [*HEAD, 900], [STOP], at=3)])] == [
         None, "compacted",
     ]
+
+
+def test_a_history_whose_last_calls_said_nothing() -> None:
+    """The difference lies in the prompt of a call that sampled no token: nothing was generated behind it."""
+    history = FIRST + ANSWERS[0] + RESULTS[0]
+    spans = [SPANS[0], (len(history), len(history))]
+    assert broken_by(pack_tokens(swap(history, -2, [900, 901], 2)), pack_tokens(history), spans) == "parallel"
+    assert broken_by(pack_tokens([*FIRST[:-2], 900]), pack_tokens(FIRST), [(30, 30)]) == "new_chain"
