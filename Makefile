@@ -2,11 +2,12 @@
 # make quickstart  trains a real language model from an unmodified agent, on this machine
 # make proof       repeats the quick start with several seeds and against a control that does not learn
 # make test        everything: lint, types, and all tests in both environments
+# make test-integrations  each framework and program of integrations/, in an environment of its own
 # make lint        ruff and mypy alone
 # make bench       the figures of the proxy and the SDK
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test lint bench clean
+.PHONY: setup quickstart proof test test-integrations lint bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +25,11 @@ proof: setup
 test:
 	@.ci/run
 
+test-integrations:
+	@.ci/setup daemon
+	@.ci/setup integrations
+	@.venv/bin/python -m pytest -q -m integrations tests/integrations
+
 lint:
 	@.ci/setup daemon
 	@.ci/lint
@@ -34,5 +40,5 @@ bench: setup
 	@.venv/bin/python -m tests.bench.merge
 
 clean:
-	rm -rf .venv .venv-engine .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
+	rm -rf .venv .venv-engine .venv-integrations .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

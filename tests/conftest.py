@@ -40,10 +40,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return (yield)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     no_gpu = pytest.mark.skip(
         reason="needs an NVIDIA GPU with vLLM and verl; there: .venv-engine/bin/python -m pytest -m gpu"
     )
+    not_asked = pytest.mark.skip(reason="needs the libraries of .venv-integrations: make test-integrations")
+    asked = "integrations" in config.option.markexpr
     has_gpu = shutil.which("nvidia-smi") is not None
     items.sort(key=lambda item: "vllm" in getattr(item, "fixturenames", ()))  # it starts when all the rest is done
     for item in items:
@@ -54,3 +56,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("e2e")
         if "gpu" in item.keywords and not has_gpu:
             item.add_marker(no_gpu)
+        if item.get_closest_marker("integrations") and not asked:
+            item.add_marker(not_asked)

@@ -6,7 +6,8 @@
 It says what vLLM would say (`engine_dialect`) from what a byte-level model would sample (`engine_tokens`). With
 `split_seed` its bytes are cut at random places, in the middle of characters and of events, and written apart.
 A `Fault` makes the next requests go wrong. In a program of its own (``python -m tests.kit.engine_stub --port P``)
-faults are given as JSON to ``POST /stub/faults``, and one request can carry its own in the header ``x-stub-fault``.
+faults are given as JSON to ``POST /stub/faults``, and one request can carry its own in the header ``x-stub-fault``;
+``POST /stub/script`` takes the rules of a conversation (`engine_script`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from aiohttp import web
 
 from tests.kit import engine_dialect as dialect
+from tests.kit import engine_script
 from tests.kit.engine_tokens import MAX_MODEL_LEN, Output, decode, encode, generate, render
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -82,6 +84,7 @@ class EngineStub:
     url: str = ""
     requests: list[Received] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
+    script: list[engine_script.Rule] = field(default_factory=list)
     paused: asyncio.Event | None = None
     _count: int = 0
     _runner: web.AppRunner | None = None
@@ -197,8 +200,8 @@ class EngineStub:
 
     def _reply(self, path: str, body: dict[str, Any], kind: str) -> dialect.Reply:
         self._count += 1
-        prompts = _prompts(path, body)
-        outputs = [[generate(prompt, body, i) for i in range(body.get("n") or 1)] for prompt in prompts]
+        prompts, said = _prompts(path, body), engine_script.reply(self.script, body)
+        outputs = [[generate(prompt, body, i, said) for i in range(body.get("n") or 1)] for prompt in prompts]
         if kind == "abort":
             outputs = [[_aborted(output) for output in choices] for choices in outputs]
         prefix = "chatcmpl" if path == CHAT else "cmpl"
@@ -253,7 +256,8 @@ class EngineStub:
             ("GET", "/v1/models", self._models), ("GET", "/health", self._health), ("GET", "/version", self._version),
             ("POST", "/tokenize", self._tokenize), ("POST", "/detokenize", self._detokenize),
             ("POST", "/pause", self._pause), ("POST", "/resume", self._resume),
-            ("POST", "/stub/faults", self._set_faults), ("GET", "/stub/requests", self._show_requests),
+            ("POST", "/stub/faults", self._set_faults), ("POST", "/stub/script", self._set_script),
+            ("GET", "/stub/requests", self._show_requests),
             ("POST", "/v1/embeddings", self._echo), ("POST", "/reset_prefix_cache", self._health),
         )  # fmt: skip
 
@@ -299,6 +303,10 @@ class EngineStub:
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         self.faults = [Fault(**item) for item in await request.json()]
+        return _json(b"{}")
+
+    async def _set_script(self, request: web.Request) -> web.Response:
+        self.script = [engine_script.Rule(**item) for item in await request.json()]
         return _json(b"{}")
 
     async def _show_requests(self, request: web.Request) -> web.Response:

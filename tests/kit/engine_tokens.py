@@ -55,27 +55,36 @@ def render(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] |
     head = f"<|im_start|>system\ntools: {json.dumps(tools)}<|im_end|>\n" if tools else ""
     return (
         head
-        + "".join(f"<|im_start|>{m['role']}\n{_content(m)}<|im_end|>\n" for m in messages)
+        + "".join(f"<|im_start|>{m['role']}\n{message_text(m)}<|im_end|>\n" for m in messages)
         + "<|im_start|>assistant\n"
     )
 
 
-def _content(message: dict[str, Any]) -> str:
+def message_text(message: dict[str, Any]) -> str:
+    """What a message shows the model: its text parts, then its tool calls."""
     content = message.get("content") or ""
     text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
     calls = (call["function"] for call in message.get("tool_calls") or ())
-    return text + "".join(tool_text(call["name"], call["arguments"]) for call in calls)
+    return text + "".join(tool_text(call["name"], _as_template_writes(call["arguments"])) for call in calls)
+
+
+def _as_template_writes(arguments: str) -> str:
+    """vLLM hands templates the arguments as an object, which they write by `tojson`: spacing is not the client's."""
+    try:
+        return json.dumps(json.loads(arguments), ensure_ascii=False)
+    except ValueError:
+        return arguments
 
 
 def tool_text(name: str, arguments: str) -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
-def generate(prompt: Sequence[int], body: dict[str, Any], index: int) -> Output:
-    """Choice `index` of the reply to `prompt`; the same arguments always give the same choice."""
+def generate(prompt: Sequence[int], body: dict[str, Any], index: int, said: str | None = None) -> Output:
+    """Choice `index` of the reply to `prompt`: `said`, or one that follows from the other arguments alone."""
     key = repr((tuple(prompt), body.get("seed"), index)).encode()
     dice = hashlib.blake2b(key, digest_size=64).digest()
-    token_ids = [*encode(_reply(body, dice)), IM_END]
+    token_ids = [*encode(_reply(body, dice) if said is None else said), IM_END]
     limit = body.get("max_completion_tokens") or body.get("max_tokens") or 16 * 1024
     finish = "stop" if len(token_ids) <= limit else "length"
     token_ids = token_ids[:limit]
@@ -88,7 +97,7 @@ def generate(prompt: Sequence[int], body: dict[str, Any], index: int) -> Output:
 
 def _reply(body: dict[str, Any], dice: bytes) -> str:
     messages = body.get("messages") or [{"role": "user", "content": str(body.get("prompt"))}]
-    said = _content(messages[-1]) if messages[-1]["role"] == "user" else ""
+    said = message_text(messages[-1]) if messages[-1]["role"] == "user" else ""
     if "say: " in said:
         return said.split("say: ", 1)[1]
     tools = body.get("tools")

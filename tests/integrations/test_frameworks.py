@@ -1,0 +1,86 @@
+"""Each framework plays its recipe for real: asks, calls its tool, answers; and leaves the episode that the table says.
+
+The stories are two: a product that the model works out with the tool (reward 1), and one where it gives up (reward 0).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.integrations.stage import AJET, FOLDER, Stage, python_of
+from tests.kit.engine_script import Rule
+
+pytestmark = [pytest.mark.integrations, pytest.mark.slow]
+
+STORY = (
+    Rule("425", tool="final_answer", arguments={"answer": "425"}),  # smolagents ends by a tool
+    Rule("425", tool="final_result", arguments={"response": 425}),  # so does Pydantic AI for a typed result
+    Rule("425", "17 times 25 is 425."),
+    Rule("17 * 25", tool="multiply", arguments={"a": 17, "b": 25}),
+    Rule("3 * 4", tool="final_answer", arguments={"answer": "I give up."}),
+    Rule("3 * 4", tool="final_result", arguments={"response": 0}),
+    Rule("3 * 4", "I give up."),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """`broken_by` is what splits the second call from the first; None where the round trip makes one timeline."""
+
+    environment: str
+    recipe: str
+    broken_by: str | None = None
+    options: tuple[str, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+
+
+FRAMEWORKS = (
+    Framework("langchain", "with_langchain.py"),
+    Framework("openai-agents", "with_openai_agents.py"),
+    Framework("pydantic-ai", "with_pydantic_ai.py", options=("--reward-from", "stdout")),
+    Framework("smolagents", "with_smolagents.py", broken_by="history_edited"),  # it retells tool calls as text
+    Framework("autogen", "with_autogen.py"),
+    Framework("agentscope", "with_agentscope.py"),
+    Framework("llama-index", "with_llama_index.py"),
+    Framework("crewai", "with_crewai.py", env=(("OTEL_SDK_DISABLED", "true"),)),
+)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "calls", "reward"), [("17", "25", 2, 1.0), ("3", "4", 1, 0.0)], ids=["solved", "given-up"]
+)
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.environment)
+def test_framework(theatre: Stage, framework: Framework, a: str, b: str, calls: int, reward: float) -> None:
+    theatre.script(STORY)
+    task = f"{framework.recipe}/{a}x{b}"
+    program = (python_of(framework.environment), str(FOLDER / framework.recipe), a, b)
+    told = ("run", "--task", task, "--repeat", "2", "--parallel", "2", *framework.options)
+    theatre.run(*AJET, *told, "--", *program, env=dict(framework.env))
+    episodes = theatre.episodes(task)
+    assert len(episodes) == 2
+    for episode in episodes:
+        check(episode, calls, reward, framework.broken_by if calls > 1 else None)
+
+
+def check(episode: dict[str, Any], calls: int, reward: float, broken_by: str | None) -> None:
+    """One episode, found by its own key in the base URL, whole, rewarded, and merged as far as its agent lets it be."""
+    assert (episode["state"], episode["reward"]) == ("ready", reward)
+    assert [(call["complete"], call["identified_by"]) for call in episode["calls"]] == [(True, "path")] * calls
+    assert [line.get("broken_by") for line in episode["timelines"]] == [None] + ([broken_by] if broken_by else [])
+    sampled = sum(len(call["token_ids"]) for call in episode["calls"])
+    assert sum(sum(line["loss_mask"]) for line in episode["timelines"]) == sampled
+
+
+def test_langgraph(theatre: Stage) -> None:
+    """Four episodes in one process: the SDK opens, names and rewards them."""
+    theatre.script(STORY)
+    out = theatre.run(python_of("langchain"), str(FOLDER / "with_langgraph.py"), "17x25", "3x4")
+    assert "4 episodes: 4 rewarded, mean reward 0.5" in out
+    for task, calls, reward in (("17x25", 2, 1.0), ("3x4", 1, 0.0)):
+        episodes = theatre.episodes(task)
+        assert len(episodes) == 2
+        for episode in episodes:
+            check(episode, calls, reward, None)
