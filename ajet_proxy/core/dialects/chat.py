@@ -35,7 +35,7 @@ from ajet_proxy.core.dialects.reading import (
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned
 
-_TEXT_PARTS = ("text", "refusal", "thinking")
+_TEXT_PARTS = ("text", "refusal", "thinking", "tool_reference")
 
 
 class Chat:
