@@ -27,7 +27,7 @@ def events(answer: Answer) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("split_seed", [None, 1])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_the_engine_sampled_is_captured_and_told(stream: bool, split_seed: int | None) -> None:
-    tools = {"tools": [TOOL], "tool_choice": {"type": "any"}}
+    tools = {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 200}
     async with EngineStub(split_seed=split_seed) as stub, Front(stub.url) as front:
         answer = await send(f"{front.url}/e/x{MESSAGES}?beta=true", body=body_for(stream=stream), headers=HEADERS)
         called = await send(f"{front.url}/e/x{MESSAGES}", body=body_for(stream=stream, **tools), headers=HEADERS)
