@@ -236,3 +236,17 @@ class Episode:
         if any(self.shares.values()):
             return "leased"
         return "ready" if None in self.shares.values() else "trained"
+
+
+def repeats(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -> tuple[str, ...]:
+    """The calls of the earlier request that a new one repeats: the latest of the same idempotency key, or, for a
+    declared retry, of the same body, if possible one that was lost, else one in flight, else one that is complete."""
+    if key is None and not is_retry:
+        return ()
+    entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
+    earlier = [entry for entry in entries if key is not None and entry.idempotency_key == key]
+    if not earlier and is_retry:
+        earlier = [entry for entry in entries if entry.body_hash == body_hash]
+    order = ("complete", "running", "lost")
+    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.started_at), default=None)
+    return () if latest is None else latest.siblings

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ajet_proxy.core.history import Mark
 from ajet_sdk.sample import Call
 
 
@@ -66,20 +67,24 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallFinished:
-    """A choice is whole: exact ids and logprobs. Its id was announced by a `CallStarted`."""
+    """A choice is whole: exact ids and logprobs. Its id was announced by a `CallStarted`. A later request whose history
+    begins with one of ``marks`` continues it."""
 
     at: float
     call: Call
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CallLost:
-    """A choice will never be trained. ``reason``: disconnected, engine_error, no_token_ids, retried, restarted, …"""
+    """A choice will never be trained. ``reason``: disconnected, engine_error, no_token_ids, retried, restarted, … Its
+    client may have the answer all the same, and goes on from ``marks``."""
 
     at: float
     episode: str
     call: str
     reason: str
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 Six ways are tried in one order: path, key, header, harness, body, lineage; the first that names an episode wins and
 is recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode
 opens no other. Names that were made for us (path, header) must be valid; names borrowed from a harness or a body are
-mapped to a valid id where they are not, always to the same one.
+mapped to a valid id where they are not, always to the same one. Which episode it is that nothing names, `lineage`,
+shows in what is asked: see `ajet_proxy.core.lineage`.
 
 Next: ajet_proxy/core/dialects/chat.py
 """
@@ -53,6 +54,8 @@ class Identity:
 
     path: str
     claims: Claims
+    scope: bytes
+    """A digest of the key: the same for two requests only if one client sent both."""
     episode: str | None
     identified_by: str
     issued: bool
@@ -77,7 +80,8 @@ def identify(
     """
     named, rest = split_path(path)
     key_in_path = named is not None and named.startswith(KEY_PREFIX)
-    claims = authenticate(named if key_in_path else key_in(headers))
+    key = named if key_in_path else key_in(headers)
+    claims = authenticate(key)
     check_scope(claims, "agent")
     episode, way, issued = None, "lineage", False
     if named is not None and not key_in_path:
@@ -95,6 +99,7 @@ def identify(
     return Identity(
         path=rest,
         claims=claims,
+        scope=hashlib.sha256((key or "").encode("utf-8", "surrogatepass")).digest(),
         episode=episode,
         identified_by=way,
         issued=issued,

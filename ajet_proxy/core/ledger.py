@@ -13,16 +13,17 @@ Next: ajet_sdk/frame.py
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
 from ajet_proxy.core.batches import LeasedBatch
-from ajet_proxy.core.episode import CallEntry, Episode, takes
+from ajet_proxy.core.episode import CallEntry, Episode, repeats, takes
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState
+from ajet_proxy.core.history import History, Mark
 from ajet_proxy.core.samples import samples_of
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
@@ -60,13 +61,15 @@ class Ledger(State):
     def begin_call(
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
         identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, is_retry: bool,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Events:
-        """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight."""
+        """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
+        `metadata`."""
         at = self._time(at)
         started = ev.CallStarted(at, episode, calls, model, agent, identified_by, body_hash, idempotency_key)
         known = self.episodes.get(episode)
         if known is None:
-            body = OpenEpisode(task=task, eval=eval)
+            body = OpenEpisode(task=task, eval=eval, metadata=metadata or {})
             opened = self.open_episode(body, episode=episode, at=at, tenant=tenant, identified_by=identified_by)
             return (*opened, started)
         if known.tenant != tenant:
@@ -77,26 +80,30 @@ class Ledger(State):
             out.append(ev.TaskNamed(at, episode, task, derived=False))
         if eval and not known.eval:
             out.append(ev.EpisodeMarkedEval(at, episode))
-        again = _retried(known, body_hash, idempotency_key, is_retry)
+        again = repeats(known, body_hash, idempotency_key, is_retry)
         return (*out, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
-    def finish_call(self, call: Call, *, at: float, task_hash: str) -> Events:
-        """`call` is whole. Nothing happens if it was lost or finished before; in an episode that ended it is lost."""
+    def finish_call(self, call: Call, *, at: float, task_hash: str, marks: tuple[Mark, ...] = ()) -> Events:
+        """`call` is whole, and its client's history ends in `marks`. Nothing happens if it was lost or finished before;
+        in an episode that ended it is lost."""
         episode, entry, at = self._episode(call.episode), self._entry(call.episode, call.call), self._time(at)
         if entry.state != "running":
-            return ()
+            return _late(call.episode, call.call, entry, marks, at)
         if episode.state not in ("open", "sealed"):
             return (ev.CallLost(at, call.episode, call.call, f"episode_{episode.state}"),)
         named: Events = ()
         if episode.task is None or (episode.task_derived and episode.task != task_hash and _is_first(episode, call)):
             named = (ev.TaskNamed(at, call.episode, task_hash),)
-        return (*named, ev.CallFinished(at, call))
+        return (*named, ev.CallFinished(at, call, marks))
 
-    def lose_call(self, episode: str, call: str, reason: str, *, at: float) -> Events:
+    def lose_call(
+        self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = ()
+    ) -> Events:
         """`call` will never be trained. Nothing happens if it ended before."""
-        if self._entry(episode, call).state != "running":
-            return ()
-        return (ev.CallLost(self._time(at), episode, call, reason),)
+        entry, at = self._entry(episode, call), self._time(at)
+        if entry.state != "running":
+            return _late(episode, call, entry, marks, at)
+        return (ev.CallLost(at, episode, call, reason, marks),)
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one where that is None."""
@@ -240,6 +247,16 @@ class Ledger(State):
 
     # -- queries
 
+    def continued(
+        self, history: History | None, *, body_hash: str, idempotency_key: str | None, is_retry: bool
+    ) -> tuple[str, ...]:
+        """The open episode that a request continues which nothing names, if there is one; several if nobody can say
+        which of them."""
+        again = self.lineage.repeated(body_hash if is_retry else None, idempotency_key, self.episodes)
+        if again is not None:
+            return (again,)
+        return () if history is None else self.lineage.continued(history)
+
     @property
     def gate(self) -> GateState:
         return self.gate_now.state(self.in_flight())
@@ -261,6 +278,11 @@ class Ledger(State):
     def models(self) -> tuple[str, ...]:
         """Every model that was announced."""
         return tuple(self.served)
+
+    def has_ended(self, episode: str) -> bool:
+        """Whether `episode` is known and takes no more calls."""
+        known = self.episodes.get(episode)
+        return known is not None and known.state != "open"
 
     def tenant_of(self, episode: str) -> str | None:
         known = self.episodes.get(episode)
@@ -344,18 +366,9 @@ def _is_first(episode: Episode, call: Call) -> bool:
     return all(entry.turn is None or rank < entry.turn.rank for entry in episode.calls.values())
 
 
-def _retried(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -> tuple[str, ...]:
-    """The calls of the earlier request that a new one repeats: the latest of the same idempotency key, or, for a
-    declared retry, of the same body, if possible one that was lost, else one in flight, else one that is complete."""
-    if key is None and not is_retry:
-        return ()
-    entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
-    earlier = [entry for entry in entries if key is not None and entry.idempotency_key == key]
-    if not earlier and is_retry:
-        earlier = [entry for entry in entries if entry.body_hash == body_hash]
-    order = ("complete", "running", "lost")
-    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.started_at), default=None)
-    return () if latest is None else latest.siblings
+def _late(episode: str, call: str, entry: CallEntry, marks: tuple[Mark, ...], at: float) -> Events:
+    """A call that a retry has replaced is answered all the same, and its client may go on from there."""
+    return (ev.CallLost(at, episode, call, "retried", marks),) if marks and entry.reason == "retried" else ()
 
 
 def _is_base_url(url: str) -> bool:

@@ -16,6 +16,7 @@ from ajet_proxy.core import events as ev
 from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
 from ajet_proxy.core.episode import CallEntry, Episode, Given
 from ajet_proxy.core.gate import Gate
+from ajet_proxy.core.lineage import Lineage
 from ajet_proxy.core.timeline import POLICIES, Policy, pack
 from ajet_sdk.routes import EPISODE_STATES
 
@@ -69,6 +70,7 @@ class State:
         self.served: dict[str, Served] = {}
         self.default_version = 0
         self.gate_now = Gate()
+        self.lineage = Lineage()
         self._finished: deque[Episode] = deque()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.EpisodeOpened: self._opened,
@@ -122,6 +124,8 @@ class State:
                 event.calls,
             )
             self.episode_by_call[call] = episode.id
+        if event.identified_by == "lineage":
+            self.lineage.attempt(episode.id, event.body_hash, event.idempotency_key)
         episode.running += len(event.calls)
         self.calls["running"] += len(event.calls)
 
@@ -129,12 +133,16 @@ class State:
         episode = self.episodes[event.call.episode]
         entry = episode.calls[event.call.call]
         episode.finish(entry, pack(event.call))
+        if episode.state == "open":
+            self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "complete", event.at)
 
     def _call_lost(self, event: ev.CallLost) -> None:
         episode = self.episodes[event.episode]
         entry = episode.calls[event.call]
         entry.turn, entry.text, entry.reason = None, None, event.reason
+        if episode.state == "open":
+            self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "lost", event.at)
 
     def _call_ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
@@ -254,6 +262,7 @@ class State:
         """Every change of state goes through here, and the counters with it."""
         self.counts[episode.state] -= 1
         self.counts[state] += 1
+        self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)
         if state not in ("open", "sealed"):
             self.unsettled.pop(episode.id, None)

@@ -23,6 +23,7 @@ import msgpack
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.episode import Episode
+from ajet_proxy.core.history import Mark
 from ajet_proxy.core.tokens import cut, pack_tokens, unpack_tokens
 from ajet_sdk.frame import pack_ints, unpack_ints
 from ajet_sdk.sample import Call
@@ -55,6 +56,8 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
             fields["call"] = _unpack_call(fields["call"], episodes)
         elif kind is ev.EpisodeOpened:
             fields["metadata"] = json.loads(fields["metadata"])
+        if "marks" in fields:
+            fields["marks"] = tuple(Mark(*mark) for mark in fields["marks"])
         event: ev.Event = _build(kind, fields)
     except KeyError as error:
         raise UnknownRecord(f"this version of ajet knows no record, or no history, {error.args[0]!r}") from error

@@ -14,18 +14,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from time import perf_counter
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 
-from ajet_proxy.core.call import Origin
+from ajet_proxy.core.call import Captured, Origin, Outcome
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.history import History, Mark, read
 from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
 from ajet_proxy.io import relay
@@ -42,6 +45,8 @@ from ajet_sdk.routes import HEADER_REWARD, KEY_PREFIX, OpenEpisode, Reward
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 """Routes under ``/v1/`` that change the engine."""
+MAX_NOTED = 10
+"""An episode notes at most so many others that its first call may have continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +126,12 @@ class HttpFront:
     async def _capture(self, http: web.Request, dialect: Dialect) -> web.StreamResponse:
         body = await self._body(http)
         request = Request(body)
-        identity = self._identify(http, request)
+        named = self._identify(http, request)
+        history = read(dialect.target, dialect.translate(request).fields, named.scope)
+        sent = _attempt(http, dialect, body, named.scope if named.episode is None else b"")
+        identity, metadata = self._continued(named, history, sent)
         episode = identity.episode or self._clock.new_id("ep")
         tenant = self._tenant(identity, episode)
-        retry_key = _retry_key(http)
         if identity.reward is not None:
             await self._reward(http, identity, body)
         ledger = self._store.ledger
@@ -137,18 +144,20 @@ class HttpFront:
         async with self._gate.enter(ready=lambda: self._upstream.known(model)):
             self._metrics.observe("ajet_gate_wait_seconds", perf_counter() - waiting)
             at = self._clock.now()
+            if named.episode is None and identity.reward is None and ledger.has_ended(episode):
+                episode = self._clock.new_id("ep")
             self._store.post(ledger.begin_call(
                 episode=episode, calls=calls, at=at, model=model, agent=agent, task=identity.task, eval=identity.eval,
-                identified_by=identity.identified_by, tenant=tenant,
-                body_hash=hashlib.sha256(dialect.path.encode() + b"\n" + body).hexdigest(),
-                idempotency_key=retry_key, is_retry=_is_retry(http),
+                identified_by=identity.identified_by, tenant=tenant, metadata=metadata, **sent,
             ))
             origin = Origin(
                 calls=calls, episode=episode, model=model, agent=agent, started_at=at,
                 policy_version=ledger.policy_version(model), identified_by=identity.identified_by,
                 altered=exchange.altered,
             )
-            recorder = Recorder(origin, store=self._store, clock=self._clock, metrics=self._metrics)
+            recorder = Recorder(
+                origin, store=self._store, clock=self._clock, metrics=self._metrics, marks=_marks(history, exchange)
+            )
             upstream_request = self._engine_request(
                 http, exchange.target, exchange.upstream_body, model=model, sticky=episode, identity=True
             )
@@ -178,6 +187,19 @@ class HttpFront:
             authenticate=lambda key: self._keys.authenticate(key, self._clock.now()),
         )
 
+    def _continued(
+        self, identity: Identity, history: History | None, sent: Mapping[str, Any]
+    ) -> tuple[Identity, Mapping[str, Any]]:
+        """`identity` with the episode that the request continues if nothing names one; what to note on a new one."""
+        if identity.episode is not None:
+            return identity, {}
+        found = self._store.ledger.continued(history, **sent)
+        what = ("new", "continued", "ambiguous")[min(len(found), 2)]
+        self._metrics.inc("ajet_lineage_total", found=what)
+        if len(found) == 1:
+            return replace(identity, episode=found[0]), {}
+        return identity, {"may_continue": found[:MAX_NOTED]} if found else {}
+
     def _tenant(self, identity: Identity, episode: str) -> str:
         """The tenant as whom the caller acts on `episode`; `NotFound` for a key whose episode is gone."""
         owner = self._store.ledger.tenant_of(episode)
@@ -199,7 +221,10 @@ class HttpFront:
         """Record the reward that rides on a request with the body `sent`. A name opens its episode on first sight."""
         assert identity.reward is not None
         if identity.episode is None:
-            raise BadRequest(f"{HEADER_REWARD} needs an episode, and nothing names one", param=HEADER_REWARD)
+            raise BadRequest(
+                f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
+                param=HEADER_REWARD,
+            )
         tenant = self._tenant(identity, identity.episode)
         if self._store.ledger.tenant_of(identity.episode) is None:
             await self._open(identity, identity.episode, tenant)
@@ -257,6 +282,30 @@ class HttpFront:
         if size > limit:
             raise TooLarge(f"the request body is over the limit of {limit} bytes", code="body_too_large")
         return b"".join(parts)
+
+
+def _attempt(http: web.Request, dialect: Dialect, body: bytes, scope: bytes) -> dict[str, Any]:
+    """What two attempts at one request have in common, and whether this says of itself that it is not the first.
+    `scope` keeps clients apart that do not name their episodes."""
+    key = _retry_key(http)
+    return {
+        "body_hash": hashlib.sha256(scope + dialect.path.encode() + b"\n" + body).hexdigest(),
+        "idempotency_key": key and hashlib.sha256(scope + key.encode()).hexdigest(),
+        "is_retry": _is_retry(http),
+    }
+
+
+def _marks(history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
+    """Where a client's history ends after each choice."""
+    given = cache(lambda: exchange.given)
+
+    def marks(outcome: Outcome) -> tuple[Mark, ...]:
+        said = given()[outcome.index]
+        if history is None or said is None:
+            return ()
+        return history.after(said, outcome if isinstance(outcome, Captured) else None)
+
+    return marks
 
 
 def _is_retry(http: web.Request) -> bool:

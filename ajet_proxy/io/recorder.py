@@ -8,11 +8,12 @@ calls; that is no concern of the agent's answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ajet_proxy.core.call import DISCONNECTED, Captured, Change, Lost, Origin, Outcome, prompt_hash, to_call
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.history import Mark
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
@@ -22,14 +23,18 @@ logger = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Ends the calls of `origin`, which a `CallStarted` has announced."""
+    """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
-    def __init__(self, origin: Origin, *, store: Store, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self, origin: Origin, *, store: Store, clock: Clock, metrics: Metrics,
+        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
+    ) -> None:
         self.origin = origin
         self.ended = False
         self._store = store
         self._clock = clock
         self._metrics = metrics
+        self._marks = marks
         self._version = origin.policy_version
         self._changes: list[Change] = []
 
@@ -66,8 +71,10 @@ class Recorder:
         try:
             if isinstance(outcome, Captured):
                 call = to_call(outcome, origin, self._changes)
-                return ledger.finish_call(call, at=at, task_hash=prompt_hash(call.prompt_token_ids))
-            return ledger.lose_call(origin.episode, origin.calls[outcome.index], outcome.reason, at=at)
+                task = prompt_hash(call.prompt_token_ids)
+                return ledger.finish_call(call, at=at, task_hash=task, marks=self._marks(outcome))
+            call_id, marks = origin.calls[outcome.index], self._marks(outcome)
+            return ledger.lose_call(origin.episode, call_id, outcome.reason, at=at, marks=marks)
         except AjetError as error:
             logger.info("call %s ended without effect: %s", origin.calls[outcome.index], error.message)
             return ()

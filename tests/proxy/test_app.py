@@ -173,3 +173,15 @@ def test_an_issued_key_is_the_proxys_own(tmp_path: Path) -> None:
     key = issue_key(Config(data_dir=str(tmp_path)), "agent", "team", 60.0)
     claims = Keys(signing_secret(tmp_path)).verify(key, now=0.0)
     assert (claims.scope, claims.tenant, claims.episode) == ("agent", "team", None)
+
+
+async def test_a_restart_forgets_no_history(tmp_path: Path) -> None:
+    async with EngineStub() as stub:
+        messages = CHAT["messages"]
+        found = []
+        for _ in range(3):
+            async with serving(tmp_path, upstream=(stub.url,)) as client:
+                answer = await client.ask("POST", "/v1/chat/completions", CHAT | {"messages": messages})
+            found.append(answer.headers["X-AJet-Episode"])
+            messages = [*messages, answer.json["choices"][0]["message"], {"role": "user", "content": "more"}]
+        assert len(set(found)) == 1

@@ -104,7 +104,7 @@ class Reader(Protocol):
 
     def given(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said, as the engine's route takes it back for history: an assistant's message, or
-        ``{"text": …}``; None where that cannot be told."""
+        ``{"text": …}``; None where it is not finished or cannot be told."""
 
 
 class OpenAIDialect(Protocol):
@@ -245,7 +245,7 @@ class Reading:
 
     def given(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said; see `Reader`."""
-        return tuple(joined(tally.said) for tally in self._tallies)
+        return tuple(None if tally.finish_reason is None else joined(tally.said) for tally in self._tallies)
 
     def _read(self, answer: Spanned, choices: Any) -> dict[tuple[int, int], str]:
         """Add `choices` to their tallies; the spans to be put back."""

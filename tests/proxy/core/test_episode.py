@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, Text, takes, total
+from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, Text, repeats, takes, total
 from ajet_proxy.core.timeline import merge, pack
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_sdk.errors import Conflict
@@ -219,3 +219,31 @@ def test_the_nearest_history_is_the_text_that_shares_most() -> None:
     assert episode.history(pack_tokens((8, 1))) == ("c", 1)
     assert episode.text_of("a") == pack_tokens((1, 2, 9))
     assert episode.text_of("b") == pack_tokens((1, 2, 9, 4, 9))
+
+
+def attempt(name: str, body: str, key: str | None = None, *, state: str = "complete", reason: str | None = None,
+            at: float = 0.0) -> tuple[str, CallEntry]:
+    return name, CallEntry(at, "m", "", "path", body, key, (name, f"{name}'s sibling"), state, reason)
+
+
+@pytest.mark.parametrize(("body", "key", "retry", "first"), [
+    ("one", None, False, None),          # nothing says that it is a retry
+    ("one", None, True, "lost"),         # an attempt of which nothing came goes before others
+    ("two", None, True, "running"),      # then one that is still answered
+    ("three", None, True, "late"),       # then the latest
+    ("four", None, True, None),          # what was repeated already is nobody's first attempt
+    ("five", None, True, None),
+    ("other", "k", False, "keyed"),
+    ("one", "k", True, "keyed"),         # a key goes before the body
+    ("one", "unknown", True, "lost"),
+    ("one", "unknown", False, None),
+])  # fmt: skip
+def test_which_attempt_a_request_repeats(body: str, key: str | None, retry: bool, first: str | None) -> None:
+    episode = blank(calls=dict([
+        attempt("whole", "one"), attempt("lost", "one", state="lost", reason="disconnected"),
+        attempt("running", "two", state="running"), attempt("done", "two", at=9.0),
+        attempt("early", "three"), attempt("late", "three", at=1.0),
+        attempt("repeated", "four", state="lost", reason="retried"), attempt("keyed", "seven", "k"),
+    ]))  # fmt: skip
+    expected = () if first is None else (first, f"{first}'s sibling")
+    assert repeats(episode, body, key, retry) == expected

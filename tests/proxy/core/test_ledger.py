@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from ajet_proxy.core.call import prompt_hash
+from ajet_proxy.core.events import CallLost
+from ajet_proxy.core.history import Mark
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import EPISODE_STATES, Abort, Lease, Reward
 from tests.kit.ledger_rig import LedgerRig
@@ -322,3 +327,58 @@ def test_every_refusal_leaves_the_ledger_as_it_was(rig: LedgerRig) -> None:
             command()
     assert rig.pictures[-1] == before
     assert rig.run(rig.ledger.lease(Lease(), batch="none", at=rig.at)) == ()
+
+
+class Said:
+    """A history that begins with `marks`."""
+
+    def __init__(self, *marks: Mark) -> None:
+        self.marks = marks
+
+    def beginnings(self, lengths: object) -> Iterator[Mark]:
+        return iter(self.marks)
+
+    def after(self, given: object, captured: object) -> tuple[Mark, ...]:
+        raise NotImplementedError
+
+
+SENT: dict[str, Any] = {"body_hash": "b", "idempotency_key": None, "is_retry": False}
+MARK = Mark("what was said")
+
+
+def test_a_request_continues_what_was_said_or_is_the_same_again(rig: LedgerRig) -> None:
+    episode = rig.open()
+    (call,) = rig.begin(episode, body="b", key="k")
+    whole = make_call(call, [1], [2], episode=episode)
+    assert not rig.ledger.has_ended(episode) and not rig.ledger.has_ended("nobody's")
+    rig.run(rig.ledger.finish_call(whole, at=rig.at, task_hash="t", marks=(MARK,)))
+    assert rig.ledger.continued(Said(MARK), **SENT) == (episode,)
+    assert rig.ledger.continued(Said(Mark("other")), **SENT) == rig.ledger.continued(None, **SENT) == ()
+    rig.ledger.lineage.attempt(episode, "b", "k")
+    assert rig.ledger.continued(None, **{**SENT, "idempotency_key": "k"}) == (episode,)
+    rig.seal(episode)
+    assert rig.ledger.has_ended(episode)
+    assert rig.ledger.continued(Said(MARK), **{**SENT, "idempotency_key": "k"}) == ()
+
+
+@pytest.mark.parametrize("end", ["complete", "lost"])
+def test_what_a_replaced_attempt_is_told_can_be_gone_on_from(rig: LedgerRig, end: str) -> None:
+    episode = rig.open()
+    (old,) = rig.begin(episode, body="b")
+    rig.begin(episode, body="b", retry=True)
+    if end == "complete":
+        whole = make_call(old, [1], [2], episode=episode)
+        events = rig.run(rig.ledger.finish_call(whole, at=rig.at, task_hash="t", marks=(MARK,)))
+    else:
+        events = rig.run(rig.ledger.lose_call(episode, old, "no_logprobs", at=rig.at, marks=(MARK,)))
+    assert list(events) == [CallLost(rig.at, episode, old, "retried", (MARK,))]
+    assert rig.ledger.continued(Said(MARK), **SENT) == (episode,)
+    assert rig.ledger.in_flight() == 1
+
+
+def test_an_episode_opens_with_what_is_to_be_noted(rig: LedgerRig) -> None:
+    rig.run(rig.ledger.begin_call(
+        episode="ep", calls=("c",), at=rig.at, model="m", agent="", task=None, eval=False, identified_by="lineage",
+        tenant="", metadata={"may_continue": ["x"]}, **SENT,
+    ))  # fmt: skip
+    assert rig.ledger.record("ep", tokens=False)["metadata"] == {"may_continue": ["x"]}

@@ -12,10 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core import state as state_module
+from ajet_proxy.core.history import Mark
+from ajet_proxy.core.lineage import Lineage
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import GateClose, GateOpen
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, check, picture
+from tests.kit.strategies import make_call
 
 EPISODES = st.sampled_from(["a", "b", "c", "d", "e"])
 MODELS = st.sampled_from(["m", "m", "n"])
@@ -305,3 +308,28 @@ def test_the_status_never_walks_through_the_episodes() -> None:
 
     rig.ledger.episodes = Untouchable(rig.ledger.episodes)
     assert rig.ledger.status()["episodes"]["opened"] == 50
+
+
+def test_marks_count_while_their_episode_is_open() -> None:
+    mark = Mark("what was said")
+    rig = LedgerRig()
+    for end in ("seal", "abort"):
+        episode = rig.open()
+        one, two, late, later = rig.begin(episode, choices=4)
+        rig.run([ev.CallFinished(rig.at, make_call(one, [1], [2], episode=episode), (mark,))])
+        rig.run([ev.CallLost(rig.at, episode, two, "no_token_ids", (mark._replace(key="lost"),))])
+        assert [len(known) for known in vars(rig.ledger.lineage)["_episodes"].values()] == [1, 1]
+        rig.seal(episode) if end == "seal" else rig.abort(episode)
+        rig.run([ev.CallFinished(rig.at, make_call(late, [1], [2], episode=episode), (mark,))])
+        rig.run([ev.CallLost(rig.at, episode, later, "no_token_ids", (mark,))])
+        assert vars(rig.ledger.lineage) == vars(Lineage())
+
+
+def test_an_attempt_that_nothing_names_is_known_again() -> None:
+    rig = LedgerRig()
+    episode = rig.open()
+    for way in ("path", "lineage"):
+        rig.run([ev.CallStarted(rig.at, episode, (way,), "m", "", way, f"body by {way}")])
+        rig.lose(episode, way)
+    assert rig.ledger.lineage.repeated("body by path", None, rig.ledger.episodes) is None
+    assert rig.ledger.lineage.repeated("body by lineage", None, rig.ledger.episodes) == episode

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core import events as ev
+from ajet_proxy.core.history import Mark
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig, picture
@@ -46,6 +47,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "int": st.integers(-(2**63), 2**63 - 1),
     "Call": calls(),
     "tuple[str, ...]": names,
+    "tuple[Mark, ...]": st.lists(st.builds(Mark, text, st.integers(0, 2**40), text), max_size=2).map(tuple),
     "tuple[str, ...] | None": st.none() | names,
     "Mapping[str, Any]": st.dictionaries(text, json_values, max_size=3),
     "Mapping[str, str] | None": st.none() | st.dictionaries(text, text, max_size=3),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.call import Captured
 from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.given import joined
 from ajet_proxy.core.dialects.reading import Dialect, Reading
 from ajet_proxy.core.sse import SseEvent
 from tests.kit import tapes
@@ -49,7 +50,8 @@ def test_the_fast_way_is_the_same_way_in_chat(
     (seen, end), expected = fast.usual(raw), slow.event(data)
     assert end == len(raw)
     assert b"".join(seen) == (b"data: %b\n\n" % expected if expected is not None else b"")
-    assert fast._tallies == slow._tallies and fast.given() == slow.given()
+    assert fast._tallies == slow._tallies
+    assert joined(fast._tallies[0].said) == joined(slow._tallies[0].said)
 
 
 @given(NAMES, NAMES, LOGPROBS, TOKENS, st.booleans())
@@ -63,7 +65,8 @@ def test_the_fast_way_is_the_same_way_in_completions(
     (seen, end), expected = fast.usual(raw), slow.event(data)
     assert expected is not None and end == len(raw)
     assert b"".join(seen) == b"data: %b\n\n" % expected
-    assert fast._tallies == slow._tallies and fast.given() == slow.given()
+    assert fast._tallies == slow._tallies
+    assert joined(fast._tallies[0].said) == joined(slow._tallies[0].said)
 
 
 def test_the_fast_way_is_taken_for_what_the_engine_really_sends() -> None:
@@ -220,3 +223,10 @@ def test_what_says_nothing_is_shown_as_it_came() -> None:
     raw = b"data: %b\n\n" % dump(word).encode()
     seen = b"data: %b\n\n" % dump(chat_event({"content": "a"})).encode()
     assert reading(CHAT).show(SseEvent(raw, raw[6:-2])) == seen
+
+
+def test_what_a_choice_said_is_known_when_it_is_finished() -> None:
+    here = reading(CHAT, {"n": 2})
+    for told in (chat_event({"content": "é"}), chat_event({"content": "no"}, index=1), chat_event({}, finish="stop")):
+        here.event(dump(told).encode())
+    assert here.given() == ({"content": "é"}, None)

@@ -1,0 +1,172 @@
+"""What a request says came before it: how a call is known to continue an earlier one by its words alone.
+
+Idea: after a call, the history that its client keeps ends in a `Mark`, a digest of everything asked and answered so
+far. A later request continues the call if its own history begins with exactly that. A chat's history is its messages,
+one after another; a text prompt's is its text; a token prompt's is its ids. Digests are keyed by whoever asks
+(`scope`), so that equal histories of two clients have nothing in common, and no words are kept.
+
+What clients change in passing does not count: space around a text, thoughts in ``<think>`` tags, how the arguments of
+a tool call are written, the ids of tool calls, and in a system prompt the billing line of Claude Code, which can differ
+from request to request. The ids are digested apart, as ``firm``: engines draw them at random, so they tell twins apart
+whose words are equal. All of this says which episode a call belongs to and nothing else: whether a timeline goes on,
+and what of it is trained, is decided by token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple, Protocol
+
+from ajet_proxy.core.call import Captured
+from ajet_proxy.core.tokens import pack_tokens
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SIZE = 12
+"""Bytes of a digest."""
+_BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+class Mark(NamedTuple):
+    """Where a history ends. ``length`` is that of a text in bytes; 0 for messages, which need none to be found."""
+
+    key: str
+    length: int = 0
+    firm: str = ""
+
+
+class History(Protocol):
+    """The history of one request."""
+
+    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        """The marks that may stand at a beginning of this history, the longest first; `lengths` are those there are."""
+
+    def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
+        """The marks behind the answer `given`, which is `captured` in tokens if those are known."""
+
+
+def read(route: str, request: Mapping[str, Any], scope: bytes) -> History | None:
+    """The history in a `request` to an engine's `route`; None if there is none that a later request could continue.
+
+    `scope` has at most 64 bytes.
+    """
+    try:
+        if route == CHAT:
+            return _Messages(request["messages"], scope)
+        if route == COMPLETIONS:
+            prompt = request["prompt"]
+            return _Text("text", _utf8(prompt), scope) if isinstance(prompt, str) else _Text(
+                "ids", pack_tokens(prompt), scope
+            )
+    except (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError):
+        return None  # what is malformed is the engine's to refuse
+    return None
+
+
+class _Messages:
+    def __init__(self, messages: Iterable[Mapping[str, Any]], scope: bytes) -> None:
+        self._loose, self._firm = blake2b(key=scope, digest_size=SIZE), blake2b(key=scope, digest_size=SIZE)
+        self._beginnings: list[Mark] = []
+        for message in messages:
+            self._loose.update(_words(message))
+            self._firm.update(_ids(message))
+            if message["role"] == "assistant":
+                self._beginnings.append(_mark(self._loose, self._firm))
+
+    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        return reversed(self._beginnings)
+
+    def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
+        loose, firm = self._loose.copy(), self._firm.copy()
+        answer = {**given, "role": "assistant"}
+        loose.update(_words(answer))
+        firm.update(_ids(answer))
+        return (_mark(loose, firm),)
+
+
+def _mark(loose: blake2b, firm: blake2b) -> Mark:
+    return Mark(f"chat:{loose.hexdigest()}", firm=firm.hexdigest())
+
+
+def _words(message: Mapping[str, Any]) -> bytes:
+    """What `message` says, whoever wrote it down."""
+    role = _ROLES.get(message["role"], message["role"])
+    text = _text(message.get("content"))
+    if role == "assistant":
+        text = text.rpartition("</think>")[2].partition("<think>")[0]
+    elif role == "system":
+        text = _BILLING.sub("", text)
+    said = [role, text.strip()]
+    for function in _functions(message):
+        said += (function["name"], _arguments(function.get("arguments")))
+    return _framed(said)
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(
+        part["text"] if part.get("type") == "text" else json.dumps(part, sort_keys=True) for part in content
+    )
+
+
+def _functions(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return [*calls, message["function_call"]] if message.get("function_call") else calls
+
+
+def _arguments(written: Any) -> str:
+    """The arguments of a tool call, however they are written."""
+    try:
+        meant = json.loads(written) if isinstance(written, str) else written
+    except (ValueError, RecursionError):
+        return str(written).strip()
+    return json.dumps(meant, sort_keys=True)
+
+
+def _ids(message: Mapping[str, Any]) -> bytes:
+    calls = [call.get("id") for call in message.get("tool_calls") or ()]
+    return _framed([str(given) for given in (*calls, message.get("tool_call_id")) if given])
+
+
+def _framed(parts: Iterable[str]) -> bytes:
+    """`parts` so that no other parts make the same bytes."""
+    raw = [_utf8(part) for part in parts]
+    return b"%d;" % len(raw) + b"".join(b"%d:%b" % (len(part), part) for part in raw)
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+class _Text:
+    """A prompt that is one text, or one list of token ids."""
+
+    def __init__(self, kind: str, prompt: bytes, scope: bytes) -> None:
+        self._kind = kind
+        self._prompt = prompt
+        self._scope = scope
+
+    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        digest, at, found = blake2b(key=self._scope, digest_size=SIZE), 0, []
+        for length in sorted(length for length in lengths if 0 < length <= len(self._prompt)):
+            digest.update(self._prompt[at:length])
+            at = length
+            found.append(Mark(f"{self._kind}:{digest.hexdigest()}", length))
+        return reversed(found)
+
+    def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
+        """A prompt that was answered with nothing can only come again, and so is no mark."""
+        ends = {}
+        if captured is not None and captured.token_ids:
+            ends["ids"] = pack_tokens(captured.prompt_token_ids) + pack_tokens(captured.token_ids)
+        if self._kind == "text" and given.get("text"):
+            ends["text"] = self._prompt + _utf8(given["text"])
+        return tuple(
+            Mark(f"{kind}:{blake2b(end, key=self._scope, digest_size=SIZE).hexdigest()}", len(end))
+            for kind, end in ends.items()
+        )
