@@ -25,6 +25,8 @@ from aiohttp import web
 
 from ajet_proxy.core.call import Captured, Origin, Outcome
 from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.messages import Messages
+from ajet_proxy.core.dialects.messages_template import depends_on_template
 from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
@@ -38,6 +40,7 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.store import Store
+from ajet_proxy.io.templates import Templates
 from ajet_proxy.io.upstream import EngineRequest, Upstream, request_headers
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
 from ajet_sdk.routes import HEADER_REWARD, KEY_PREFIX, OpenEpisode, Reward
@@ -79,6 +82,7 @@ class HttpFront:
             engines, clock=clock, metrics=metrics, connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout,
         )
+        self._templates = Templates(self._upstream, engines)
 
     def add_routes(self, app: web.Application) -> None:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
@@ -137,8 +141,10 @@ class HttpFront:
         ledger = self._store.ledger
         agent = identity.agent or ledger.agent_of(episode) or ""
         given = ledger.model_of(episode, agent)
-        exchange = Exchange(dialect, request, model=given)
         model = given or request.model
+        if isinstance(dialect, Messages) and depends_on_template(request.fields):
+            dialect = await self._suited(http, model, episode)
+        exchange = Exchange(dialect, request, model=given)
         calls = tuple(self._clock.new_id("call") for _ in range(exchange.choices))
         waiting = perf_counter()
         async with self._gate.enter(ready=lambda: self._upstream.known(model)):
@@ -164,6 +170,15 @@ class HttpFront:
             return await relay.captured(
                 http, upstream_request, exchange, recorder, self._upstream, keep_alive_s=self._settings.keep_alive
             )
+
+    async def _suited(self, http: web.Request, model: str, episode: str) -> Messages:
+        """The Messages API for an engine whose chat template is that of `model`."""
+
+        def ask(path: str, body: bytes) -> EngineRequest:
+            return self._engine_request(http, path, body, model=model, sticky=episode, identity=True)
+
+        async with self._gate.enter(ready=lambda: self._upstream.known(model)):
+            return Messages(await self._templates.of(model, ask))
 
     async def _pass(self, http: web.Request) -> web.StreamResponse:
         body = await self._body(http)

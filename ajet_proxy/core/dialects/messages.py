@@ -4,8 +4,8 @@ vLLM has this route itself and answers it by translating to chat and back, but i
 does the translating (`messages_request`, `messages_answer`), asks the chat route as `chat` does, and captures the call
 from its answer; the client gets, event for event, what vLLM's own translation would have made of it.
 
-Two things vLLM decides by the model's chat template, and says nowhere: they are a `Template`, which the front finds out
-by asking the engine (`ajet_proxy/io/templates.py`).
+Two things vLLM decides by the model's chat template: they are a `Template`, which is found out by asking the engine
+(`messages_template`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from ajet_proxy.core.dialects.chat import CHAT
 from ajet_proxy.core.dialects.messages_answer import MessagesReading
-from ajet_proxy.core.dialects.messages_request import Template, to_chat
+from ajet_proxy.core.dialects.messages_request import to_chat
+from ajet_proxy.core.dialects.messages_template import Template
 from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.dialects.request import Request
 from ajet_sdk.errors import BadRequest

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from ajet_proxy.core.dialects.messages_template import EFFORTS, Template
 from ajet_sdk.errors import BadRequest
 
 BILLING = "x-anthropic-billing-header"
@@ -26,19 +26,9 @@ _AS_THEY_ARE = (
 )
 _NOWHERE = ("mcp_servers", "container", "output_format")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _MIN_BUDGET = 1024
 
 Message = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """What an engine decides by its chat template, which no request tells: whether system messages in the middle are
-    moved to the front, and which effort stands for no thinking."""
-
-    merges_system: bool = False
-    disabled_effort: str = "none"
 
 
 def to_chat(asked: Mapping[str, Any], template: Template) -> dict[str, Any]:
@@ -61,17 +51,6 @@ def to_chat(asked: Mapping[str, Any], template: Template) -> dict[str, Any]:
     if asked.get("stream") is not None and _is(asked["stream"], bool, "stream", "true or false"):
         chat |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return chat | _output(asked) | _thinking(asked, limit, template) | _tools(asked)
-
-
-def has_inline_system(asked: Mapping[str, Any]) -> bool:
-    """Whether a system message stands among `asked`'s messages."""
-    messages = asked.get("messages")
-    return isinstance(messages, list) and any(isinstance(m, dict) and m.get("role") == "system" for m in messages)
-
-
-def disables_thinking(asked: Mapping[str, Any]) -> bool:
-    thinking = asked.get("thinking")
-    return isinstance(thinking, dict) and thinking.get("type") == "disabled"
 
 
 # --- messages

@@ -9,7 +9,7 @@ import pytest
 
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.messages import Messages
-from ajet_proxy.core.dialects.messages_request import Template
+from ajet_proxy.core.dialects.messages_template import Template
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
 from ajet_sdk.errors import BadRequest

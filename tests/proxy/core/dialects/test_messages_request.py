@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.dialects.messages_request import Template, disables_thinking, has_inline_system, to_chat
+from ajet_proxy.core.dialects.messages_request import to_chat
+from ajet_proxy.core.dialects.messages_template import Template
 from ajet_sdk.errors import BadRequest
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -76,7 +77,6 @@ def test_the_system_prompt_comes_first(system: Any, expected: str | None) -> Non
 ])  # fmt: skip
 def test_a_system_message_stays_in_the_middle_or_moves_to_the_front(content: Any, expected: str | None) -> None:
     asked = {"messages": [*ASK, {"role": "system", "content": content}], "system": "first"}
-    assert has_inline_system(asked)
     stays = [{"role": "system", "content": expected}] if expected else []
     assert chat(**asked)["messages"] == [{"role": "system", "content": "first"}, *ASK, *stays]
     moved = chat(Template(merges_system=True), **asked)["messages"]
@@ -84,11 +84,6 @@ def test_a_system_message_stays_in_the_middle_or_moves_to_the_front(content: Any
     del asked["system"]
     moved = chat(Template(merges_system=True), **asked)["messages"]
     assert moved == [*stays, *ASK]
-
-
-@pytest.mark.parametrize("asked", [{}, {"messages": 1}, {"messages": ASK}, {"messages": [1]}])
-def test_most_requests_have_no_system_message_inside(asked: dict[str, Any]) -> None:
-    assert not has_inline_system(asked)
 
 
 def test_texts_and_images() -> None:
@@ -159,8 +154,6 @@ def test_thinking() -> None:
     off = {"thinking": {"type": "disabled"}, "output_config": {"effort": "max"}}
     assert chat(**off)["reasoning_effort"] == "none"
     assert chat(Template(disabled_effort="low"), **off)["reasoning_effort"] == "low"
-    assert disables_thinking(off)
-    assert not disables_thinking({"thinking": {"type": "enabled"}}) and not disables_thinking({"thinking": "off"})
 
 
 def test_tools() -> None:
@@ -262,4 +255,3 @@ def test_whatever_is_asked_is_carried_or_refused(fields: dict[str, Any], merges:
     with contextlib.suppress(BadRequest):
         json.dumps(to_chat(asked, Template(merges_system=merges)))
     assert json.dumps(asked) == before
-    has_inline_system(asked), disables_thinking(asked)

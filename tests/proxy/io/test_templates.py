@@ -1,0 +1,106 @@
+"""Asking engines about their templates: once, in the client's name, and only for requests that depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ajet_sdk.routes import Policy
+from tests.kit.engine_stub import EngineStub
+from tests.kit.wire import Answer, send
+from tests.proxy.io.front import Front
+
+OFF = {"thinking": {"type": "disabled"}}
+INLINE = {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}
+
+
+class Engine:
+    """Knows one model, whose template merges system messages and tells efforts apart; refuses the rest."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any]] = []
+        self.keys: set[str | None] = set()
+        self.url = ""
+        self.garbled = False
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.asked.append((request.path, body))
+        self.keys.add(request.headers.get("Authorization"))
+        if body["model"] != "m":
+            return web.json_response({"error": {"message": "no", "type": "NotFoundError"}}, status=404)
+        if self.garbled:
+            return web.Response(body=b"?")
+        return web.json_response({"input_tokens": 5, "tokens": list(str(body.get("chat_template_kwargs")).encode())})
+
+    def chats(self) -> list[Any]:
+        return [body for path, body in self.asked if path == "/v1/chat/completions"]
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[Engine]:
+    made = Engine()
+    app = web.Application()
+    app.router.add_post("/{path:.*}", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield made
+    await runner.cleanup()
+
+
+async def ask(front: Front, model: str = "m", **more: Any) -> Answer:
+    body = {"model": model, "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], **more}
+    return await send(f"{front.url}/e/x/v1/messages", body=body, headers={"Authorization": "Bearer theirs"})
+
+
+async def test_it_is_asked_once_for_requests_that_depend_on_it(engine: Engine) -> None:
+    async with Front(engine.url) as front:
+        await ask(front)
+        assert len(engine.asked) == 1
+        for more in (INLINE, OFF, INLINE):
+            await ask(front, **more)
+        assert len(engine.asked) == 1 + 8 + 3
+    _, merged, off, _ = engine.chats()
+    assert [message["role"] for message in merged["messages"]] == ["system", "user"]
+    assert off["reasoning_effort"] == "none"
+    assert engine.keys == {"Bearer theirs"}
+
+
+async def test_other_engines_are_asked_anew(engine: Engine) -> None:
+    async with EngineStub(models=("m",)) as stub, Front(engine.url) as front:
+        await ask(front, **INLINE)
+        front.store.post(front.store.ledger.announce(Policy("m", 1, (stub.url,)), at=front.clock.now()))
+        answer = await ask(front, **INLINE | OFF)
+        [asked] = stub.llm_requests()
+    assert answer.status == 200
+    assert [message["role"] for message in asked.body["messages"]] == ["user", "system"]
+    assert asked.body["reasoning_effort"] == "low", "the stub's template ignores efforts"
+
+
+@pytest.mark.parametrize("garbled", [False, True])
+async def test_an_engine_that_says_nothing_is_asked_again(engine: Engine, garbled: bool) -> None:
+    engine.garbled = garbled
+    async with Front(engine.url) as front:
+        for _ in range(2):
+            await ask(front, "m" if garbled else "nobody", **INLINE)
+    assert len(engine.asked) == 2 * (8 + 1)
+    assert [message["role"] for message in engine.chats()[1]["messages"]] == ["user", "system"]
+
+
+async def test_it_is_asked_behind_the_gate() -> None:
+    async with EngineStub() as stub, Front(stub.url, hold_s=0.1) as front:
+        front.close_gate()
+        answer = await ask(front, "stub", **OFF)
+        assert answer.status == 503 and not stub.requests
+
+
+async def test_an_engine_that_is_gone_is_a_502() -> None:
+    async with Front("http://127.0.0.1:9") as front:
+        answer = await ask(front, **OFF)
+    assert answer.status == 502 and answer.json()["error"]["type"] == "api_error"
+    assert not front.calls and front.running == 0
