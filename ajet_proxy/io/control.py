@@ -167,12 +167,15 @@ class Control:
         return web.json_response({"gate": "closed", "in_flight": self._gate.in_flight})
 
     async def _open_gate(self, request: api.Request) -> web.Response:
-        """Wake the engines if they were frozen, then let requests through."""
+        """Wake the engines if they were frozen, then let requests through. The new version stands before the first
+        token that it samples, and whoever opens an open gate wakes the engines again."""
         parse(routes.GateOpen, request.body)
-        faults = await self._engine_control.resume(self._engines.all()) if self._settings.pauses else []
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
-        self._gate.changed()
+        try:
+            faults = await self._engine_control.resume(self._engines.all()) if self._settings.pauses else []
+        finally:
+            self._gate.changed()
         return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, known: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ajet_proxy.core.keys import Claims
 from ajet_sdk.frame import decode_batch
@@ -265,6 +266,25 @@ async def test_the_gate_can_pause_the_engine_instead(tmp_path: Path) -> None:
         assert (await client.control("POST", "/gate/open", {"policy_version": 1})).status == 200
         assert [r.path for r in stub.requests] == ["/pause", "/resume"]
         assert (await client.chat("one")).status == 200
+
+
+class Curious(EngineStub):
+    """An engine that looks, when it is woken, which version the proxy says it has."""
+
+    client: Client
+    version: int
+
+    async def _resume(self, request: web.Request) -> web.Response:
+        self.version = (await self.client.control("GET", "/status")).json["models"]["stub"]["policy_version"]
+        return await super()._resume(request)
+
+
+async def test_the_new_version_stands_before_a_frozen_engine_goes_on(tmp_path: Path) -> None:
+    async with Curious() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",), gate_mode="pause") as client:
+        stub.client = client
+        await client.control("POST", "/gate/close", {})
+        await client.control("POST", "/gate/open", {"policy_version": 5})
+        assert stub.version == 5
 
 
 async def test_an_engine_that_died_frozen_does_not_keep_the_others_from_going_on(tmp_path: Path) -> None:
