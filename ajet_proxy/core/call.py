@@ -1,7 +1,9 @@
 """What became of one choice: `Captured`, with everything a `Call` needs from the engine, or `Lost` with its reason.
 
 A failed capture is a value and not an exception: the agent's answer does not depend on it. An exchange is whole or lost
-as a whole; within a whole exchange, a choice that the engine did not describe exactly is lost by itself.
+as a whole; within a whole exchange, a choice that the engine did not describe exactly is lost by itself. Between the
+two stands `Unscored`: exact ids without logprobs, which the engine can be asked for (`scoring`) before the agent sees
+the end of its answer.
 """
 
 from __future__ import annotations
@@ -29,6 +31,15 @@ NO_LOGPROBS = "no_logprobs"
 """The engine did not give one finite logprob for each sampled token."""
 CAPTURE_FAILED = "capture_failed"
 """The answer is not what this dialect says it should be; the agent got it as it came."""
+UNASKABLE = "unaskable"
+"""The engine refuses to be asked for ids or logprobs; the agent got its answer to the request as it was."""
+WEIGHTS_CHANGED = "weights_changed"
+"""Other weights served the model before the logprobs of the sampled tokens were known."""
+NOT_SCORED = "not_scored"
+"""The engine did not tell the logprobs of tokens that it had sampled."""
+
+SCORED = "scored_logprobs"
+"""What `Call.altered` says of a call whose logprobs come from a second look at its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +52,19 @@ class Captured:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: str
+    scored: bool = False
+    """Whether the logprobs were asked for after the tokens had been sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unscored:
+    """One whole choice whose tokens the engine reported without logprobs."""
+
+    index: int
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +75,7 @@ class Lost:
     reason: str
 
 
-Outcome = Captured | Lost
+Outcome = Captured | Unscored | Lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +114,7 @@ def to_call(captured: Captured, origin: Origin, changes: Sequence[Change] = ()) 
         finish_reason=captured.finish_reason,
         policy_versions=_spans(captured, origin.policy_version, changes),
         identified_by=origin.identified_by,
-        altered=origin.altered,
+        altered=(*origin.altered, SCORED) if captured.scored else origin.altered,
     )
 
 

@@ -22,7 +22,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.call import CAPTURE_FAILED, REFUSED, TRUNCATED, Lost, Outcome
+from ajet_proxy.core.call import CAPTURE_FAILED, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
 from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.sse import SseEvent, SseParser
@@ -40,9 +40,8 @@ class Exchange:
         """
         asked = dialect.translate(request)
         ask = dialect.ask(asked.fields)
-        fields = {**ask.fields, **(more or {})}
-        if model is not None and model != request.model:
-            fields["model"] = json.dumps(model)
+        named = {"model": json.dumps(model)} if model is not None and model != request.model else {}
+        fields = {**ask.fields, **(more or {}), **named}
         self.choices = ask.choices
         """How many calls the exchange makes."""
         self.altered = tuple(fields)
@@ -54,6 +53,7 @@ class Exchange:
         self.asked = asked
         """The request in the form of the engine's route, without what only the proxy asks for."""
         self.upstream_body = asked.with_fields(fields)
+        self._plain_body = asked.with_fields(named)
         self.buffered = False
         """Whether the answer is one document, which `finish` gives as a whole."""
         self.settled = False
@@ -90,6 +90,15 @@ class Exchange:
     def patient(self) -> bool:
         """Whether the client has whole events of a stream that is not at its end."""
         return not self.buffered and not self._opaque and not self._reading.ended
+
+    def retreat(self) -> bool:
+        """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
+        call comes of the answer."""
+        if self._skip is not None or self.upstream_body == self._plain_body:
+            return False
+        self.upstream_body = self._plain_body
+        self._skip = UNASKABLE
+        return True
 
     def on_headers(self, status: int, content_type: str) -> None:
         """The engine's answer begins."""

@@ -39,6 +39,7 @@ from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
+from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.templates import Templates
 from ajet_proxy.io.upstream import EngineRequest, Upstream, request_headers
@@ -161,11 +162,13 @@ class HttpFront:
                 policy_version=ledger.policy_version(model), identified_by=identity.identified_by,
                 altered=exchange.altered,
             )
-            recorder = Recorder(
-                origin, store=self._store, clock=self._clock, metrics=self._metrics, marks=_marks(history, exchange)
-            )
             upstream_request = self._engine_request(
                 http, exchange.target, exchange.upstream_body, model=model, sticky=episode, identity=True
+            )
+            scorer = Scorer(self._upstream, upstream_request, request.fields.get("cache_salt"), self._metrics)
+            recorder = Recorder(
+                origin, scorer=scorer, store=self._store, clock=self._clock, metrics=self._metrics,
+                marks=_marks(history, exchange),
             )
             return await relay.captured(
                 http, upstream_request, exchange, recorder, self._upstream, keep_alive_s=self._settings.keep_alive

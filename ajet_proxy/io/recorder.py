@@ -1,8 +1,9 @@
 """The calls of one exchange in the ledger: begun, then ended exactly once.
 
-Ending is durable: `end` returns when the journal has it, and only then may the client see the end of its answer. Losing
-does not wait, because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more
-calls; that is no concern of the agent's answer.
+Ending is durable: `end` returns when the journal has it, and only then may the client see the end of its answer. Tokens
+that came without logprobs are scored before that, and only under the weights that sampled them. Losing does not wait,
+because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls; that is
+no concern of the agent's answer.
 """
 
 from __future__ import annotations
@@ -10,12 +11,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from ajet_proxy.core.call import DISCONNECTED, Captured, Change, Lost, Origin, Outcome, prompt_hash, to_call
+from ajet_proxy.core.call import (
+    DISCONNECTED,
+    WEIGHTS_CHANGED,
+    Captured,
+    Change,
+    Lost,
+    Origin,
+    Outcome,
+    Unscored,
+    prompt_hash,
+    to_call,
+)
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import Mark
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.store import Store
 from ajet_sdk.errors import AjetError
 
@@ -26,11 +39,12 @@ class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, store: Store, clock: Clock, metrics: Metrics,
+        self, origin: Origin, *, scorer: Scorer, store: Store, clock: Clock, metrics: Metrics,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
     ) -> None:
         self.origin = origin
         self.ended = False
+        self._scorer = scorer
         self._store = store
         self._clock = clock
         self._metrics = metrics
@@ -50,8 +64,9 @@ class Recorder:
         """Record `outcomes`; returns when they are on disk."""
         if self.ended:
             return
+        whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
         self.ended = True
-        *first, last = outcomes
+        *first, last = whole
         for outcome in first:
             self._store.post(self._decide(outcome))
         await self._store.commit(self._decide(last))
@@ -64,7 +79,16 @@ class Recorder:
         for index in range(len(self.origin.calls)):
             self._store.post(self._decide(Lost(index, reason)))
 
-    def _decide(self, outcome: Outcome) -> tuple[Event, ...]:
+    async def _scored(self, choice: Unscored) -> Captured | Lost:
+        outcome = await self._scorer.score(choice) if self._same_weights() else None
+        return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
+
+    def _same_weights(self) -> bool:
+        """Whether the weights that the call began with have served it all along."""
+        version = self._store.ledger.policy_version(self.origin.model)
+        return not self._changes and version == self.origin.policy_version
+
+    def _decide(self, outcome: Captured | Lost) -> tuple[Event, ...]:
         """The events of one choice's end; decided one by one, because each changes what the next one means."""
         ledger, origin, at = self._store.ledger, self.origin, self._clock.now()
         self._metrics.inc("ajet_captures_total", outcome=outcome.reason if isinstance(outcome, Lost) else "complete")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import aiohttp
@@ -62,6 +63,9 @@ async def captured(
     is silent for `keep_alive_s` (0: however long) is kept alive in the client's protocol."""
     try:
         answer = await upstream.send(request)
+        if answer.status == 400 and exchange.retreat():
+            answer.close()
+            answer = await upstream.send(replace(request, body=exchange.upstream_body))
         try:
             exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
             if exchange.settled:

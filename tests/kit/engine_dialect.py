@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from tests.kit.engine_tokens import TOOL_END, TOOL_START, Output, decode
+from tests.kit.engine_tokens import TOOL_END, TOOL_START, Output, decode, logprob_of
 
 FINGERPRINT = "vllm-0.31.0-5eedbeef"
 DONE = b"data: [DONE]\n\n"
@@ -62,7 +62,7 @@ def error(status: int, message: str, kind: str = "BadRequestError", param: str |
 def chat_body(reply: Reply) -> bytes:
     choices = []
     for index, _, output in reply.choices():
-        content, calls = _parse_tools(reply, index, output)
+        content, calls = parse_tools(reply, index, output)
         message: dict[str, Any] = {"role": "assistant", "content": content}
         message |= {"refusal": None, "annotations": None, "audio": None, "function_call": None}
         if calls:
@@ -99,11 +99,11 @@ def chat_events(reply: Reply, group: int = 1) -> Iterator[bytes]:
 
 def _chat_choice(reply: Reply, index: int, output: Output, group: int) -> Iterator[bytes]:
     asked = reply.ids or bool(reply.body.get("logprobs"))
-    tools, deltas = _tool_deltas(reply, index, output)
+    tools, deltas = tool_deltas(reply, index, output)
     for start in range(0, len(output.token_ids), group):
         end = min(start + group, len(output.token_ids))
         last = end == len(output.token_ids)
-        delta = _joined(deltas[start:end])
+        delta = joined(deltas[start:end])
         if not delta and not last and not asked:
             continue
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": _chat_logprobs(reply, output, start, end)}
@@ -114,7 +114,7 @@ def _chat_choice(reply: Reply, index: int, output: Output, group: int) -> Iterat
         yield event(_finished(reply, {"choices": [choice]} | _continuous(reply, end), "chat.completion.chunk", last))
 
 
-def _tool_deltas(reply: Reply, index: int, output: Output) -> tuple[bool, list[dict[str, Any]]]:
+def tool_deltas(reply: Reply, index: int, output: Output) -> tuple[bool, list[dict[str, Any]]]:
     """One delta a token, empty where the token shows nothing; a tool call is its name, then pieces of arguments."""
     if TOOL_START not in output.token_ids or not reply.body.get("tools"):
         return False, [{"content": piece} if piece else {} for piece in output.pieces]
@@ -154,7 +154,7 @@ def _closed(seen: str) -> bool:
     return True
 
 
-def _joined(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def joined(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One delta for several tokens: texts are joined, and so are pieces of one call's arguments."""
     content = "".join(delta["content"] for delta in deltas if delta.get("content"))
     calls: dict[int, dict[str, Any]] = {}
@@ -168,7 +168,7 @@ def _joined(deltas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"content": content} if content else {}
 
 
-def _parse_tools(reply: Reply, index: int, output: Output) -> tuple[str | None, list[dict[str, Any]]]:
+def parse_tools(reply: Reply, index: int, output: Output) -> tuple[str | None, list[dict[str, Any]]]:
     if TOOL_END not in output.token_ids or not reply.body.get("tools"):
         return output.text, []
     content, *rest = output.text.split("<tool_call>")
@@ -203,12 +203,23 @@ def completion_body(reply: Reply) -> bytes:
         choice = _completion_choice(reply, index, prompt, output, 0, len(output.token_ids))
         choice |= {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
         choice["token_ids"] = list(output.token_ids) if reply.ids else None
-        choice |= {"prompt_logprobs": None, "prompt_token_ids": list(prompt) if reply.ids else None}
+        choice |= {"prompt_logprobs": _prompt_logprobs(reply, prompt)}
+        choice |= {"prompt_token_ids": list(prompt) if reply.ids else None}
         choices.append(choice | {"routed_experts": None})
     head = _head(reply, "text_completion") | {"choices": choices, "service_tier": None}
     usage = reply.usage() | {"prompt_tokens_details": None, "completion_tokens_details": None}
     tail = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
     return dumps(head | {"system_fingerprint": FINGERPRINT, "usage": usage} | tail)
+
+
+def _prompt_logprobs(reply: Reply, prompt: Sequence[int]) -> list[dict[str, Any] | None] | None:
+    if reply.body.get("prompt_logprobs") is None:
+        return None
+    rows: list[dict[str, Any] | None] = [None]
+    for place, token in list(enumerate(prompt))[1:]:
+        about = {"logprob": logprob_of(prompt[max(0, place - 16) : place], token), "rank": 1}
+        rows.append({str(token): about | {"decoded_token": decode([token], skip_chat_marks=False).replace("�", "")}})
+    return rows
 
 
 def completion_events(reply: Reply, group: int = 1) -> Iterator[bytes]:
@@ -243,6 +254,8 @@ def _completion_choice(
         offset = sum(len(piece) for piece in output.pieces[:start])
         offsets = [offset + sum(map(len, tokens[:place])) for place in range(len(tokens))]
         tops = [{token: value} for token, value in zip(tokens, values, strict=True)]
+        if wanted := reply.body.get("logprob_token_ids"):
+            tops[:1] = [{f"token_id:{token}": logprob_of(prompt[-16:], token) for token in wanted}]
         logprobs = {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}
     return {"index": index, "text": shown, "logprobs": logprobs}
 

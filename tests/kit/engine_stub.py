@@ -24,24 +24,34 @@ from typing import Any
 from aiohttp import web
 
 from tests.kit import engine_dialect as dialect
+from tests.kit import engine_responses as responses
 from tests.kit import engine_script
 from tests.kit.engine_tokens import MAX_MODEL_LEN, Output, decode, encode, generate, render
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+WRITERS = {
+    CHAT: (dialect.chat_body, dialect.chat_events),
+    COMPLETIONS: (dialect.completion_body, dialect.completion_events),
+    RESPONSES: (responses.body, responses.events),
+}
 KINDS = (
     "status",         # answer with `status` and an error body
     "cut",            # close the connection after `after` body bytes
     "silent_close",   # close the connection without a byte
     "hang",           # never answer
-    "no_token_ids",   # know nothing of return_token_ids
-    "no_logprobs",    # token ids, but no logprobs
+    "no_token_ids",   # know nothing of return_token_ids and enable_response_messages
+    "no_logprobs",    # token ids, but no logprobs, not even when asked to score
     "not_vllm",       # 200 with a body that is not JSON
     "error_event",    # in a stream: an error event after `after` events, then [DONE]
     "no_done",        # a stream that ends without [DONE]
-    "no_finish",      # a stream that ends without a finish_reason
+    "no_finish",      # a stream that ends without a finish_reason or a final response
     "abort",          # finish_reason "abort", half of the tokens
     "slow",           # wait `delay_s` before the answer and before each event
 )  # fmt: skip
+EXTRAS = {
+    "no_token_ids": ("return_token_ids", "enable_response_messages"),
+    "no_logprobs": ("logprobs", "include", "prompt_logprobs"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +105,7 @@ class EngineStub:
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post(CHAT, self._generate)
         app.router.add_post(COMPLETIONS, self._generate)
+        app.router.add_post(RESPONSES, self._generate)
         for method, path, handler in self._plain_routes():
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(
@@ -112,8 +123,8 @@ class EngineStub:
         await self._runner.cleanup()
 
     def llm_requests(self) -> list[Received]:
-        """The requests to the two generating routes, oldest first."""
-        return [request for request in self.requests if request.path in (CHAT, COMPLETIONS)]
+        """The requests to the generating routes, oldest first."""
+        return [request for request in self.requests if request.path in (CHAT, COMPLETIONS, RESPONSES)]
 
     # ---- generation
 
@@ -180,22 +191,26 @@ class EngineStub:
         model = body.get("model")
         if model is not None and self.models and model not in self.models:
             return _json(dialect.error(404, f"The model `{model}` does not exist.", "NotFoundError", "model"), 404)
-        if (body.get("max_tokens") or 0) > MAX_MODEL_LEN:
-            message = f"max_tokens={body['max_tokens']} cannot be greater than max_model_len={MAX_MODEL_LEN}."
-            return _json(dialect.error(400, message, "BadRequestError", "max_tokens"), 400)
+        for limit in ("max_tokens", "max_output_tokens"):
+            if (body.get(limit) or 0) > MAX_MODEL_LEN:
+                message = f"{limit}={body[limit]} cannot be greater than max_model_len={MAX_MODEL_LEN}."
+                return _json(dialect.error(400, message, "BadRequestError", limit), 400)
+        if before := body.get("previous_response_id"):
+            message = f"Response with id '{before}' not found."
+            return _json(dialect.error(404, message, "invalid_request_error", "response_id"), 404)
         return None
 
     async def _answer(self, request: web.Request, body: dict[str, Any], fault: Fault | None) -> web.StreamResponse:
         kind = fault.kind if fault else ""
-        reply = self._reply(request.path, _as_asked(body, kind), kind)
-        chat = request.path == CHAT
+        asked = _as_asked(body, kind)
+        reply = self._reply(request.path, responses.as_chat(asked) if request.path == RESPONSES else asked, kind)
+        write_document, write_events = WRITERS[request.path]
         delay = fault.delay_s if fault and kind == "slow" else self.delay_s
         if not body.get("stream"):
             await asyncio.sleep(delay)
-            whole = _without_ids(dialect.chat_body(reply) if chat else dialect.completion_body(reply), kind)
+            whole = _without_ids(write_document(reply), kind)
             return await self._write(request, [whole], fault, 0.0, "application/json", len(whole))
-        events = dialect.chat_events(reply, self.group) if chat else dialect.completion_events(reply, self.group)
-        events = _spoiled(events, kind, fault.after if fault else 0)
+        events = _spoiled(write_events(reply, self.group), kind, fault.after if fault else 0)
         return await self._write(request, events, fault, delay, "text/event-stream; charset=utf-8", None)
 
     def _reply(self, path: str, body: dict[str, Any], kind: str) -> dialect.Reply:
@@ -204,17 +219,12 @@ class EngineStub:
         outputs = [[generate(prompt, body, i, said) for i in range(body.get("n") or 1)] for prompt in prompts]
         if kind == "abort":
             outputs = [[_aborted(output) for output in choices] for choices in outputs]
-        prefix = "chatcmpl" if path == CHAT else "cmpl"
-        return dialect.Reply(f"{prefix}-{self._count:016x}", 1_795_000_000 + self._count, body, prompts, outputs)
+        prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[path]
+        return dialect.Reply(f"{prefix}{self._count:016x}", 1_795_000_000 + self._count, body, prompts, outputs)
 
     async def _write(
-        self,
-        request: web.Request,
-        parts: Sequence[bytes] | Iterator[bytes],
-        fault: Fault | None,
-        delay: float,
-        content_type: str,
-        length: int | None,
+        self, request: web.Request, parts: Sequence[bytes] | Iterator[bytes], fault: Fault | None, delay: float,
+        content_type: str, length: int | None,
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": content_type, "server": "uvicorn"})
         if length is None:
@@ -315,7 +325,7 @@ class EngineStub:
 
 def _prompts(path: str, body: dict[str, Any]) -> list[list[int]]:
     exact = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
-    if path == CHAT:
+    if path != COMPLETIONS:
         return [exact or encode(render(body["messages"], body.get("tools")))]
     prompt = body.get("prompt") or ""
     if isinstance(prompt, str):
@@ -327,8 +337,7 @@ def _prompts(path: str, body: dict[str, Any]) -> list[list[int]]:
 
 def _as_asked(body: dict[str, Any], kind: str) -> dict[str, Any]:
     """`body` as an engine understands it that lacks what the fault takes away."""
-    missing = {"no_token_ids": ("return_token_ids",), "no_logprobs": ("logprobs",)}.get(kind, ())
-    return {key: value for key, value in body.items() if key not in missing}
+    return {key: value for key, value in body.items() if key not in EXTRAS.get(kind, ())}
 
 
 def _aborted(output: Output) -> Output:
@@ -351,7 +360,7 @@ def _spoiled(events: Iterator[bytes], kind: str, after: int) -> Iterator[bytes]:
             return
         if kind == "no_done" and event == dialect.DONE:
             return
-        if kind == "no_finish" and b'"finish_reason":"' in event:
+        if kind == "no_finish" and (b'"finish_reason":"' in event or b'"type":"response.completed"' in event):
             continue
         yield _without_ids(event, kind)
 
@@ -367,10 +376,7 @@ def _json(body: bytes, status: int = 200) -> web.Response:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     stub = EngineStub(
-        models=arguments.model or (),
-        split_seed=arguments.split_seed,
-        delay_s=arguments.delay,
-        port=arguments.port,
+        models=arguments.model or (), split_seed=arguments.split_seed, delay_s=arguments.delay, port=arguments.port
     )
     async with stub:
         sys.stdout.write(f"engine stub ready on {stub.url}\n")

@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from zlib import crc32
 
 IM_START, IM_END, TOOL_START, TOOL_END = 256, 257, 258, 259
 SPECIALS = {"<|im_start|>": IM_START, "<|im_end|>": IM_END, "<tool_call>": TOOL_START, "</tool_call>": TOOL_END}
@@ -91,8 +92,15 @@ def generate(prompt: Sequence[int], body: dict[str, Any], index: int, said: str 
     stops = [body["stop"]] if isinstance(body.get("stop"), str) else list(body.get("stop") or ())
     pieces, stop = _until_stop(_pieces(token_ids), stops)
     token_ids = token_ids[: len(pieces)]
-    logprobs = tuple(-((dice[i % 64] * 31 + i * 7) % 997 + 1) / 256 for i in range(len(token_ids)))
+    known = [*prompt, *token_ids]
+    places = range(len(prompt), len(known))
+    logprobs = tuple(logprob_of(known[max(0, place - 16) : place], known[place]) for place in places)
     return Output(tuple(token_ids), logprobs, tuple(pieces), "stop" if stop else finish, stop)
+
+
+def logprob_of(before: Sequence[int], token: int) -> float:
+    """How likely `token` is after `before`, of which the last 16 count: the same when it is sampled and when scored."""
+    return -(crc32(repr((list(before[-16:]), token)).encode()) % 997 + 1) / 256
 
 
 def _reply(body: dict[str, Any], dice: bytes) -> str:

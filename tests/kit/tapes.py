@@ -61,9 +61,10 @@ def names() -> list[str]:
 
 
 _VOLATILE = (
-    (re.compile(rb'"id": ?"(?:chatcmpl|cmpl)-[^"]*"'), b'"id":"ID"'),
+    (re.compile(rb'"id": ?"(?:chatcmpl-|cmpl-|resp_)[^"]*"'), b'"id":"ID"'),
     (re.compile(rb'"id": ?"(?:chatcmpl-tool|call)[-_][^"]*"'), b'"id":"TOOL"'),
-    (re.compile(rb'"created": ?\d+'), b'"created":0'),
+    (re.compile(rb'"(id|item_id|call_id)": ?"(?:[a-z-]*[-_])?[0-9a-f]{16,}"'), rb'"\1":"ITEM"'),
+    (re.compile(rb'"(created|created_at)": ?\d+'), rb'"\1":0'),
 )
 
 

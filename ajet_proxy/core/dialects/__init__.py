@@ -10,6 +10,7 @@ from ajet_proxy.core.dialects.chat import CHAT
 from ajet_proxy.core.dialects.completions import COMPLETIONS
 from ajet_proxy.core.dialects.messages import MESSAGES
 from ajet_proxy.core.dialects.reading import Dialect
+from ajet_proxy.core.dialects.responses import RESPONSES
 
-CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES)}
+CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
 """The routes whose POST requests are captured."""

@@ -103,8 +103,8 @@ class Reader(Protocol):
         """What became of each choice."""
 
     def given(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, as the engine's route takes it back for history: an assistant's message, or
-        ``{"text": …}``; None where it is not finished or cannot be told."""
+        """What each choice said, as the engine's route takes it back for history: an assistant's message,
+        ``{"text": …}``, or ``{"id": …, "output": …}``; None where it is not finished or cannot be told."""
 
 
 class OpenAIDialect(Protocol):

@@ -37,6 +37,18 @@ def scan(text: str, *, deep: str | None = None) -> Spanned:
     return found
 
 
+def scan_at(text: str, at: int) -> Spanned:
+    """The object that begins at character `at`, whatever follows it; raises like `scan`."""
+    return _object(text, at, None)
+
+
+def scan_list(text: str, at: int) -> list[Spanned]:
+    """The objects of the list that begins at character `at`; raises like `scan`."""
+    if not text.startswith("[", at):
+        raise ValueError(f"expected a list at character {at}")
+    return _objects(text, at)[0]
+
+
 def splice(text: str, edits: Mapping[tuple[int, int], str]) -> str:
     """`text` with each span replaced; spans do not overlap."""
     parts: list[str] = []

@@ -30,6 +30,11 @@ def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
     assert to_call(captured((7, 8)), ORIGIN, (Change(4, (0, 2)),)).policy_versions == ((3, 2),)
 
 
+def test_a_call_says_that_its_logprobs_came_later() -> None:
+    scored = Captured(0, "m", (1,), (2,), (-0.5,), "stop", scored=True)
+    assert to_call(scored, ORIGIN).altered == ("logprobs", "scored_logprobs")
+
+
 def test_a_call_of_no_tokens_has_no_versions() -> None:
     assert to_call(captured((), index=0), ORIGIN).policy_versions == ()
 

@@ -269,6 +269,22 @@ def test_what_is_not_captured_still_goes_to_the_episodes_model() -> None:
     assert json.loads(running.upstream_body) == {"model": "other", "echo": True}
 
 
+def test_a_refused_question_is_put_again_as_the_client_put_it() -> None:
+    running = exchange(CHAT, {"n": 2}, model="other", more={"seed": "1"})
+    assert json.loads(running.upstream_body)["seed"] == 1
+    assert running.retreat()
+    assert running.upstream_body == b'{"model":"other","n":2}'
+    assert not running.retreat()
+    running.on_headers(200, SSE)
+    assert reasons(running.outcomes) == ["unaskable"] * 2
+    assert running.feed(WORD) == [WORD]
+
+
+def test_a_question_with_nothing_added_is_not_put_again() -> None:
+    assert not exchange(CHAT, {"logprobs": True, "return_token_ids": True}).retreat()
+    assert not exchange(COMPLETIONS, {"echo": True}).retreat()
+
+
 class Shout:
     """A made-up protocol: the client hears the engine's chat in capitals."""
 

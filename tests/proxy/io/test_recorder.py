@@ -2,23 +2,49 @@
 
 from __future__ import annotations
 
-from ajet_proxy.core.call import Captured, Lost, Origin, prompt_hash
+from ajet_proxy.core.call import Captured, Lost, Origin, Unscored, prompt_hash
+from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.events import CallFinished, CallLost, TaskNamed
+from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
+from ajet_sdk.routes import Policy
 from tests.proxy.io.front import MemoryStore
 
 WHOLE = (Captured(0, "m", (1, 2), (3,), (-0.5,), "stop"), Captured(1, "m", (1, 2), (4,), (-0.5,), "stop"))
 
 
-def begun(store: MemoryStore) -> Recorder:
+RAW = Unscored(1, "m", (1, 2), (4,), "stop")
+
+
+class Scoring:
+    """Scores at once; `new_weights` come while it does."""
+
+    def __init__(self, store: MemoryStore, *, new_weights: bool = False) -> None:
+        self.store = store
+        self.new_weights = new_weights
+        self.asked: list[Unscored] = []
+
+    async def score(self, choice: Unscored) -> Captured | Lost:
+        self.asked.append(choice)
+        if self.new_weights:
+            announce(self.store, 1)
+        return WHOLE[choice.index]
+
+
+def announce(store: MemoryStore, version: int) -> None:
+    store.post(store.ledger.announce(Policy("m", version), at=2.0))
+
+
+def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
     store.post(store.ledger.begin_call(
         episode="ep", calls=("c0", "c1"), at=1.0, model="m", agent="", task=None, eval=False, identified_by="path",
         tenant="", body_hash="", idempotency_key=None, is_retry=False,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    return Recorder(origin, store=store, clock=Clock(), metrics=Metrics())  # type: ignore[arg-type]
+    return Recorder(origin, scorer=scoring, store=store, clock=Clock(), metrics=Metrics())  # type: ignore[arg-type]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -57,8 +83,36 @@ async def test_losing_takes_every_choice() -> None:
 
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
-    recorder = Recorder(
-        Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ()), store=store, clock=Clock(), metrics=Metrics()  # type: ignore[arg-type]
-    )
+    origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
+    recorder = Recorder(origin, scorer=None, store=store, clock=Clock(), metrics=Metrics())  # type: ignore[arg-type]
     await recorder.end(WHOLE[:1])
     assert recorder.ended and store.durable == []
+
+
+async def test_tokens_without_logprobs_are_scored_before_they_count() -> None:
+    store = MemoryStore()
+    scoring = Scoring(store)
+    await begun(store, scoring).end((WHOLE[0], RAW))
+    assert scoring.asked == [RAW]
+    assert ends(store) == ["c0", "c1"]
+
+
+async def test_other_weights_cannot_score() -> None:
+    store = MemoryStore()
+    during = Scoring(store, new_weights=True)
+    await begun(store, during).end((WHOLE[0], RAW))
+    assert len(during.asked) == 1 and ends(store) == ["c0", "c1: weights_changed"]
+    late = MemoryStore()
+    recorder = begun(late, scoring := Scoring(late))
+    announce(late, 1)
+    await recorder.end((WHOLE[0], RAW))
+    assert scoring.asked == [] and ends(late) == ["c0", "c1: weights_changed"]
+
+
+async def test_weights_that_came_and_went_are_other_weights() -> None:
+    store = MemoryStore()
+    recorder = begun(store, scoring := Scoring(store))
+    announce(store, 1)
+    recorder.note_version(Exchange(CAPTURED["/v1/completions"], Request(b'{"n":2}')))
+    await recorder.end((Unscored(0, "m", (1,), (2,), "stop"), RAW))
+    assert scoring.asked == [] and ends(store) == ["c0: weights_changed", "c1: weights_changed"]

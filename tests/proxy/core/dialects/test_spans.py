@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.dialects.spans import Spanned, scan, splice, with_fields
+from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice, with_fields
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -68,6 +68,19 @@ def test_a_deep_key_that_holds_no_list_stays_plain() -> None:
     assert scan('{"choices":{"a":1}}', deep="choices").values == {"choices": {"a": 1}}
     assert scan('{"choices":[ ]}', deep="choices").values == {"choices": []}
     assert plain(scan('{"choices":[{"a":1} , {}] }', deep="choices")) == {"choices": [{"a": 1}, {}]}
+
+
+def test_objects_inside_are_found_in_their_place() -> None:
+    text = '{"a":[1],"b": [ {"c":2} , {"d":{"e":null}} ], "f":{}}x'
+    found = scan_at(text, 0)
+    items = scan_list(text, found.spans["b"][0])
+    assert [plain(item) for item in items] == [{"c": 2}, {"d": {"e": None}}]
+    start, end = scan_at(text, items[1].spans["d"][0]).spans["e"]
+    assert text[start:end] == "null"
+    assert scan_list(" []", 1) == []
+    for name in ("a", "f"):
+        with pytest.raises(ValueError):
+            scan_list(text, found.spans[name][0])
 
 
 def test_a_name_may_be_written_with_escapes() -> None:

@@ -1,0 +1,242 @@
+"""``POST /v1/responses`` as vLLM speaks it.
+
+Asked with ``enable_response_messages``, vLLM adds the raw prompt and the raw output, ids included, to the response
+object: the document, or the last event of a stream. Logprobs it reports in one place only, beside the text of a
+message, and there for every sampled token of the answer, reasoning and tool calls included. So they are asked for
+(``include``), and where an answer has no text its call is `Unscored`. Agents that asked for neither see what they would
+have seen: null messages, null logprobs, in a stream empty ones, and a null ``top_logprobs`` in each response object.
+
+Which token stood in which event of a stream is not told, so a change of weights in mid-stream is placed by counting
+events; tokens that showed nothing are counted with those that came later. An answer that the engine made in several
+generations, calling tools of its own in between, is one answer with several prompts: it is lost, as are answers that
+come later than they are asked for (``background``) and prompts that are more than text.
+
+vLLM reports an aborted generation on this route as a complete one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ajet_proxy.core.call import (
+    CAPTURE_FAILED,
+    ENGINE_ABORTED,
+    ENGINE_ERROR,
+    NO_TOKEN_IDS,
+    TRUNCATED,
+    Captured,
+    Lost,
+    Outcome,
+    Unscored,
+)
+from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, NUMBER, STRING, Ask
+from ajet_proxy.core.dialects.request import Request
+from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice
+from ajet_proxy.core.sse import SseEvent
+
+LOGPROBS = "message.output_text.logprobs"
+SEVERAL_GENERATIONS = "several_generations"
+_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+_LAST = ("response.completed", "response.incomplete", "response.failed")
+_FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
+_LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
+_DELTAS = tuple(f"response.{of}.delta" for of in ("output_text", "reasoning_text", "function_call_arguments"))
+_ROW = b'"top_logprobs":['
+_USUAL = re.compile(
+    rb'(event: response\.output_text\.delta\ndata: \{"content_index":\d+,"delta":' + STRING + rb',"item_id":' + STRING
+    + rb',"logprobs":\[)((?:\{"token":' + STRING + rb',"logprob":' + NUMBER + rb',"top_logprobs":\[\]\},?)*+)'
+    + rb'(\],"output_index":\d+,"sequence_number":\d+,"type":"response\.output_text\.delta"\}\n\n)'
+    + rb"|event: response\.(?:reasoning_text|function_call_arguments)\.delta\ndata: [^\r\n]*\n\n"
+)
+"""The events that make up most of a stream: a piece of text with its logprobs, or another piece without."""
+
+
+class Responses:
+    """The `Dialect` of responses."""
+
+    name = "responses"
+    path = "/v1/responses"
+    target = path
+    keep_alive = KEEP_ALIVE
+
+    def translate(self, request: Request) -> Request:
+        return request
+
+    def reader(self, ask: Ask) -> ResponseReading:
+        return ResponseReading(ask)
+
+    def ask(self, request: Mapping[str, Any]) -> Ask:
+        if request.get("background"):
+            return Ask(skip="background")
+        if _beyond_text(request.get("input")):
+            return Ask(skip="multimodal")
+        fields = {}
+        hide_ids = request.get("enable_response_messages", False) is False
+        if hide_ids:
+            fields["enable_response_messages"] = "true"
+        include, top = request.get("include"), request.get("top_logprobs", 0)
+        hide_logprobs = (include is None or (isinstance(include, list) and LOGPROBS not in include)) and (
+            top is None or type(top) is int
+        )
+        if hide_logprobs:
+            fields["include"] = json.dumps([*(include or ()), LOGPROBS])
+            fields["top_logprobs"] = "0"
+        return Ask(fields=fields, hide_ids=hide_ids, hide_logprobs=hide_logprobs)
+
+
+class ResponseReading:
+    """The `Reader` of one response."""
+
+    translates = False
+    status: int | None = None
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._events = 0
+        self._outcome: Outcome = Lost(0, TRUNCATED)
+        self._given: Mapping[str, Any] | None = None
+        self.ended = False
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """How many tokens have shown so far; never more than there are."""
+        return (self._events,)
+
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        seen: list[bytes] = []
+        at = 0
+        while found := _USUAL.match(stream, at):
+            head, rows, tail = found.groups()
+            if rows and self._ask.hide_logprobs:
+                seen += (head, tail)
+            else:
+                seen.append(found[0])
+            self._events += max(1, rows.count(_ROW)) if rows else 1
+            at = found.end()
+        return seen, at
+
+    def show(self, event: SseEvent) -> bytes | None:
+        if event.data is None or event.data == DONE:
+            return event.raw
+        text = event.data.decode()
+        found = scan(text)
+        kind = found.values.get("type")
+        edits: dict[tuple[int, int], str] = {}
+        if kind in _DELTAS:
+            rows = found.values.get("logprobs")
+            self._events += max(1, len(rows or ()))
+            if rows and self._ask.hide_logprobs:
+                edits = {found.spans["logprobs"]: "[]"}
+        elif kind == "error" or found.values.get("error"):
+            self._outcome = Lost(0, ENGINE_ERROR)
+        elif "response" in found.spans:
+            response = scan_at(text, found.spans["response"][0])
+            edits = self._put_back(text, response)
+            if kind in _LAST:
+                self._end(response.values)
+        return event.with_data(splice(text, edits).encode()) if edits else event.raw
+
+    def document(self, body: bytes) -> bytes:
+        text = body.decode()
+        response = scan(text)
+        edits = self._put_back(text, response)
+        self._end(response.values)
+        return splice(text, edits).encode() if edits else body
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return (self._outcome,)
+
+    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+        return (self._given,)
+
+    def _put_back(self, text: str, response: Spanned) -> dict[tuple[int, int], str]:
+        """The places in a response object of what only the proxy asked for."""
+        edits: list[tuple[int, int]] = []
+        if self._ask.hide_ids:
+            edits += _told(response, "input_messages", "output_messages")
+        if self._ask.hide_logprobs:
+            edits += _told(response, "top_logprobs")
+            for item in _objects(text, response, "output"):
+                for part in _objects(text, item, "content"):
+                    edits += _told(part, "logprobs")
+        return dict.fromkeys(edits, "null")
+
+    def _end(self, response: dict[str, Any]) -> None:
+        self._outcome = _outcome(response)
+        self._given = {"id": response.get("id"), "output": response.get("output")}
+        self.ended = True
+
+
+def _told(found: Spanned, *names: str) -> list[tuple[int, int]]:
+    """Where the values of `names` stand that are not null."""
+    return [found.spans[name] for name in names if found.values.get(name) is not None]
+
+
+def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:
+    """The objects in the list `name`; none where it is null or missing."""
+    return scan_list(text, found.spans[name][0]) if found.values.get(name) else []
+
+
+def _outcome(response: Mapping[str, Any]) -> Outcome:
+    """What became of the call whose whole answer is `response`."""
+    status = response.get("status")
+    if status in _LOSSES:
+        return Lost(0, _LOSSES[status])
+    generations = response.get("output_messages") or []
+    prompt, ids = _ids(response.get("input_messages")), _ids(generations[:1])
+    if prompt is None or ids is None:
+        return Lost(0, NO_TOKEN_IDS)
+    if len(generations) > 1:
+        return Lost(0, SEVERAL_GENERATIONS)
+    model, finish_reason = response.get("model"), _finish_reason(response)
+    if finish_reason is None or not isinstance(model, str):
+        return Lost(0, CAPTURE_FAILED)
+    logprobs = _logprobs(response["output"])
+    if len(logprobs) != len(ids):
+        return Unscored(0, model, prompt, ids, finish_reason)
+    return Captured(0, model, prompt, ids, logprobs, finish_reason)
+
+
+def _beyond_text(given: Any) -> bool:
+    """Whether an item of the input holds an image, a file or another thing that its token ids do not tell."""
+    for item in given if isinstance(given, list) else ():
+        for field in ("content", "output"):
+            parts = item.get(field) if isinstance(item, dict) else None
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS:
+                    return True
+    return False
+
+
+def _ids(messages: Any) -> tuple[int, ...] | None:
+    """The ids of the one raw message in `messages`; None if there is not one, or it has none."""
+    if not isinstance(messages, list) or len(messages) != 1:
+        return None
+    tokens = messages[0].get("tokens")
+    return tuple(tokens) if isinstance(tokens, list) and set(map(type, tokens)) <= {int} else None
+
+
+def _finish_reason(response: Mapping[str, Any]) -> str | None:
+    """How chat completions call it; None for a response that has not finished."""
+    if response.get("status") == "completed":
+        called = any(item.get("type") == "function_call" for item in response["output"])
+        return "tool_calls" if called else "stop"
+    details: dict[str, Any] = response.get("incomplete_details") or {}
+    return _FINISH.get(details.get("reason", ""))
+
+
+def _logprobs(output: list[dict[str, Any]]) -> tuple[float, ...]:
+    """Those of the first text that has any, which are those of all sampled tokens; empty if they are no numbers."""
+    parts = [part for item in output for part in item.get("content") or ()]
+    rows = next((part["logprobs"] for part in parts if part.get("logprobs")), ())
+    values = [row.get("logprob") for row in rows]
+    if set(map(type, values)) <= {int, float} and all(map(math.isfinite, values)):
+        return tuple(map(float, values))
+    return ()
+
+
+RESPONSES = Responses()
