@@ -163,8 +163,10 @@ class Episode:
         self.texts.append(entry.text)
 
     def history(self, prompt: bytes) -> tuple[str, int]:
-        """The call whose text shares most of its beginning with `prompt`, and how many tokens; ``("", 0)`` for none."""
-        shared = [(common_prefix(text.tokens, prompt), text.call) for text in self.texts[-SHARED_TEXTS:]]
+        """The complete call whose text shares most of its beginning with `prompt`, and how many tokens; ``("", 0)`` for
+        none. A text may have outlived its call, which a retry replaced."""
+        texts = [text for text in self.texts[-SHARED_TEXTS:] if self.calls[text.call].turn is not None]
+        shared = [(common_prefix(text.tokens, prompt), text.call) for text in texts]
         length, call = max(shared, default=(0, ""))
         return call, length
 

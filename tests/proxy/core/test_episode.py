@@ -219,6 +219,8 @@ def test_the_nearest_history_is_the_text_that_shares_most() -> None:
     assert episode.history(pack_tokens((8, 1))) == ("c", 1)
     assert episode.text_of("a") == pack_tokens((1, 2, 9))
     assert episode.text_of("b") == pack_tokens((1, 2, 9, 4, 9))
+    episode.calls["b"].turn = None
+    assert episode.history(pack_tokens((1, 2, 9, 5)))[1] == 0
 
 
 def attempt(name: str, body: str, key: str | None = None, *, state: str = "complete", reason: str | None = None,

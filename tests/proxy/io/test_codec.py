@@ -134,6 +134,18 @@ def test_an_episode_costs_its_distinct_tokens_and_not_turns_times_context() -> N
     assert len(written[-1]) < 700
 
 
+def test_a_call_that_a_retry_replaced_is_nobodys_history() -> None:
+    rig = LedgerRig()
+    rig.open("ep")
+    for prompt, body in (((1, 2), "first"), ((1, 2, 3, 4), "second")):
+        for retry in (False, True, True):
+            (call,) = rig.begin("ep", body=body, retry=retry)
+            rig.finish("ep", call, prompt, (3,))
+    read, _ = rewritten(rig)
+    assert read.events == rig.events
+    assert picture(read.ledger) == picture(rig.ledger)
+
+
 def test_a_history_that_is_not_there_says_so() -> None:
     rig = LedgerRig()
     rig.open("ep")
