@@ -73,8 +73,12 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return answer
     except web.HTTPException:
         raise
-    except (asyncio.CancelledError, ConnectionError):
+    except asyncio.CancelledError:
         raise
+    except ConnectionError:
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        return web.Response(status=499)  # goes nowhere: the client went away, which is its affair and no defect
     except Exception:
         logger.exception("unexpected error in %s %s", request.method, split_path(request.path)[1])
         defect = AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ajet_proxy.io.errors import error_middleware, refuse_foreign_pages
+from ajet_proxy.io.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_sdk.errors import AjetError, Conflict, NotReady, Unauthorized
 
 
@@ -24,6 +24,14 @@ async def answer(request: web.Request) -> web.StreamResponse:
             raise ZeroDivisionError("a detail that is nobody's business")
         case "redirect":
             raise web.HTTPFound("/ok")
+        case "gone":  # the client leaves before the end of an answer, which is written before the loop hears of it
+            response = web.StreamResponse()
+            await response.prepare(request)
+            assert request.transport is not None
+            request.transport.close()
+            await response.write_eof()
+        case "broken":
+            raise ConnectionResetError("not the client's connection")
         case "body":
             return web.json_response(len(await request.read()))
     return web.json_response("fine")
@@ -40,7 +48,7 @@ async def url() -> AsyncIterator[str]:
     app.router.add_post("/{what}", answer)
     app.router.add_post("/{what}/only", answer)
     app.router.add_get("/e/x/v1/messages", answer_messages)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, logger=http_logger)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     yield f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -115,3 +123,19 @@ async def test_pages_of_other_sites_cannot_use_the_visitors_browser(url: str, or
 async def test_a_foreign_name_that_was_made_to_mean_this_machine_is_refused(url: str, host: str, status: int) -> None:
     async with aiohttp.ClientSession() as session, session.get(url + "/ok", headers={"Host": host}) as reply:
         assert reply.status == status
+
+
+async def test_a_client_that_goes_away_is_no_error_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientError):
+            async with session.get(f"{url}/gone") as reply:
+                await reply.read()
+        async with session.get(f"{url}/fine") as reply:
+            assert reply.status == 200
+    assert not caplog.records
+
+
+async def test_any_other_broken_connection_is_one(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/broken") as reply:
+        assert reply.status == 500
+    assert [record.name for record in caplog.records] == [http_logger.name]
