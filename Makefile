@@ -5,9 +5,10 @@
 # make test-integrations  each framework and program of integrations/, in an environment of its own
 # make lint        ruff and mypy alone
 # make bench       the figures of the proxy and the SDK
+# make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/conformance.md)
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test test-integrations lint bench clean
+.PHONY: setup quickstart proof test test-integrations lint bench conformance clean
 .DEFAULT_GOAL := help
 
 help:
@@ -39,6 +40,10 @@ bench: setup
 	@.venv/bin/python -m tests.bench.imports
 	@.venv/bin/python -m tests.bench.merge
 
+conformance:
+	@.ci/setup daemon
+	@.venv/bin/python -m tests.conformance $(SUITE) $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
+
 clean:
-	rm -rf .venv .venv-engine .venv-integrations .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
+	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

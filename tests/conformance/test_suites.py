@@ -1,0 +1,74 @@
+"""How a checkout is recognised, what the mock is given, and what is read out of its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.engines import Engine, EngineFailed, under_v1
+from tests.conformance.suites import SuiteFailed, addresses, recognise
+
+SPEC = """openapi: 3.1.0
+info:
+  /not/a/path: 1
+paths:
+  /models:
+    get:
+      summary: |
+        GET /models
+  /models/{model}:
+    delete: {}
+components:
+  /neither: 1
+"""
+LOG = b"""Steady wrote a line of its own
+{"type":"startup","spec":{}}
+{"type":"request","request":{"method":"GET","path":"/v1/a","query":"?x[]=1"},"response":{"status":200},"diagnostics":[]}
+{"type":"request","request":{"method":"GET","path":"/v1/a","query":"?x[]=1"},"response":{"status":200}}
+{"type":"request","request":{"method":"POST","path":"/v1/b"},"response":{"status":400},
+"""
+
+
+@pytest.mark.parametrize(("name", "version"), [("openai", "3.3.1"), ("langchain-tests", "1.1.9")])
+def test_a_checkout_is_known_by_its_project(tmp_path: Path, name: str, version: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "{version}"\n')
+    suite = recognise(tmp_path, tmp_path / "made")
+    assert (suite.name, suite.version) == (name, version)
+    assert suite.folder == tmp_path / "made" / name and not suite.folder.exists()
+
+
+def test_anything_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SuiteFailed, match=r"no pyproject\.toml"):
+        recognise(tmp_path)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "flask"\n')
+    with pytest.raises(SuiteFailed, match="neither"):
+        recognise(tmp_path)
+
+
+def test_only_the_paths_of_a_description_go_under_v1() -> None:
+    expected = SPEC.replace("  /models:", "  /v1/models:").replace("  /models/{model}:", "  /v1/models/{model}:")
+    assert under_v1(SPEC) == expected
+    assert under_v1(SPEC.partition("components")[0]) == expected.partition("components")[0]
+    with pytest.raises(EngineFailed):
+        under_v1("{}")
+
+
+def test_the_mocks_log_tells_what_was_received(tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    log.write_bytes(LOG)
+    engine = Engine("http://127.0.0.1:1", log)
+    assert engine.received() == {"GET /v1/a?x[]=1 200": 2}
+    mark = engine.mark
+    with log.open("ab") as more:
+        more.write(
+            b'{"type":"request","request":{"method":"PUT","path":"/v1/c"},"response":{"status":400},'
+            b'"diagnostics":[{"code":"E2"},{"code":"E1"},{"code":"E2"}]}\n'
+        )
+    assert engine.received(mark) == {"PUT /v1/c 400 E1 E2": 1}
+    assert (Engine("http://127.0.0.1:1").mark, Engine("http://127.0.0.1:1").received()) == (0, {})
+
+
+def test_every_suite_is_told_where_to_go() -> None:
+    told = addresses("http://127.0.0.1:1/e/x", "stub")
+    assert told["TEST_API_BASE_URL"] == told["OPENAI_BASE_URL"] == told["ANTHROPIC_BASE_URL"] + "/v1"
