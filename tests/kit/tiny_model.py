@@ -10,9 +10,11 @@ only; other text falls apart into bytes, which keeps outputs short to look at an
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+THINK = ("<think>", "</think>")
 SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
 WORDS = (
     "system user assistant tool the a an and or to of in is are you I it not yes no on at guess number higher lower "
@@ -40,13 +42,13 @@ def merges() -> list[tuple[str, str]]:
     return list(out)
 
 
-def build_tokenizer() -> Any:
-    """A `PreTrainedTokenizerFast` that decodes back to exactly what it encoded."""
+def build_tokenizer(more: Sequence[str] = ()) -> Any:
+    """A `PreTrainedTokenizerFast` that decodes back to exactly what it encoded; `more` tokens come last."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     pairs = merges()
-    pieces = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in pairs))
+    pieces = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in pairs), *more)
     vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -59,15 +61,16 @@ def build_tokenizer() -> Any:
     return fast
 
 
-def build(directory: str | Path, *, seed: int = 0, max_position: int = 2048) -> Path:
-    """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing."""
+def build(directory: str | Path, *, seed: int = 0, max_position: int = 2048, more: Sequence[str] = ()) -> Path:
+    """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing. `more`
+    tokens are never what text is encoded to, but can be sampled: a reasoning parser's marks."""
     path = Path(directory)
     if (path / "model.safetensors").exists():
         return path
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = build_tokenizer()
+    tokenizer = build_tokenizer(more)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
