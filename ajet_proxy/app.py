@@ -260,6 +260,7 @@ def _front_settings(config: Config) -> FrontSettings:
     return FrontSettings(
         allow_routes=config.allow_route, upstream_key=config.upstream_key, connect_timeout=config.connect_timeout,
         read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
+        continuity=config.continuity == "auto",
     )
 
 

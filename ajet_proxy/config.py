@@ -72,6 +72,10 @@ class Config:
     idle_timeout: float = _opt(1800.0, "An open episode without a sign of life for this long is discarded.")
     wall_timeout: float = _opt(86400.0, "An open episode older than this is discarded.")
     merge_policy: str = _opt("strict", "How calls become samples: strict or off.")
+    continuity: str = _opt(
+        "auto", "Send a turn's history as the exact ids that were sampled: auto (where the engine proves that it takes "
+        "them) or off."
+    )
     gate_mode: str = _opt(
         "drain", "While weights change: drain (wait for calls in flight) or pause (freeze them in the engine)."
     )
@@ -130,7 +134,9 @@ def check(config: Config) -> None:
     host, _ = config.address
     for item in config.upstream:
         split_upstream(item)
-    for name, allowed in (("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "off"))):
+    for name, allowed in (
+        ("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "off")), ("continuity", ("auto", "off")),
+    ):
         if getattr(config, name) not in allowed:
             raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(config, name)!r}")
     for f in dataclasses.fields(config):

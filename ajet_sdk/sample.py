@@ -88,6 +88,8 @@ class Call:
     parent: str | None = None
     identified_by: str | None = None
     altered: tuple[str, ...] = ()
+    continuity: str | None = None
+    """Whether the engine read the exact ids of the conversation before it, or why not; None where nothing was tried."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -101,7 +103,7 @@ class Call:
         if not isinstance(record, Mapping):
             raise BadRequest("a call must be a JSON object")
         token_ids = _ints(record.get("token_ids"), "token_ids")
-        for name in ("parent", "identified_by"):
+        for name in ("parent", "identified_by", "continuity"):
             if not isinstance(record.get(name), (str, type(None))):
                 raise BadRequest(f"{name} must be a string", param=name)
         altered = record.get("altered") or ()
@@ -121,6 +123,7 @@ class Call:
             parent=record.get("parent"),
             identified_by=record.get("identified_by"),
             altered=tuple(altered),
+            continuity=record.get("continuity"),
         )
 
     def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
@@ -142,7 +145,7 @@ class Call:
             out["sampled_tokens"] = len(self.token_ids)
         out["finish_reason"] = self.finish_reason
         out["policy_version"] = versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions]
-        for name in ("parent", "identified_by"):
+        for name in ("parent", "identified_by", "continuity"):
             if getattr(self, name) is not None:
                 out[name] = getattr(self, name)
         if self.altered:

@@ -11,6 +11,8 @@ LINE = (
     "ajet_proxy/io/http_front.py",
     "ajet_proxy/core/identity.py",
     "ajet_proxy/core/dialects/chat.py",
+    "ajet_proxy/core/continuity.py",
+    "ajet_proxy/core/joint.py",
     "ajet_proxy/core/exchange.py",
     "ajet_proxy/core/timeline.py",
     "ajet_proxy/core/episode.py",

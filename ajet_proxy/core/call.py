@@ -54,6 +54,8 @@ class Captured:
     finish_reason: str
     scored: bool = False
     """Whether the logprobs were asked for after the tokens had been sampled."""
+    stop_string: str | None = None
+    """The stop string at which the engine cut the text; the tokens go on to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class Origin:
     policy_version: int
     identified_by: str
     altered: tuple[str, ...]
+    continuity: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,7 @@ def to_call(captured: Captured, origin: Origin, changes: Sequence[Change] = ()) 
         policy_versions=_spans(captured, origin.policy_version, changes),
         identified_by=origin.identified_by,
         altered=(*origin.altered, SCORED) if captured.scored else origin.altered,
+        continuity=origin.continuity,
     )
 
 

@@ -31,17 +31,15 @@ from ajet_proxy.core.sse import SseEvent, SseParser
 class Exchange:
     """One request and its answer. Feed it the engine's bytes; it gives the client's."""
 
-    def __init__(
-        self, dialect: Dialect, request: Request, *, model: str | None = None, more: Mapping[str, str] | None = None
-    ) -> None:
-        """`model`, if given, replaces the request's; `more` fields (name to JSON text) are set for the engine.
+    def __init__(self, dialect: Dialect, request: Request, *, model: str | None = None) -> None:
+        """`model`, if given, replaces the request's.
 
         Raises `BadRequest` for a request that its dialect cannot carry.
         """
         asked = dialect.translate(request)
         ask = dialect.ask(asked.fields)
         named = {"model": json.dumps(model)} if model is not None and model != request.model else {}
-        fields = {**ask.fields, **(more or {}), **named}
+        fields = {**ask.fields, **named}
         self.choices = ask.choices
         """How many calls the exchange makes."""
         self.altered = tuple(fields)
@@ -54,17 +52,23 @@ class Exchange:
         """The request in the form of the engine's route, without what only the proxy asks for."""
         self.upstream_body = asked.with_fields(fields)
         self._plain_body = asked.with_fields(named)
+        self.skip = ask.skip
+        """Why the exchange is not captured, if it is not."""
         self.buffered = False
         """Whether the answer is one document, which `finish` gives as a whole."""
         self.settled = False
         """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
-        self._skip = ask.skip
+        self._fields = fields
         self._reading = dialect.reader(ask)
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
         self._opaque = False
         self._outcomes: tuple[Outcome, ...] = ()
+
+    def body_with(self, fields: Mapping[str, str]) -> bytes:
+        """`upstream_body` with more `fields` (name to JSON text) set."""
+        return self.asked.with_fields({**self._fields, **fields})
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -94,10 +98,10 @@ class Exchange:
     def retreat(self) -> bool:
         """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
         call comes of the answer."""
-        if self._skip is not None or self.upstream_body == self._plain_body:
+        if self.skip is not None or self.upstream_body == self._plain_body:
             return False
         self.upstream_body = self._plain_body
-        self._skip = UNASKABLE
+        self.skip = UNASKABLE
         return True
 
     def on_headers(self, status: int, content_type: str) -> None:
@@ -106,8 +110,8 @@ class Exchange:
         if status >= 400:
             self._lose(REFUSED)
             self.buffered = self._reading.translates
-        elif self._skip is not None:
-            self._lose(self._skip)
+        elif self.skip is not None:
+            self._lose(self.skip)
             self.buffered = document and self._reading.translates
         else:
             self.buffered = document

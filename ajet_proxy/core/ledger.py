@@ -26,6 +26,7 @@ from ajet_proxy.core.gate import GateState
 from ajet_proxy.core.history import History, Mark
 from ajet_proxy.core.samples import samples_of
 from ajet_proxy.core.state import LedgerSettings, State
+from ajet_proxy.core.timeline import Packed
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import Abort, Ack, Extend, GateClose, GateOpen, Lease, OpenEpisode, Policy, Reward
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group
@@ -299,6 +300,11 @@ class Ledger(State):
 
     def episode_of_call(self, call: str) -> str | None:
         return self.episode_by_call.get(call)
+
+    def packed(self, episode: str, call: str) -> Packed | None:
+        """A complete call with its text, while its episode takes calls."""
+        known = self.episodes.get(episode)
+        return None if known is None else known.packed(call)
 
     def status(self) -> dict[str, Any]:
         """`GET status`, without what only the shell knows."""

@@ -51,6 +51,7 @@ class Turn:
     parent: str | None = None
     identified_by: str | None = None
     altered: tuple[str, ...] = ()
+    continuity: str | None = None
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -73,6 +74,7 @@ class Turn:
             parent=self.parent,
             identified_by=self.identified_by,
             altered=self.altered,
+            continuity=self.continuity,
         )
 
     def summary(self, episode: str) -> dict[str, Any]:
@@ -89,7 +91,10 @@ class Turn:
             "finish_reason": self.finish_reason,
             "policy_version": versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions],
         }
-        extra = {"parent": self.parent, "identified_by": self.identified_by, "altered": list(self.altered) or None}
+        extra = {
+            "parent": self.parent, "identified_by": self.identified_by, "altered": list(self.altered) or None,
+            "continuity": self.continuity,
+        }
         return out | {name: value for name, value in extra.items() if value is not None}
 
     def logprob_values(self) -> tuple[float, ...]:
@@ -143,6 +148,7 @@ def pack(call: Call) -> Packed:
         parent=call.parent,
         identified_by=call.identified_by,
         altered=call.altered,
+        continuity=call.continuity,
     )
     return Packed(turn, pack_tokens(call.prompt_token_ids) + pack_tokens(call.token_ids))
 

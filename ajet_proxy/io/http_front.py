@@ -35,6 +35,7 @@ from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
 from ajet_proxy.io import relay
 from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.continuity import Continuity
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
@@ -64,6 +65,7 @@ class FrontSettings:
     read_timeout: float = 0.0
     keep_alive: float = 15.0
     max_body: int = 64 << 20
+    continuity: bool = True
 
 
 class HttpFront:
@@ -84,6 +86,7 @@ class HttpFront:
             read_timeout=settings.read_timeout,
         )
         self._templates = Templates(self._upstream, engines)
+        self._continuity = Continuity(self._upstream, store=store, metrics=metrics) if settings.continuity else None
 
     def add_routes(self, app: web.Application) -> None:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
@@ -162,16 +165,18 @@ class HttpFront:
                 policy_version=ledger.policy_version(model), identified_by=identity.identified_by,
                 altered=exchange.altered,
             )
+            turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
             upstream_request = self._engine_request(
                 http, exchange.target, exchange.upstream_body, model=model, sticky=episode, identity=True
             )
             scorer = Scorer(self._upstream, upstream_request, request.fields.get("cache_salt"), self._metrics)
             recorder = Recorder(
                 origin, scorer=scorer, store=self._store, clock=self._clock, metrics=self._metrics,
-                marks=_marks(history, exchange),
+                marks=_marks(history, exchange), finished=None if turn is None else turn.finished,
             )
             return await relay.captured(
-                http, upstream_request, exchange, recorder, self._upstream, keep_alive_s=self._settings.keep_alive
+                http, upstream_request, exchange, recorder, turn or self._upstream,
+                keep_alive_s=self._settings.keep_alive,
             )
 
     async def _suited(self, http: web.Request, model: str, episode: str) -> Messages:

@@ -34,14 +34,18 @@ from ajet_sdk.errors import AjetError
 
 logger = logging.getLogger(__name__)
 
+Finished = Callable[[Origin, Captured], Origin]
+
 
 class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
         self, origin: Origin, *, scorer: Scorer, store: Store, clock: Clock, metrics: Metrics,
-        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
+        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
     ) -> None:
+        """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
+        """
         self.origin = origin
         self.ended = False
         self._scorer = scorer
@@ -49,6 +53,7 @@ class Recorder:
         self._clock = clock
         self._metrics = metrics
         self._marks = marks
+        self._finished = finished
         self._version = origin.policy_version
         self._changes: list[Change] = []
 
@@ -94,6 +99,8 @@ class Recorder:
         self._metrics.inc("ajet_captures_total", outcome=outcome.reason if isinstance(outcome, Lost) else "complete")
         try:
             if isinstance(outcome, Captured):
+                if self._finished is not None:
+                    origin = self._finished(origin, outcome)
                 call = to_call(outcome, origin, self._changes)
                 task = prompt_hash(call.prompt_token_ids)
                 return ledger.finish_call(call, at=at, task_hash=task, marks=self._marks(outcome))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -23,6 +23,13 @@ from ajet_sdk.errors import AjetError, EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 
 _BROKEN: Final = (aiohttp.ClientError, TimeoutError)
+
+
+class Sender(Protocol):
+    """Who sends a request: `Upstream`, or one that asks it in another way."""
+
+    async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
+        """The engine's answer as soon as its headers are there."""
 
 
 class Streamed(web.StreamResponse):
@@ -56,7 +63,7 @@ async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
 
 
 async def captured(
-    http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Upstream,
+    http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Sender,
     *, keep_alive_s: float,
 ) -> web.StreamResponse:
     """Send `request`, give the client what `exchange` makes of the answer, and record its calls. A stream whose engine

@@ -17,16 +17,18 @@ import asyncio
 import json
 import random
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
 from tests.kit import engine_dialect as dialect
 from tests.kit import engine_responses as responses
 from tests.kit import engine_script
-from tests.kit.engine_tokens import MAX_MODEL_LEN, Output, decode, encode, generate, render
+from tests.kit.engine_faults import Fault as Fault
+from tests.kit.engine_faults import aborted, as_asked, spoiled, without_ids
+from tests.kit.engine_tokens import MAX_MODEL_LEN, decode, encode, generate, render
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 WRITERS = {
@@ -34,39 +36,7 @@ WRITERS = {
     COMPLETIONS: (dialect.completion_body, dialect.completion_events),
     RESPONSES: (responses.body, responses.events),
 }
-KINDS = (
-    "status",         # answer with `status` and an error body
-    "cut",            # close the connection after `after` body bytes
-    "silent_close",   # close the connection without a byte
-    "hang",           # never answer
-    "no_token_ids",   # know nothing of return_token_ids and enable_response_messages
-    "no_logprobs",    # token ids, but no logprobs, not even when asked to score
-    "not_vllm",       # 200 with a body that is not JSON
-    "error_event",    # in a stream: an error event after `after` events, then [DONE]
-    "no_done",        # a stream that ends without [DONE]
-    "no_finish",      # a stream that ends without a finish_reason or a final response
-    "abort",          # finish_reason "abort", half of the tokens
-    "slow",           # wait `delay_s` before the answer and before each event
-)  # fmt: skip
-EXTRAS = {
-    "no_token_ids": ("return_token_ids", "enable_response_messages"),
-    "no_logprobs": ("logprobs", "include", "prompt_logprobs"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What goes wrong, for the next `times` requests to an LLM route. `kind` is one of `KINDS`."""
-
-    kind: str
-    times: int = 1
-    after: int = 0
-    status: int = 500
-    delay_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"no fault {self.kind!r}; known: {', '.join(KINDS)}")
+Renderer = Callable[[Sequence[dict[str, Any]], Sequence[dict[str, Any]] | None], str]
 
 
 @dataclass(slots=True)
@@ -83,7 +53,9 @@ class Received:
 
 @dataclass(slots=True)
 class EngineStub:
-    """`models` answer (empty: to any name); `delay_s` passes before each event; `group` tokens share an event."""
+    """`models` answer (empty: to any name); `delay_s` passes before each event; `group` tokens share an event. With
+    `drift` the words of a history are read as other tokens than the model samples. `renderer` is the chat template;
+    `given_ids` is what happens to prompt ids on the chat route: they are read, ignored or refused."""
 
     models: Sequence[str] = ("stub",)
     split_seed: int | None = None
@@ -91,6 +63,10 @@ class EngineStub:
     group: int = 1
     port: int = 0
     keepalive_s: float = 5.0
+    drift: bool = False
+    renderer: Renderer = render
+    given_ids: Literal["read", "ignored", "refused"] = "read"
+    tokenizes: bool = True
     url: str = ""
     requests: list[Received] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -191,6 +167,8 @@ class EngineStub:
         model = body.get("model")
         if model is not None and self.models and model not in self.models:
             return _json(dialect.error(404, f"The model `{model}` does not exist.", "NotFoundError", "model"), 404)
+        if body.get("kv_transfer_params") and self.given_ids == "refused":
+            return _json(dialect.error(400, "Unknown parameter: kv_transfer_params.", "BadRequestError"), 400)
         for limit in ("max_tokens", "max_output_tokens"):
             if (body.get(limit) or 0) > MAX_MODEL_LEN:
                 message = f"{limit}={body[limit]} cannot be greater than max_model_len={MAX_MODEL_LEN}."
@@ -202,23 +180,28 @@ class EngineStub:
 
     async def _answer(self, request: web.Request, body: dict[str, Any], fault: Fault | None) -> web.StreamResponse:
         kind = fault.kind if fault else ""
-        asked = _as_asked(body, kind)
+        asked = as_asked(body, kind)
         reply = self._reply(request.path, responses.as_chat(asked) if request.path == RESPONSES else asked, kind)
         write_document, write_events = WRITERS[request.path]
         delay = fault.delay_s if fault and kind == "slow" else self.delay_s
         if not body.get("stream"):
             await asyncio.sleep(delay)
-            whole = _without_ids(write_document(reply), kind)
+            whole = without_ids(write_document(reply), kind)
             return await self._write(request, [whole], fault, 0.0, "application/json", len(whole))
-        events = _spoiled(write_events(reply, self.group), kind, fault.after if fault else 0)
+        events = spoiled(write_events(reply, self.group), kind, fault.after if fault else 0)
         return await self._write(request, events, fault, delay, "text/event-stream; charset=utf-8", None)
 
     def _reply(self, path: str, body: dict[str, Any], kind: str) -> dialect.Reply:
         self._count += 1
-        prompts, said = _prompts(path, body), engine_script.reply(self.script, body)
+        exact = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+        if path == COMPLETIONS:
+            prompts = _prompts(body)
+        else:
+            prompts = [exact if exact and self.given_ids == "read" else self._rendered(body)]
+        said = engine_script.reply(self.script, body)
         outputs = [[generate(prompt, body, i, said) for i in range(body.get("n") or 1)] for prompt in prompts]
         if kind == "abort":
-            outputs = [[_aborted(output) for output in choices] for choices in outputs]
+            outputs = [[aborted(output) for output in choices] for choices in outputs]
         prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[path]
         return dialect.Reply(f"{prefix}{self._count:016x}", 1_795_000_000 + self._count, body, prompts, outputs)
 
@@ -286,9 +269,17 @@ class EngineStub:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = (await self._note(request)).body
-        ids = encode(render(body["messages"], body.get("tools")) if "messages" in body else body["prompt"])
+        if not self.tokenizes:
+            return _json(b'{"detail":"Not Found"}', 404)
+        try:
+            ids = self._rendered(body) if "messages" in body else encode(body["prompt"], merged=self.drift)
+        except ValueError as error:
+            return _json(dialect.error(400, str(error)), 400)
         known = {"count": len(ids), "max_model_len": MAX_MODEL_LEN, "tokens": ids, "token_strs": None}
         return _json(dialect.dumps(known))
+
+    def _rendered(self, body: dict[str, Any]) -> list[int]:
+        return encode(self.renderer(body["messages"], body.get("tools")), merged=self.drift)
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = (await self._note(request)).body
@@ -323,51 +314,13 @@ class EngineStub:
         return web.json_response([asdict(item) for item in self.requests if not isinstance(item.body, bytes)])
 
 
-def _prompts(path: str, body: dict[str, Any]) -> list[list[int]]:
-    exact = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
-    if path != COMPLETIONS:
-        return [exact or encode(render(body["messages"], body.get("tools")))]
+def _prompts(body: dict[str, Any]) -> list[list[int]]:
     prompt = body.get("prompt") or ""
     if isinstance(prompt, str):
         return [encode(prompt)]
     if all(isinstance(item, int) for item in prompt):
         return [list(prompt)]
     return [encode(item) if isinstance(item, str) else list(item) for item in prompt]
-
-
-def _as_asked(body: dict[str, Any], kind: str) -> dict[str, Any]:
-    """`body` as an engine understands it that lacks what the fault takes away."""
-    return {key: value for key, value in body.items() if key not in EXTRAS.get(kind, ())}
-
-
-def _aborted(output: Output) -> Output:
-    half = max(1, len(output.token_ids) // 2)
-    return Output(output.token_ids[:half], output.logprobs[:half], output.pieces[:half], "abort", None)
-
-
-def _without_ids(body: bytes, kind: str) -> bytes:
-    """`body` as another maker's server writes it: no null where a token id could be."""
-    if kind != "no_token_ids":
-        return body
-    return body.replace(b',"token_ids":null', b"").replace(b',"prompt_token_ids":null', b"")
-
-
-def _spoiled(events: Iterator[bytes], kind: str, after: int) -> Iterator[bytes]:
-    for place, event in enumerate(events):
-        if kind == "error_event" and place == after:
-            yield event_of_error()
-            yield dialect.DONE
-            return
-        if kind == "no_done" and event == dialect.DONE:
-            return
-        if kind == "no_finish" and (b'"finish_reason":"' in event or b'"type":"response.completed"' in event):
-            continue
-        yield _without_ids(event, kind)
-
-
-def event_of_error() -> bytes:
-    """How vLLM tells of a failure inside a stream that has begun with status 200."""
-    return b"data: " + dialect.error(500, "EngineCore encountered an issue.", "InternalServerError") + b"\n\n"
 
 
 def _json(body: bytes, status: int = 200) -> web.Response:

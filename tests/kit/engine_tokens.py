@@ -19,6 +19,8 @@ from zlib import crc32
 IM_START, IM_END, TOOL_START, TOOL_END = 256, 257, 258, 259
 SPECIALS = {"<|im_start|>": IM_START, "<|im_end|>": IM_END, "<tool_call>": TOOL_START, "</tool_call>": TOOL_END}
 _TEXT_OF = {token: text for text, token in SPECIALS.items()}
+MERGED = 260
+"""The first of the tokens that stand for whole words, which the model never samples."""
 WORDS = ("naïve", "hello", "guess", "日本", "higher", "lower", "yes", "🙂", "number", "seven", "done")
 MAX_MODEL_LEN = 100_000
 
@@ -38,12 +40,13 @@ class Output:
         return "".join(self.pieces)
 
 
-def encode(text: str) -> list[int]:
-    """Specials by name, everything else byte by byte."""
-    for name, token in SPECIALS.items():
+def encode(text: str, *, merged: bool = False) -> list[int]:
+    """Specials by name, everything else byte by byte; words of `WORDS` as one token each if they are `merged`."""
+    names = SPECIALS | ({word: MERGED + place for place, word in enumerate(WORDS)} if merged else {})
+    for name, token in names.items():
         if name in text:
             head, tail = text.split(name, 1)
-            return [*encode(head), token, *encode(tail)]
+            return [*encode(head, merged=merged), token, *encode(tail, merged=merged)]
     return list(text.encode())
 
 
@@ -125,6 +128,9 @@ def _pieces(token_ids: Sequence[int], *, skip_chat_marks: bool = True) -> list[s
             continue
         flushed = decoder.decode(b"", True)
         decoder.reset()
+        if token >= MERGED:
+            pieces.append(flushed + WORDS[token - MERGED])
+            continue
         pieces.append(flushed + ("" if skip_chat_marks and token in (IM_START, IM_END) else _TEXT_OF.get(token, "")))
     return pieces
 

@@ -1,35 +1,26 @@
-"""A real but tiny language model for tests: two Qwen2 layers, 0.4 M parameters, own byte-level BPE, ChatML template.
+"""A real but tiny language model for tests: two Qwen2 layers, 0.4 M parameters, own byte-level BPE, and the
+chat template of a family (see `tiny_templates`), ChatML unless told otherwise.
 
 Everything is made from this file alone, so two builds on one torch version are equal byte for byte and no test needs a
 download. Hidden size 128 with two heads of 64 is what vLLM's CPU attention accepts. The merges cover a few common words
 only; other text falls apart into bytes, which keeps outputs short to look at and re-tokenisation easy to provoke.
 
-    python -m tests.kit.tiny_model DIR
+    python -m tests.kit.tiny_model DIR [FAMILY]
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-THINK = ("<think>", "</think>")
-SPECIAL = ("<pad>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")
+from tests.kit.tiny_templates import CALL_MARKS, FAMILIES
+
 WORDS = (
     "system user assistant tool the a an and or to of in is are you I it not yes no on at guess number higher lower "
     "right wrong correct say vowels hello world capital Paris London France what answer help sure done next try "
     "again between"
 ).split()
-TEMPLATE = (
-    "{%- if tools %}<|im_start|>system\ntools: {{ tools | tojson }}<|im_end|>\n{% endif -%}"
-    "{%- for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.content %}{{ m.content }}{% endif %}"
-    "{%- for call in m.tool_calls or [] %}<tool_call>"
-    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments if call.function.arguments is string '
-    "else call.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>\n{% endfor -%}"
-    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}"
-)
 
 
 def merges() -> list[tuple[str, str]]:
@@ -42,35 +33,36 @@ def merges() -> list[tuple[str, str]]:
     return list(out)
 
 
-def build_tokenizer(more: Sequence[str] = ()) -> Any:
-    """A `PreTrainedTokenizerFast` that decodes back to exactly what it encoded; `more` tokens come last."""
+def build_tokenizer(family: str = "chatml") -> Any:
+    """A `PreTrainedTokenizerFast` that decodes back to exactly what it encoded."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    pairs = merges()
-    pieces = (*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in pairs), *more)
+    pairs, made = merges(), FAMILIES[family]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = (*made.special, *made.marks, *letters, *(left + right for left, right in pairs))
     vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL[:3]))
+    tokenizer.add_special_tokens(list(made.special))
+    tokenizer.add_tokens([mark for mark in made.marks if mark not in CALL_MARKS])
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<|im_end|>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token=made.eos, clean_up_tokenization_spaces=False
     )
-    fast.chat_template = TEMPLATE
+    fast.chat_template = made.template
     return fast
 
 
-def build(directory: str | Path, *, seed: int = 0, max_position: int = 2048, more: Sequence[str] = ()) -> Path:
-    """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing. `more`
-    tokens are never what text is encoded to, but can be sampled: a reasoning parser's marks."""
+def build(directory: str | Path, *, family: str = "chatml", seed: int = 0, max_position: int = 2048) -> Path:
+    """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing."""
     path = Path(directory)
     if (path / "model.safetensors").exists():
         return path
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = build_tokenizer(more)
+    tokenizer = build_tokenizer(family)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -94,4 +86,5 @@ def build(directory: str | Path, *, seed: int = 0, max_position: int = 2048, mor
 
 
 if __name__ == "__main__":
-    sys.stdout.write(f"{build(sys.argv[1])}\n")
+    family = sys.argv[2] if len(sys.argv) > 2 else "chatml"
+    sys.stdout.write(f"{build(sys.argv[1], family=family)}\n")

@@ -255,10 +255,10 @@ def test_the_engines_refusal_passes_untouched() -> None:
 
 
 def test_what_is_not_captured_passes_untouched() -> None:
-    running = exchange(COMPLETIONS, {"use_beam_search": True})
+    running = exchange(COMPLETIONS, {"echo": True})
     assert running.altered == ()
     running.on_headers(200, SSE)
-    assert reasons(running.outcomes) == ["beam_search"]
+    assert reasons(running.outcomes) == ["echo"]
     assert running.feed(b"data: any\n") == [b"data: any\n"]
     assert running.finish() == []
 
@@ -270,8 +270,8 @@ def test_what_is_not_captured_still_goes_to_the_episodes_model() -> None:
 
 
 def test_a_refused_question_is_put_again_as_the_client_put_it() -> None:
-    running = exchange(CHAT, {"n": 2}, model="other", more={"seed": "1"})
-    assert json.loads(running.upstream_body)["seed"] == 1
+    running = exchange(CHAT, {"n": 2}, model="other")
+    assert json.loads(running.body_with({"seed": "1"})) == json.loads(running.upstream_body) | {"seed": 1}
     assert running.retreat()
     assert running.upstream_body == b'{"model":"other","n":2}'
     assert not running.retreat()
@@ -318,11 +318,11 @@ class Shouting(Reading):
 
 
 def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() -> None:
-    running = Exchange(Shout(), Request(b'{"model":"policy"}'), more={"seed": "1"})
+    running = Exchange(Shout(), Request(b'{"model":"policy"}'))
     assert (running.target, running.keep_alive) == ("/v1/chat/completions", b":\n\n")
     assert running.asked.fields == {"model": "policy", "loud": True}
     assert json.loads(running.upstream_body) == {
-        "model": "policy", "loud": True, "return_token_ids": True, "logprobs": True, "seed": 1
+        "model": "policy", "loud": True, "return_token_ids": True, "logprobs": True
     }  # fmt: skip
     running.on_headers(200, SSE)
     early, late, outcomes = run([b":\n\n" + START, WORD + END + USAGE, DONE], running)

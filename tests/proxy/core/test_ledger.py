@@ -10,6 +10,7 @@ import pytest
 from ajet_proxy.core.call import prompt_hash
 from ajet_proxy.core.events import CallLost
 from ajet_proxy.core.history import Mark
+from ajet_proxy.core.tokens import unpack_tokens
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import EPISODE_STATES, Abort, Lease, Reward
 from tests.kit.ledger_rig import LedgerRig
@@ -308,6 +309,7 @@ def test_what_is_asked_about_unknown_episodes(rig: LedgerRig) -> None:
     ledger = rig.ledger
     assert ledger.tenant_of("no") is ledger.agent_of("no") is ledger.model_of("no", "a") is None
     assert ledger.episode_of_call("no") is None
+    assert ledger.packed("no", "no") is None
 
 
 def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
@@ -316,6 +318,10 @@ def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
     ledger = rig.ledger
     assert (ledger.tenant_of(episode), ledger.agent_of(episode), ledger.model_of(episode, "b")) == ("acme", "a", "m")
     assert ledger.episode_of_call(call) == episode
+    assert ledger.packed(episode, call) is None
+    rig.finish(episode, call, (1, 2), (3,))
+    found = ledger.packed(episode, call)
+    assert found is not None and (found.turn.start, unpack_tokens(found.text)) == (2, (1, 2, 3))
     assert [item["episode"] for item in ledger.records("open", 5)] == [episode]
 
 

@@ -23,13 +23,13 @@ def exchange(template: Template | None = None, **fields: Any) -> Exchange:
 
 
 def test_the_route_is_captured_over_chat() -> None:
-    running = Exchange(CAPTURED["/v1/messages"], Request(dump(ASK).encode()), more={"kv_transfer_params": '{"a":1}'})
+    running = Exchange(CAPTURED["/v1/messages"], Request(dump(ASK).encode()))
     assert running.target == "/v1/chat/completions"
     assert json.loads(running.upstream_body) == {
         "model": "policy", "messages": [{"role": "user", "content": "é"}], "max_tokens": 5, "max_completion_tokens": 5,
-        "tool_choice": None, "return_token_ids": True, "logprobs": True, "kv_transfer_params": {"a": 1},
+        "tool_choice": None, "return_token_ids": True, "logprobs": True,
     }  # fmt: skip
-    assert running.altered == ("return_token_ids", "logprobs", "kv_transfer_params")
+    assert running.altered == ("return_token_ids", "logprobs")
     assert running.asked.fields["max_completion_tokens"] == 5
     assert running.keep_alive.startswith(b"event: ping\n") and running.keep_alive.endswith(b"\n\n")
 

@@ -1,0 +1,250 @@
+"""Recognising history: whether a chat request goes on from a call of its episode, as text and as structure.
+
+An engine renders history from text on each turn, and what it then reads as tokens can differ from what it once sampled.
+Where a request says again exactly what a call was asked and what it answered, its prompt can be that call's own tokens
+with the new messages behind them (see `ajet_proxy.core.joint`). This module says which call that is, or why there is
+none, with a word of `OUTCOMES`.
+
+Idea: each message is brought to one form in which only text and structure count, and a conversation is known by a chain
+of digests, one for each of its beginnings. A call is kept under the digest of its request with its answer behind it, so
+that the next request finds it under the digest of its own beginning up to its last assistant message. Fields that can
+shape a prompt (`tools`, `chat_template`, and every field that is not known to be harmless) must be the same.
+
+Invariant: a call is found only by a request whose messages, up to the last answer and with it, are the call's own. What
+follows is new, and not the assistant's.
+
+Next: ajet_proxy/core/joint.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_proxy.core.call import Captured
+from ajet_proxy.core.joint import NO_JOINT, STOP_TOKEN
+
+EXACT = "exact"
+SAME = "same"
+FIRST_TURN = "first_turn"
+UNSUPPORTED = "unsupported"
+UNKNOWN_HISTORY = "unknown_history"
+NOTHING_NEW = "nothing_new"
+REQUEST_CHANGED = "request_changed"
+REASONING_LEFT_OUT = "reasoning_left_out"
+STOP_STRING = "stop_string"
+NOT_RENDERED = "not_rendered"
+NOT_PROVEN = "not_proven"
+TOO_LONG = "too_long"
+ENGINE = "engine"
+REASONING_PARSER = "reasoning_parser"
+REFUSED = "refused"
+IGNORED = "ignored"
+OUTCOMES: Mapping[str, str] = {
+    EXACT: "sent as the exact ids",
+    SAME: "the engine's own rendering already begins with the exact ids, so nothing was altered",
+    FIRST_TURN: "no answer stands in the history",
+    UNSUPPORTED: "the request is more than a plain turn: images, echo, truncation, a prefilled answer, ids of its own",
+    UNKNOWN_HISTORY: "the last answer in the history is none that this episode was given, or not after this beginning",
+    NOTHING_NEW: "nothing follows the last answer",
+    REQUEST_CHANGED: "a field that can shape the prompt, such as tools, is another than in the turn before",
+    REASONING_LEFT_OUT: "the history lacks the reasoning that the client was given with the answer",
+    STOP_STRING: "the answer before was cut at a stop string, so its tokens say more than its text",
+    NOT_RENDERED: "the engine did not render the conversation for /tokenize",
+    NOT_PROVEN: "the engine's /tokenize does not render what the chat route was seen to read",
+    NO_JOINT: "the template's text between two turns could not be told apart",
+    STOP_TOKEN: "the template ends an answer otherwise than the engine did",
+    TOO_LONG: "the exact prompt and the answer do not fit into the model's context",
+    REASONING_PARSER: "the engine's reasoning parser would read the answer otherwise",
+    ENGINE: "the engine does not take prompt ids on the chat route",
+    REFUSED: "the engine refused the exact ids, and answered the plain request",
+    IGNORED: "the engine was sent exact ids and reported others",
+}
+"""What can become of a turn's continuity, with what each word means."""
+
+CAPACITY = 100_000
+"""Answers remembered; the oldest are forgotten first, and their next turns go out as they are."""
+_HARMLESS = frozenset((
+    "model", "messages", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
+    "max_completion_tokens", "n", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature",
+    "top_p", "top_k", "min_p", "repetition_penalty", "length_penalty", "stop_token_ids", "include_stop_str_in_output",
+    "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
+    "logprob_token_ids", "allowed_token_ids", "bad_words", "structured_outputs", "priority", "request_id",
+    "session_id", "return_tokens_as_token_ids", "return_token_ids", "cache_salt", "vllm_xargs",
+    "repetition_detection", "stream_interval", "thinking_token_budget", "include_reasoning", "parallel_tool_calls",
+    "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
+))  # fmt: skip
+_BEYOND = (
+    "echo", "continue_final_message", "truncate_prompt_tokens", "kv_transfer_params", "ec_transfer_params",
+    "mm_processor_kwargs", "media_io_kwargs", "use_beam_search", "prompt_embeds",
+)  # fmt: skip
+_TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A call that the history of a later request may end with. ``whole`` is False for an answer without its reasoning;
+    ``ended`` is how its text came to an end: by a stop token, at the length limit, or at a stop string."""
+
+    call: str
+    shape: bytes
+    whole: bool
+    ended: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A request by its digests: ``beginnings[k]`` stands for its first k messages, ``shape`` for all that may shape
+    the prompt besides. ``answer`` is the place of its last assistant message."""
+
+    fields: Mapping[str, Any]
+    shape: bytes
+    beginnings: tuple[bytes, ...]
+    answer: int | None
+
+    def rendering(self, messages: Sequence[Any]) -> dict[str, Any]:
+        """The body that asks the engine's ``/tokenize`` to render `messages` as it would render this request."""
+        body = {name: self.fields[name] for name in _TOLD_TO_TOKENIZE if self.fields.get(name)}
+        kwargs = dict(self.fields.get("chat_template_kwargs") or {})
+        for name in ("documents", "reasoning_effort"):
+            if self.fields.get(name) is not None:
+                kwargs[name] = self.fields[name]
+        if self.fields.get("reasoning_effort") is not None:
+            kwargs.setdefault("enable_thinking", self.fields["reasoning_effort"] != "none")  # as vLLM does
+        return body | ({"chat_template_kwargs": kwargs} if kwargs else {}) | {"messages": list(messages)}
+
+    def whole(self) -> dict[str, Any]:
+        """`rendering` of all messages."""
+        return self.rendering(self.fields["messages"])
+
+    def asked_before(self) -> dict[str, Any]:
+        """`rendering` of what the call that gave the last answer was asked."""
+        return self.rendering(self.fields["messages"][: self.answer])
+
+    def with_answer(self, text: str) -> dict[str, Any]:
+        """`rendering` with `text` in place of the last answer."""
+        messages = list(self.fields["messages"])
+        assert self.answer is not None
+        messages[self.answer] = {"role": "assistant", "content": text}
+        return self.rendering(messages)
+
+    @property
+    def room(self) -> int:
+        """The tokens that the answer may have, at the least."""
+        limit = self.fields.get("max_completion_tokens") or self.fields.get("max_tokens")
+        return limit if isinstance(limit, int) else 1
+
+
+def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) -> Outline | None:
+    """The outline of a chat request in its engine's form; None where its prompt is more than its messages."""
+    messages = fields.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+        return None
+    if any(fields.get(name) for name in _BEYOND) or fields.get("add_generation_prompt") is False:
+        return None
+    shape = [[name, value] for name, value in sorted(fields.items()) if name not in _HARMLESS and value is not None]
+    digests = [_digest(b"", [episode, model, agent])]
+    try:
+        for message in messages:
+            digests.append(_digest(digests[-1], normal(message)))
+        outer = _digest(b"", shape)
+    except RecursionError:
+        return None
+    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    return Outline({**fields, "model": model}, outer, tuple(digests), answers[-1] if answers else None)
+
+
+class Memory:
+    """The answers that were given, each under the digest of the conversation that ends with it."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._known: OrderedDict[bytes, Known] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def remember(self, asked: Outline, answer: Mapping[str, Any], call: str, ended: str) -> None:
+        """`call` answered the request `asked` with the message `answer`. Of two answers with the same words the later
+        one counts."""
+        message = normal({**answer, "role": "assistant"})
+        self._put(_digest(asked.beginnings[-1], message), Known(call, asked.shape, True, ended))
+        if message.pop("reasoning", None):
+            stripped = _digest(asked.beginnings[-1], message)
+            if (other := self._known.get(stripped)) is None or not other.whole:
+                self._put(stripped, Known(call, asked.shape, False, ended))
+
+    def recall(self, asked: Outline) -> Known | str:
+        """The call that the request `asked` goes on from, or the word for why there is none."""
+        if asked.answer is None:
+            return FIRST_TURN
+        known = self._known.get(asked.beginnings[asked.answer + 1])
+        if known is None:
+            return UNKNOWN_HISTORY
+        if asked.answer + 2 == len(asked.beginnings):
+            return NOTHING_NEW
+        if known.shape != asked.shape:
+            return REQUEST_CHANGED
+        if not known.whole:
+            return REASONING_LEFT_OUT
+        return STOP_STRING if known.ended == "string" else known
+
+    def _put(self, digest: bytes, known: Known) -> None:
+        self._known[digest] = known
+        self._known.move_to_end(digest)
+        if len(self._known) > self._capacity:
+            self._known.popitem(last=False)
+
+
+def ended(captured: Captured) -> str:
+    """How a choice came to its end, as `Known` tells it."""
+    if captured.stop_string is not None:
+        return "string"
+    return "length" if captured.finish_reason == "length" else "token"
+
+
+def normal(message: Mapping[str, Any]) -> dict[str, Any]:
+    """`message` with everything taken out that is neither text nor structure: what is null or empty is as good as
+    missing, one text part is its text, arguments of a call are what they say as JSON, a call's place in the list is not
+    told twice, and reasoning goes by one name."""
+    out = {name: value for name, value in message.items() if name not in ("content", "tool_calls", "reasoning_content")}
+    out["content"] = _text(message.get("content"))
+    out["reasoning"] = message.get("reasoning") or message.get("reasoning_content")
+    calls = message.get("tool_calls")
+    out["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
+    return {name: kept for name, value in out.items() if (kept := _pruned(value)) is not None}
+
+
+def _text(content: Any) -> Any:
+    parts = content if isinstance(content, list) else [content]
+    texts = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part for part in parts
+    ]
+    return texts[0] if len(texts) == 1 else texts
+
+
+def _call(call: Any) -> Any:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function = dict(call["function"])
+    with suppress(ValueError, TypeError, RecursionError):  # arguments that are no JSON are compared as they are
+        function["arguments"] = ["json", json.loads(function.get("arguments") or "{}")]
+    kind = call.get("type")
+    return {**call, "function": function, "index": None, "type": None if kind == "function" else kind}
+
+
+def _pruned(value: Any) -> Any:
+    """`value` without what is null or empty; None where nothing is left."""
+    if isinstance(value, Mapping):
+        value = {name: kept for name, item in value.items() if (kept := _pruned(item)) is not None}
+    return None if value is None or value in ("", {}, []) else value
+
+
+def _digest(before: bytes, value: Any) -> bytes:
+    text = json.dumps(value, sort_keys=isinstance(value, dict))
+    return hashlib.blake2b(before + text.encode(), digest_size=16).digest()

@@ -1,0 +1,247 @@
+"""On-policy continuity: a turn's prompt is what its episode read and sampled before, as ids, wherever that is safe.
+
+`core.continuity` recognises the history and `core.joint` makes the exact prompt; here the engine is asked for what they
+need. ``POST /tokenize`` renders the conversation. If that already begins with the history's own ids, the request goes
+out as it is. If not, the engine renders it once more with a mark in place of the last answer, and the exact prompt
+goes along in ``kv_transfer_params``, which vLLM's chat route takes in place of its own rendering.
+
+Nothing is taken on trust. Before an engine gets ids for the first time, one token is generated to see that it reads
+the ids it is given. Before a kind of request (its tools and whatever else shapes a prompt) is continued for the first
+time, ``/tokenize`` must render the turn before as the very ids that the chat route reported for it. After each answer
+the reported prompt must be the one that was sent, or the engine gets no more. Whatever fails, the request goes out as
+it came, and the record says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+
+from ajet_proxy.core.call import Captured, Origin
+from ajet_proxy.core.continuity import (
+    ENGINE,
+    EXACT,
+    IGNORED,
+    NOT_PROVEN,
+    NOT_RENDERED,
+    REFUSED,
+    SAME,
+    TOO_LONG,
+    UNKNOWN_HISTORY,
+    UNSUPPORTED,
+    Known,
+    Memory,
+    Outline,
+    ended,
+    outline,
+)
+from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.joint import begins_with, joined
+from ajet_proxy.core.timeline import Packed
+from ajet_proxy.core.tokens import unpack_tokens
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.store import Store
+from ajet_proxy.io.upstream import EngineRequest, Upstream
+from ajet_sdk.errors import AjetError
+
+logger = logging.getLogger(__name__)
+
+CHAT = "/v1/chat/completions"
+FIELD = "kv_transfer_params"
+LIMIT_S = 10.0
+"""For all that a turn asks the engine before it is sent; the engine is busy then, and the plain request is as good."""
+RETRY_S = 300.0
+"""An engine that could not do it is asked again after this long: it may have been replaced."""
+SHAPES = 10_000
+Ids = tuple[int, ...]
+
+
+class NotRendered(Exception):
+    """The engine did not answer as it should; the request goes out as it is."""
+
+
+@dataclass(slots=True)
+class Engine:
+    """What is known of one engine and model. `mark` are the mark's tokens; `shapes` those kinds of requests of which
+    ``/tokenize`` was seen to render what the chat route reads; `takes_ids` is None until it was tried."""
+
+    mark: Ids = ()
+    shapes: set[bytes] = field(default_factory=set)
+    takes_ids: bool | None = None
+    silent_until: float = 0.0
+
+
+class Continuity:
+    """What all turns share: the answers given, and what is known of the engines."""
+
+    def __init__(self, upstream: Upstream, *, store: Store, metrics: Metrics) -> None:
+        self.upstream = upstream
+        self.store = store
+        self.metrics = metrics
+        self.memory = Memory()
+        self.mark = f"quick onyx goblins {secrets.token_hex(8)} jump over lazy dwarves"
+        """Words that no conversation can hold, because nobody is told them."""
+        self._engines: dict[tuple[str, str], Engine] = {}
+
+    def turn(self, exchange: Exchange, origin: Origin) -> Turn:
+        """The turn that `exchange` is, of the calls in `origin`."""
+        return Turn(self, exchange, origin)
+
+    def engine(self, url: str, model: str) -> Engine:
+        return self._engines.setdefault((url, model), Engine())
+
+
+class Turn:
+    """One chat request on its way to an engine, in the place of `Upstream`; and what is recorded of it."""
+
+    def __init__(self, shared: Continuity, exchange: Exchange, origin: Origin) -> None:
+        self._shared = shared
+        self._exchange = exchange
+        self._origin = origin
+        self._asked: Outline | None = None
+        self._word: str | None = None
+        self._prompt: Ids | None = None
+        self._engine = Engine()
+        self._given: tuple[Mapping[str, Any] | None, ...] = ()
+
+    async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
+        """The engine's answer to `request`, asked with the exact prompt where that is safe. What is sent after the
+        first request goes out as it is."""
+        if request.target.partition("?")[0] != CHAT or self._word is not None:
+            return await self._shared.upstream.send(request)
+        self._word, prompt = await self._decide(request)
+        answer = None
+        if prompt is not None:
+            answer = await self._send_exact(request, prompt)
+        if answer is None:
+            answer = await self._shared.upstream.send(request)
+        self._shared.metrics.inc("ajet_continuity_total", outcome=self._word)
+        return answer
+
+    def finished(self, origin: Origin, captured: Captured) -> Origin:
+        """`origin` with what there is to say of this turn; its answer can be continued from now on."""
+        if self._prompt is not None and captured.prompt_token_ids != self._prompt:
+            self._word, self._engine.takes_ids, self._engine.silent_until = IGNORED, False, float("inf")
+            self._shared.metrics.inc("ajet_continuity_total", outcome=IGNORED)
+            logger.warning("an engine read other ids than it was given: continuity is off for it")
+        self._given = self._given or self._exchange.given
+        if self._asked is not None and (answer := self._given[captured.index]) is not None:
+            self._shared.memory.remember(self._asked, answer, origin.calls[captured.index], ended(captured))
+        altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
+        return replace(origin, altered=altered, continuity=self._word)
+
+    async def _send_exact(self, request: EngineRequest, prompt: Ids) -> aiohttp.ClientResponse | None:
+        """The answer to `request` with `prompt`; None if the engine finds fault with it, which may be the prompt's."""
+        body = self._exchange.body_with({FIELD: json.dumps({"prompt_token_ids": prompt}, separators=(",", ":"))})
+        answer = await self._shared.upstream.send(replace(request, body=body))
+        if answer.status in (400, 422):
+            answer.close()
+            self._word = REFUSED
+            return None
+        self._prompt = prompt
+        return answer
+
+    async def _decide(self, request: EngineRequest) -> tuple[str, Ids | None]:
+        """The word for this turn, and the prompt if it is to be sent."""
+        origin, shared = self._origin, self._shared
+        if self._exchange.skip is None:
+            self._asked = outline(
+                self._exchange.asked.fields, episode=origin.episode, model=request.model, agent=origin.agent
+            )
+        if self._asked is None:
+            return UNSUPPORTED, None
+        known = shared.memory.recall(self._asked)
+        if isinstance(known, str):
+            return known, None
+        before = shared.store.ledger.packed(origin.episode, known.call)
+        if before is None:
+            return UNKNOWN_HISTORY, None
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                return await self._exact(request, self._asked, known, before)
+        except (NotRendered, AjetError, aiohttp.ClientError, TimeoutError):
+            return NOT_RENDERED, None
+
+    async def _exact(
+        self, request: EngineRequest, asked: Outline, known: Known, before: Packed
+    ) -> tuple[str, Ids | None]:
+        """The word and the prompt for a turn that goes on from `before`."""
+        now = asyncio.get_running_loop().time()
+        url = next(iter(self._shared.upstream.order(request.model, request.sticky)), "")
+        engine = self._engine = self._shared.engine(url, request.model)
+        if engine.silent_until > now:
+            return ENGINE, None
+        history = unpack_tokens(before.text)
+        rendered, length = await self._render(request, asked.whole())
+        if begins_with(rendered, history):
+            return SAME, None
+        await self._get_ready(request, asked, before, history)
+        if not engine.takes_ids:
+            engine.silent_until = now + RETRY_S
+            engine.takes_ids = None
+            return ENGINE, None
+        if asked.shape not in engine.shapes:
+            return NOT_PROVEN, None
+        marked, _ = await self._render(request, asked.with_answer(self._shared.mark))
+        prompt = joined(history=history, ended=known.ended, rendered=rendered, marked=marked, mark=engine.mark)
+        if isinstance(prompt, str):
+            return prompt, None
+        if length is not None and len(prompt) + asked.room > length:
+            return TOO_LONG, None
+        return EXACT, prompt
+
+    async def _get_ready(self, request: EngineRequest, asked: Outline, before: Packed, history: Ids) -> None:
+        """Find out what is not yet known of the engine and of this kind of request."""
+        engine = self._engine
+        if not engine.mark:
+            engine.mark, _ = await self._render(request, {
+                "model": request.model, "prompt": self._shared.mark, "add_special_tokens": False,
+            })
+        if engine.takes_ids is None:
+            engine.takes_ids = await self._takes_ids(request, history[:1] * 3)
+        if asked.shape not in engine.shapes and before.turn.continuity != EXACT and len(engine.shapes) < SHAPES:
+            rendered, _ = await self._render(request, asked.asked_before())
+            if rendered == history[: before.turn.start]:
+                engine.shapes.add(asked.shape)
+
+    async def _takes_ids(self, request: EngineRequest, ids: Ids) -> bool:
+        """Whether the engine's chat route reads `ids` when it is given them, by the one token that it generates."""
+        asked = {
+            "model": request.model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1,
+            "return_token_ids": True, FIELD: {"prompt_token_ids": ids},
+        }
+        status, answer = await self._ask(request, CHAT, asked)
+        if status >= 500:
+            raise NotRendered
+        return status == 200 and answer.get("prompt_token_ids") == list(ids)
+
+    async def _render(self, request: EngineRequest, body: Mapping[str, Any]) -> tuple[Ids, int | None]:
+        """The tokens of `body` by ``/tokenize``, and the model's length."""
+        status, answer = await self._ask(request, "/tokenize", body)
+        tokens, length = answer.get("tokens"), answer.get("max_model_len")
+        if status != 200 or not isinstance(tokens, list) or not _all_ids(tokens):
+            raise NotRendered
+        return tuple(tokens), length if isinstance(length, int) else None
+
+    async def _ask(self, request: EngineRequest, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Ask the engine that `request` goes to; its status and JSON object."""
+        asking = replace(request, target=path, body=json.dumps(body).encode())
+        answer = await self._shared.upstream.send(asking)
+        try:
+            found = json.loads(await answer.read())
+        except (ValueError, RecursionError) as error:
+            raise NotRendered from error
+        finally:
+            answer.close()
+        return answer.status, found if isinstance(found, dict) else {}
+
+
+def _all_ids(tokens: Sequence[Any]) -> bool:
+    return set(map(type, tokens)) <= {int} and all(0 <= token < 2**31 for token in tokens)

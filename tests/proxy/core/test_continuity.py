@@ -1,0 +1,254 @@
+"""History is known by its words: what is the same conversation, what is another, and which word says so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core import continuity
+from ajet_proxy.core.call import Captured
+from ajet_proxy.core.continuity import OUTCOMES, Known, Memory, Outline, ended, normal, outline
+
+HELLO = {"role": "user", "content": "hello"}
+AGAIN = {"role": "user", "content": "again"}
+SAID: dict[str, Any] = {"role": "assistant", "content": "hi"}
+TOOLS = [{"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}]
+
+
+def outlined(*messages: dict[str, Any], agent: str = "", episode: str = "ep", **fields: Any) -> Outline:
+    found = outline({"messages": list(messages), **fields}, episode=episode, model="m", agent=agent)
+    assert found is not None
+    return found
+
+
+def recalled(after: Outline, answer: dict[str, Any] | None = None, **first: Any) -> Known | str:
+    """What a request finds after the call ``c`` was asked hello and answered."""
+    memory = Memory()
+    memory.remember(outlined(HELLO, **first), SAID if answer is None else answer, "c", "token")
+    return memory.recall(after)
+
+
+def call(arguments: Any = '{"n": 1}', **more: Any) -> dict[str, Any]:
+    return {"id": "t1", "type": "function", "function": {"name": "guess", "arguments": arguments}, **more}
+
+
+# --- what is the same message
+
+
+def form(message: dict[str, Any]) -> str:
+    return json.dumps(normal({"role": "assistant", **message}), sort_keys=True)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"content": "a"}, {"content": [{"type": "text", "text": "a"}]}),
+        ({"content": "a"}, {"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]}),
+        ({"content": None}, {"content": ""}),
+        ({"content": ""}, {}),
+        ({"content": []}, {}),
+        ({"content": "a", "refusal": None, "annotations": [], "extra": {"refusal": None}}, {"content": "a"}),
+        ({"content": "a", "tool_calls": []}, {"content": "a", "tool_calls": None}),
+        ({"reasoning": "r"}, {"reasoning_content": "r"}),
+        ({"reasoning": "r", "reasoning_content": "r"}, {"reasoning": "r"}),
+        ({"tool_calls": [call('{"a":1,"b":[2]}')]}, {"tool_calls": [call('{ "b": [2], "a": 1 }', index=0)]}),
+        ({"tool_calls": [call("")]}, {"tool_calls": [call("{}")]}),
+        ({"tool_calls": [call(None)]}, {"tool_calls": [call("{}", type=None)]}),
+    ],
+)
+def test_only_text_and_structure_count(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert form(one) == form(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"content": "a"}, {"content": "a "}),
+        ({"content": "ab"}, {"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}),
+        ({"content": "a"}, {"content": [{"type": "image_url", "image_url": {"url": "a"}}]}),
+        ({"content": "a"}, {"content": "a", "name": "bob"}),
+        ({"content": "a"}, {"content": "a", "reasoning": "r"}),
+        ({"tool_calls": [call()]}, {"tool_calls": [call('{"n": 1.0}')]}),
+        ({"tool_calls": [call('{"n": null}')]}, {"tool_calls": [call("{}")]}),
+        ({"tool_calls": [call("{broken")]}, {"tool_calls": [call("{ broken")]}),
+        ({"tool_calls": [call()]}, {"tool_calls": [call(id="t2")]}),
+        ({"tool_calls": [call()]}, {"tool_calls": [call(), call()]}),
+        ({"tool_calls": [call()]}, {"tool_calls": [call(type="custom")]}),
+        ({"tool_calls": [call()]}, {"tool_calls": ["guess"]}),
+        ({"tool_calls": [call()]}, {"tool_calls": [{"id": "t1", "function": "guess"}]}),
+        ({"tool_calls": [call()]}, {"tool_calls": "guess"}),
+    ],
+)
+def test_what_differs_in_words_or_structure_is_another_message(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert form(one) != form(other)
+
+
+# --- which call a request goes on from
+
+
+def test_a_turn_goes_on_from_the_call_that_gave_the_last_answer() -> None:
+    assert recalled(outlined(HELLO, SAID, AGAIN)) == Known("c", outlined(HELLO).shape, True, "token")
+    streamed = outlined(HELLO, {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}, AGAIN, AGAIN)
+    assert isinstance(recalled(streamed), Known)
+
+
+@pytest.mark.parametrize(
+    ("request_", "word"),
+    [
+        (outlined(HELLO), "first_turn"),
+        (outlined(HELLO, SAID), "nothing_new"),
+        (outlined(AGAIN, SAID, AGAIN), "unknown_history"),
+        (outlined(HELLO, {**SAID, "content": "ha"}, AGAIN), "unknown_history"),
+        (outlined(HELLO, SAID, AGAIN, SAID, AGAIN), "unknown_history"),
+        (outlined(HELLO, SAID, AGAIN, episode="other"), "unknown_history"),
+        (outlined(HELLO, SAID, AGAIN, agent="other"), "unknown_history"),
+        (outlined(HELLO, SAID, AGAIN, tools=TOOLS), "request_changed"),
+        (outlined(HELLO, SAID, AGAIN, chat_template_kwargs={"enable_thinking": False}), "request_changed"),
+        (outlined(HELLO, SAID, AGAIN, anything_new=1), "request_changed"),
+    ],
+)
+def test_why_a_turn_goes_on_from_none(request_: Outline, word: str) -> None:
+    assert recalled(request_) == word
+    assert word in OUTCOMES
+
+
+def test_sampling_may_change_from_turn_to_turn() -> None:
+    later = outlined(HELLO, SAID, AGAIN, temperature=0.5, max_tokens=3, stream=True, stop=["x"], tools=None, user="u")
+    assert isinstance(recalled(later), Known)
+
+
+def test_reasoning_must_come_back_with_its_answer() -> None:
+    thought = {"content": "hi", "reasoning": "hm"}
+    assert isinstance(recalled(outlined(HELLO, {**SAID, "reasoning_content": "hm"}, AGAIN), thought), Known)
+    assert recalled(outlined(HELLO, SAID, AGAIN), thought) == "reasoning_left_out"
+    assert recalled(outlined(HELLO, {**SAID, "reasoning": "ha"}, AGAIN), thought) == "unknown_history"
+
+
+def test_an_answer_without_reasoning_is_not_hidden_by_one_with() -> None:
+    memory = Memory()
+    memory.remember(outlined(HELLO), {"content": "hi", "reasoning": "hm"}, "c1", "token")
+    memory.remember(outlined(HELLO), {"content": "hi"}, "c2", "token")
+    memory.remember(outlined(HELLO), {"content": "hi", "reasoning": "ho"}, "c3", "token")
+    memory.remember(outlined(HELLO), {"content": "ha", "reasoning": "1"}, "c4", "token")
+    memory.remember(outlined(HELLO), {"content": "ha", "reasoning": "2"}, "c5", "token")
+    found = memory.recall(outlined(HELLO, SAID, AGAIN))
+    assert isinstance(found, Known) and found.call == "c2"
+    assert memory.recall(outlined(HELLO, {**SAID, "content": "ha"}, AGAIN)) == "reasoning_left_out"
+
+
+def test_an_answer_cut_at_a_stop_string_has_more_tokens_than_text() -> None:
+    memory = Memory()
+    memory.remember(outlined(HELLO), SAID, "c", "string")
+    assert memory.recall(outlined(HELLO, SAID, AGAIN)) == "stop_string"
+
+
+def test_of_two_answers_with_the_same_words_the_later_counts() -> None:
+    memory = Memory()
+    for name in ("c1", "c2"):
+        memory.remember(outlined(HELLO), SAID, name, "token")
+    found = memory.recall(outlined(HELLO, SAID, AGAIN))
+    assert isinstance(found, Known) and found.call == "c2"
+    assert len(memory) == 1
+
+
+def test_the_oldest_answers_are_forgotten_first() -> None:
+    memory = Memory(capacity=2)
+    for name in ("a", "b", "a", "c"):
+        memory.remember(outlined(HELLO), {"content": name}, name, "token")
+    answers = [{**SAID, "content": name} for name in "abc"]
+    found = [memory.recall(outlined(HELLO, answer, AGAIN)) for answer in answers]
+    assert [known if isinstance(known, str) else known.call for known in found] == ["a", "unknown_history", "c"]
+    assert len(memory) == 2
+
+
+texts = st.sampled_from(["", "a", " a", "a ", "<|im_end|>", "é", "\ud83d", '{"a": 1}'])
+roles = st.sampled_from(["user", "tool", "system"])
+messages = st.lists(st.builds(lambda role, text: {"role": role, "content": text}, roles, texts), min_size=1, max_size=4)
+
+
+@given(first=messages, answer=texts, new=messages, change=st.integers(0, 3), by=texts)
+def test_a_changed_beginning_is_never_taken_for_the_episodes_own(
+    first: list[dict[str, Any]], answer: str, new: list[dict[str, Any]], change: int, by: str
+) -> None:
+    memory = Memory()
+    memory.remember(outlined(*first), {"content": answer}, "c", "token")
+    said = {"role": "assistant", "content": answer}
+    assert isinstance(memory.recall(outlined(*first, said, *new)), Known)
+    place = change % len(first)
+    changed = [*first[:place], {**first[place], "content": by}, *first[place + 1 :]]
+    found = memory.recall(outlined(*changed, said, *new))
+    assert isinstance(found, Known) == (changed == first)
+    assert memory.recall(outlined(*first, first[0], said, *new)) == "unknown_history"
+
+
+# --- requests that are more than their messages
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": "hello"},
+        {"messages": ["hello"]},
+        {},
+        {"messages": [HELLO], "echo": True},
+        {"messages": [HELLO], "continue_final_message": True},
+        {"messages": [HELLO], "add_generation_prompt": False},
+        {"messages": [HELLO], "truncate_prompt_tokens": 5},
+        {"messages": [HELLO], "kv_transfer_params": {"prompt_token_ids": [1]}},
+    ],
+)
+def test_some_requests_have_no_outline(fields: dict[str, Any]) -> None:
+    assert outline(fields, episode="ep", model="m", agent="") is None
+
+
+def test_a_message_nested_without_end_has_no_outline() -> None:
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    message = {"role": "user", "content": [{"type": "other", "deep": deep}]}
+    assert outline({"messages": [message]}, episode="ep", model="m", agent="") is None
+
+
+# --- what the engine is asked to render
+
+
+def test_the_engine_is_asked_for_the_request_as_it_would_render_it() -> None:
+    asked = outlined(
+        HELLO, SAID, AGAIN, tools=TOOLS, chat_template="{{ x }}", chat_template_kwargs={"a": 1}, temperature=0.5,
+        documents=[{"text": "d"}], reasoning_effort="low", add_special_tokens=True, max_tokens=7,
+    )  # fmt: skip
+    shaped = {
+        "model": "m", "tools": TOOLS, "chat_template": "{{ x }}", "add_special_tokens": True,
+        "chat_template_kwargs": {
+            "a": 1, "documents": [{"text": "d"}], "reasoning_effort": "low", "enable_thinking": True
+        },
+    }  # fmt: skip
+    assert asked.whole() == {**shaped, "messages": [HELLO, SAID, AGAIN]}
+    assert asked.asked_before() == {**shaped, "messages": [HELLO]}
+    marked = [HELLO, {"role": "assistant", "content": "mark"}, AGAIN]
+    assert asked.with_answer("mark") == {**shaped, "messages": marked}
+    assert asked.room == 7
+
+
+def test_a_plain_request_is_rendered_plainly() -> None:
+    plain = outline({"messages": [HELLO]}, episode="ep", model="", agent="")
+    assert plain is not None
+    assert plain.whole() == {"messages": [HELLO]}
+    assert plain.room == 1
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "stop_string", "word"),
+    [("stop", None, "token"), ("tool_calls", None, "token"), ("length", None, "length"), ("stop", "\n", "string")],
+)
+def test_how_an_answer_ended(finish_reason: str, stop_string: str | None, word: str) -> None:
+    assert ended(Captured(0, "m", (1,), (2,), (-0.5,), finish_reason, stop_string=stop_string)) == word
+
+
+def test_every_word_has_its_meaning() -> None:
+    words = {value for name, value in vars(continuity).items() if name.isupper() and isinstance(value, str)}
+    assert words == set(OUTCOMES)
