@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ajet_proxy.core.timeline import Packed, Policy, Timeline, Turn, merge_packed
-from ajet_proxy.core.tokens import common_prefix, cut
+from ajet_proxy.core.tokens import common_prefix, count, cut
 from ajet_sdk.errors import Conflict
 
 NEXT: Mapping[str, frozenset[str]] = {
@@ -249,13 +249,20 @@ class Episode:
 
 def repeats(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -> tuple[str, ...]:
     """The calls of the earlier request that a new one repeats: the latest of the same idempotency key, or, for a
-    declared retry, of the same body, if possible one that was lost, else one in flight, else one that is complete."""
+    declared retry, of the same body, if possible one that was lost, else one in flight, else one that is complete and
+    whose answer no later call goes on from."""
     if key is None and not is_retry:
         return ()
     entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
     earlier = [entry for entry in entries if key is not None and entry.idempotency_key == key]
     if not earlier and is_retry:
-        earlier = [entry for entry in entries if entry.body_hash == body_hash]
+        earlier = [entry for entry in entries if entry.body_hash == body_hash and not _received(episode, entry)]
     order = ("complete", "running", "lost")
     latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.started_at), default=None)
     return () if latest is None else latest.siblings
+
+
+def _received(episode: Episode, entry: CallEntry) -> bool:
+    """Whether a later call goes on from an answer of this request, so that its client must have had it."""
+    choices = [episode.calls[name] for name in entry.siblings]
+    return any(one.turn and one.text and count(one.text.tokens) > one.turn.end for one in choices)

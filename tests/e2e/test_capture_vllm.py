@@ -7,23 +7,25 @@ transformers must give the same logprobs.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ajet_sdk.frame import decode_batch
+from tests.e2e import asking
 from tests.e2e.conftest import Engine
-from tests.kit import compare, record_tapes, wire
+from tests.kit import record_tapes, wire
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.rig import Rig
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CASES = {name: (route, body) for name, route, body in record_tapes.cases()}
-CAPTURED = [name for name in CASES if "error" not in name and "echo" not in name]
-FREE = [name for name in CAPTURED if "structured_outputs" not in CASES[name][1] and "tool_choice" not in CASES[name][1]]
+CAPTURED = asking.captured(CASES)
+BENT = ("structured_outputs", "tool_choice", "bad_words", "min_tokens")
+"""What changes the distribution that is sampled from."""
+FREE = [name for name in CAPTURED if not any(word in CASES[name][1] for word in BENT)]
 
 
 @pytest.fixture(scope="module")
@@ -42,50 +44,26 @@ def rig(proxy: ProxyProcess) -> Iterator[Rig]:
 @pytest.fixture(scope="module")
 def through(proxy: ProxyProcess) -> dict[str, wire.Answer]:
     """Every case asked through the proxy, each in an episode that bears its name."""
-    return asyncio.run(ask_all(proxy.url, "/e/{}"))
+    return asking.ask_all(proxy.url, "/e/{}", CASES)
 
 
 @pytest.fixture(scope="module")
 def direct(vllm: Engine) -> dict[str, wire.Answer]:
-    return asyncio.run(ask_all(vllm.url, ""))
-
-
-async def ask_all(url: str, prefix: str) -> dict[str, wire.Answer]:
-    """One request after another: the engine's numbers may depend on what else is in a batch."""
-    return {
-        name: await wire.send(url + prefix.format(name) + route, body=body) for name, (route, body) in CASES.items()
-    }
+    return asking.ask_all(vllm.url, "", CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_agent_sees_the_engines_own_answer(
     name: str, through: dict[str, wire.Answer], direct: dict[str, wire.Answer]
 ) -> None:
-    seen, own = through[name], direct[name]
-    assert seen.status == own.status
-    assert seen.headers["content-type"] == own.headers["content-type"]
-    compare.same_answer(seen.body, own.body)
-    ours = {header for header in seen.headers if header.startswith("x-ajet-")}
-    assert ours == ({"x-ajet-episode", "x-ajet-call"} if name in CAPTURED else ours)
+    asking.the_agent_sees(through[name], direct[name], named=name in CAPTURED)
 
 
 @pytest.mark.parametrize("name", CAPTURED)
 def test_what_is_stored_is_what_the_engine_reports(
     name: str, through: dict[str, wire.Answer], vllm: Engine, rig: Rig
 ) -> None:
-    route, body = CASES[name]
-    asked = record_tapes.as_proxy(route, {key: value for key, value in body.items() if not key.startswith("stream")})
-    reported = asyncio.run(wire.send(vllm.url + route, body=asked)).json()
-    record = rig.record(name)
-    calls = record["calls"]
-    assert [call["call"] for call in calls] == through[name].headers["x-ajet-call"].split(",")
-    assert len(calls) == len(reported["choices"])
-    for call, choice in zip(calls, reported["choices"], strict=True):
-        assert call["complete"] is True
-        assert call["prompt_token_ids"] == (reported.get("prompt_token_ids") or choice["prompt_token_ids"])
-        assert call["token_ids"] == choice["token_ids"]
-        assert call["logprobs"] == pytest.approx(compare.rows(choice["logprobs"]), abs=1e-5)
-        assert call["finish_reason"] == choice["finish_reason"]
+    asking.stored_is_reported(name, CASES, rig.record(name)["calls"], through[name], vllm.url)
 
 
 def test_a_forward_pass_gives_the_same_logprobs(through: dict[str, wire.Answer], vllm: Engine, rig: Rig) -> None:

@@ -33,16 +33,20 @@ def told(body: bytes) -> Any:
     """A stream without the accident of how many tokens shared an event: per choice the joined text, the tool calls and
     the end, and every shape of event that was sent, key by key."""
     choices: dict[int, dict[str, Any]] = {}
-    shapes, tail = set(), []
+    shapes: set[Any] = set()
+    tail = []
     for event in events(body):
         if event == "[DONE]" or not event.get("choices"):
             tail.append(event)
             continue
         event.pop("usage", None)
         for choice in event["choices"]:
-            known = choices.setdefault(choice["index"], {"text": "", "calls": "", "rows": [], "ids": []})
+            blank: dict[str, Any] = {"text": "", "thought": "", "calls": "", "rows": [], "offsets": [], "ids": []}
+            known = choices.setdefault(choice["index"], blank)
             delta = choice.get("delta", {})
             known["text"] += delta.get("content") or choice.get("text") or ""
+            known["thought"] += delta.get("reasoning") or ""
+            known["offsets"] += (choice.get("logprobs") or {}).get("text_offset", ())
             known["rows"] += rows(choice.get("logprobs"))
             known["ids"] += choice.get("token_ids") or []
             for call in delta.get("tool_calls") or ():
@@ -50,6 +54,7 @@ def told(body: bytes) -> Any:
                 known["calls"] += call["function"].get("arguments", "")
             for key in ("finish_reason", "stop_reason"):
                 known[key] = choice.get(key)
+            shapes.update(("delta", key) for key in delta)
             shapes.add((tuple(event), tuple(choice), choice.get("logprobs") is None, choice.get("token_ids") is None))
     return choices, shapes, tail
 

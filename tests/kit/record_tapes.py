@@ -57,6 +57,18 @@ CHAT_CASES: dict[str, dict[str, Any]] = {
         "messages": ASK, "tools": [TOOL], "max_tokens": 160,
         "tool_choice": {"type": "function", "function": {"name": "guess"}},
     },
+    "grouped": {"messages": ASK, "stream_interval": 3},
+    "n-lax": {"messages": ASK, "n": "2", "stream_options": None},
+    "parallel": {"messages": ASK, "tools": [TOOL], "structured_outputs": {"regex": rf"{CALL}\n{CALL}"},
+                 "max_tokens": 240, "parallel_tool_calls": False},
+    "tokens-as-ids": {"messages": ASK, "logprobs": True, "return_tokens_as_token_ids": True},
+    "logprob-ids": {"messages": ASK, "logprobs": True, "logprob_token_ids": [40, 41]},
+    "prompt-logprobs": {"messages": ASK, "prompt_logprobs": 1},
+    "words": {"messages": ASK, "bad_words": ["hello"], "min_tokens": 5, "best_of": 2, "stop": ["e"],
+              "include_stop_str_in_output": True},
+    "echo": {"messages": [*ASK, {"role": "assistant", "content": "hello"}], "echo": True,
+             "add_generation_prompt": False, "continue_final_message": True},
+    "beam": {"messages": ASK, "use_beam_search": True, "n": 2},
     "error-400": {"messages": ASK, "max_tokens": 100_000},
     "error-type": {"messages": "not a list"},
     "error-404": {"messages": ASK, "model": "nobody"},
@@ -71,35 +83,89 @@ COMPLETIONS_CASES: dict[str, dict[str, Any]] = {
     "stop": {"prompt": "say", "stop": ["lo"], "structured_outputs": {"regex": "hello there, hello"}},
     "utf8": {"prompt": "say", "structured_outputs": {"regex": "[é日😀]{5}"}},
     "two-prompts": {"prompt": ["say hello", "guess a number"]},
+    "grouped": {"prompt": "say hello", "stream_interval": 3},
+    "n2-of-two": {"prompt": [[40, 41], [42, 43, 44]], "n": 2},
+    "tokens-as-ids": {"prompt": "say hello", "logprobs": 0, "return_tokens_as_token_ids": True},
+    "logprob-ids": {"prompt": "say hello", "logprobs": 0, "logprob_token_ids": [40, 41]},
+    "prompt-logprobs": {"prompt": "say hello", "prompt_logprobs": 1},
+    "words": {"prompt": "say hello", "bad_words": ["hello"], "min_tokens": 5, "best_of": 2},
     "echo": {"prompt": "say hello", "echo": True},
+    "echo-n2": {"prompt": "say hello", "echo": True, "n": 2},
+    "echo-two": {"prompt": ["say hello", 'guess é\n\x01\x7f"\\/😀\u2028'], "echo": True},
+    "echo-logprobs": {"prompt": "guess é", "echo": True, "logprobs": 1,
+                      "structured_outputs": {"regex": "hello there, hello"}, "stream_interval": 2},
+    "echo-prompt-logprobs": {"prompt": "say hello", "echo": True, "prompt_logprobs": 0},
+    "echo-ids": {"prompt": "say hello", "echo": True, "return_token_ids": True},
+    "echo-prompt-ids": {"prompt": [40, 41, 42], "echo": True},
+    "echo-score": {"prompt": "say hello", "echo": True, "max_tokens": 0, "logprobs": 1},
+    "beam": {"prompt": "say hello", "use_beam_search": True, "n": 2},
     "error-400": {"prompt": "say", "max_tokens": 100_000},
 }
 
 
+THOUGHT = {
+    "messages": ASK, "structured_outputs": {"regex": "<think>hello\n[é日]</think>yes [a-c]{3}"}, "max_tokens": 40,
+    "logit_bias": {"550": 100, "551": 100},  # a mark is one token and not its letters
+}  # fmt: skip
+QUIET = THOUGHT | {"include_reasoning": False}
+REASONING_CASES: dict[str, dict[str, Any]] = {
+    "reasoning": THOUGHT,
+    "quiet": QUIET,
+    "quiet-grouped": QUIET | {"stream_interval": 3},
+    "quiet-n2": QUIET | {"n": 2},
+    "quiet-asked": QUIET | {"logprobs": True, "return_token_ids": True},
+    "quiet-usage": QUIET | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    "quiet-length": QUIET | {"max_tokens": 9},
+    "quiet-tools": QUIET | {
+        "tools": [TOOL], "structured_outputs": {"regex": f"<think>hello</think>ok {CALL}\n{CALL}"}, "max_tokens": 200,
+        "parallel_tool_calls": False,
+    },
+}  # fmt: skip
+"""What only a server with a reasoning parser answers in a way of its own (see `REASONING`)."""
+REASONING = ("--reasoning-parser", "deepseek_r1", "--structured-outputs-config", '{"enable_in_reasoning": true}')
+PASSED = (
+    "chat-beam", "chat-beam-stream", "completions-beam", "completions-beam-stream", "completions-echo-prompt-ids",
+    "completions-echo-prompt-ids-stream", "completions-echo-score", "completions-echo-score-stream",
+    "completions-echo-n2-stream",
+)  # fmt: skip
+"""Cases that nothing is asked for besides, and that are not captured."""
+
+
 def cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Every ``(name, route, body)``, streamed and not, as an agent sends it."""
-    for kind, route, table in (("chat", CHAT, CHAT_CASES), ("completions", COMPLETIONS, COMPLETIONS_CASES)):
-        for name, case in table.items():
-            body = {"model": "tiny", "seed": 7, "temperature": 1.0, "max_tokens": 12} | case
-            options = body.pop("stream_options", None)
-            if options is None or name == "usage":
-                yield f"{kind}-{name}", route, body
-            streamed = body | {"stream": True} | ({"stream_options": options} if options else {})
-            yield f"{kind}-{name}-stream", route, streamed
+    yield from _both_ways("chat", CHAT, CHAT_CASES)
+    yield from _both_ways("completions", COMPLETIONS, COMPLETIONS_CASES)
 
 
-def as_proxy(route: str, body: dict[str, Any]) -> dict[str, Any]:
+def reasoning_cases() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Those for a server with a reasoning parser."""
+    yield from _both_ways("chat", CHAT, REASONING_CASES)
+
+
+def _both_ways(kind: str, route: str, table: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for name, case in table.items():
+        body = {"model": "tiny", "seed": 7, "temperature": 1.0, "max_tokens": 12} | case
+        options = body.pop("stream_options", None)
+        if options is None or name == "usage":
+            yield f"{kind}-{name}", route, body
+        streamed = body | {"stream": True} | ({"stream_options": options} if "stream_options" in case else {})
+        yield f"{kind}-{name}-stream", route, streamed
+
+
+def as_proxy(name: str, route: str, body: dict[str, Any]) -> dict[str, Any]:
     """`body` as the proxy sends it on: token ids always, logprobs where the agent did not ask for them itself."""
-    asked = body | {"return_token_ids": True}
+    if name in PASSED:
+        return body
+    asked = body | {"return_token_ids": True} | ({"include_reasoning": True} if "include_reasoning" in body else {})
     if route == CHAT:
         return asked | {"logprobs": True}
     return asked if body.get("logprobs") is not None else asked | {"logprobs": 0}
 
 
-async def record(url: str) -> list[tapes.Tape]:
+async def record(url: str, asked: Iterator[tuple[str, str, dict[str, Any]]]) -> list[tapes.Tape]:
     out = []
-    for name, route, body in cases():
-        for asked_by, request in ((tapes.AGENT, body), (tapes.PROXY, as_proxy(route, body))):
+    for name, route, body in asked:
+        for asked_by, request in ((tapes.AGENT, body), (tapes.PROXY, as_proxy(name, route, body))):
             answer = await wire.send(url + route, body=request)
             headers = {key: answer.headers[key] for key in ("content-type",) if key in answer.headers}
             chunks = [chunk.decode() for chunk in answer.chunks]
@@ -108,12 +174,15 @@ async def record(url: str) -> list[tapes.Tape]:
 
 
 def main() -> None:
-    from tests.kit.tiny_model import build
+    from tests.kit.tiny_model import THINK, build
 
+    recorded = []
     with tempfile.TemporaryDirectory(prefix="ajet-tapes-") as folder:
-        model = build(Path(folder, "tiny"))
-        with vllm_server(model, Path(folder, "vllm.log")) as url:
-            tapes.save(asyncio.run(record(url)))
+        with vllm_server(build(Path(folder, "tiny")), Path(folder, "vllm.log")) as url:
+            recorded += asyncio.run(record(url, cases()))
+        with vllm_server(build(Path(folder, "think"), more=THINK), Path(folder, "vllm.log"), options=REASONING) as url:
+            recorded += asyncio.run(record(url, reasoning_cases()))
+    tapes.save(recorded)
     sys.stdout.write(f"{len(tapes.load())} tapes in {tapes.FILE}\n")
 
 

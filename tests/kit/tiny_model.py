@@ -11,11 +11,13 @@ only; other text falls apart into bytes, which keeps outputs short to look at an
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.kit.tiny_templates import CALL_MARKS, FAMILIES
 
+THINK = ("<think>", "</think>")
 WORDS = (
     "system user assistant tool the a an and or to of in is are you I it not yes no on at guess number higher lower "
     "right wrong correct say vowels hello world capital Paris London France what answer help sure done next try "
@@ -33,14 +35,14 @@ def merges() -> list[tuple[str, str]]:
     return list(out)
 
 
-def build_tokenizer(family: str = "chatml") -> Any:
-    """A `PreTrainedTokenizerFast` that decodes back to exactly what it encoded."""
+def build_tokenizer(family: str = "chatml", more: Sequence[str] = ()) -> Any:
+    """A `PreTrainedTokenizerFast` that decodes back to exactly what it encoded; `more` tokens come last."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     pairs, made = merges(), FAMILIES[family]
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces = (*made.special, *made.marks, *letters, *(left + right for left, right in pairs))
+    pieces = (*made.special, *made.marks, *letters, *(left + right for left, right in pairs), *more)
     vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -54,15 +56,18 @@ def build_tokenizer(family: str = "chatml") -> Any:
     return fast
 
 
-def build(directory: str | Path, *, family: str = "chatml", seed: int = 0, max_position: int = 2048) -> Path:
-    """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing."""
+def build(
+    directory: str | Path, *, family: str = "chatml", seed: int = 0, max_position: int = 2048, more: Sequence[str] = ()
+) -> Path:
+    """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing. `more`
+    tokens are never what text is encoded to, but can be sampled: a reasoning parser's marks."""
     path = Path(directory)
     if (path / "model.safetensors").exists():
         return path
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    tokenizer = build_tokenizer(family)
+    tokenizer = build_tokenizer(family, more)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,

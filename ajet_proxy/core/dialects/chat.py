@@ -9,8 +9,8 @@ so it is taken out. And the first event of a choice, which only names the role, 
 ``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
 that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
 Prompts that are more than text, and answers that are searched for and not sampled, go out as they are, uncaptured.
-With ``include_reasoning: false`` and a parser vLLM withholds the ids even of a request that asks for them; the agent's
-answer is not changed for that, and the call is lost.
+With ``include_reasoning: false`` vLLM withholds the ids even of a request that asks for them, so the engine is asked
+with it true (see `quiet`).
 
 Next: ajet_proxy/core/continuity.py
 """
@@ -21,6 +21,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ajet_proxy.core.dialects.lax import flag
+from ajet_proxy.core.dialects.quiet import QuietReading
 from ajet_proxy.core.dialects.reading import (
     ID,
     KEEP_ALIVE,
@@ -28,8 +30,8 @@ from ajet_proxy.core.dialects.reading import (
     NUMBER,
     STRING,
     Ask,
+    Echo,
     Reading,
-    asked,
     choices_of,
 )
 from ajet_proxy.core.dialects.request import Request
@@ -57,29 +59,27 @@ class Chat:
         return request
 
     def reader(self, ask: Ask) -> Reading:
-        return Reading(self, ask)
+        return (QuietReading if ask.hide_reasoning else Reading)(self, ask)
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         choices = choices_of(request)
-        if request.get("use_beam_search"):
+        if flag(request, "use_beam_search"):
             return Ask(skip="beam_search")
         if choices > MAX_CHOICES:
             return Ask(skip="too_many_choices")
         if _beyond_text(request.get("messages")):
             return Ask(skip="multimodal")
-        fields = {}
-        hide_ids = not asked(request, "return_token_ids")
-        if hide_ids:
-            fields["return_token_ids"] = "true"
-        hide_logprobs = False
-        if not asked(request, "logprobs"):
-            hide_logprobs = not request.get("top_logprobs") and not request.get("logprob_token_ids")
-            if hide_logprobs:
-                fields["logprobs"] = "true"
-        if request.get("top_logprobs", 0) is None and not request.get("logprob_token_ids"):
-            hide_logprobs = True
-            fields["top_logprobs"] = "0"
-        return Ask(fields=fields, choices=choices, hide_ids=hide_ids, hide_logprobs=hide_logprobs)
+        wants_ids = flag(request, "return_token_ids") is True
+        quiet = flag(request, "include_reasoning") is False
+        wants_no_logprobs, fields = _logprobs(request)
+        if not wants_ids:
+            fields = {"return_token_ids": "true", **fields}
+        if quiet:
+            fields["include_reasoning"] = "true"
+        return Ask(
+            fields=fields, choices=choices, hide_ids=quiet or not wants_ids, hide_logprobs=quiet or wants_no_logprobs,
+            hide_reasoning=quiet, show_prompt=wants_ids, echo=Echo() if flag(request, "echo") else None,
+        )
 
     def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
         return answer
@@ -97,6 +97,18 @@ class Chat:
     def is_filler(self, choice: Spanned) -> bool:
         values = choice.values
         return values.get("delta") == {} and values.get("finish_reason") is None and bool(values.get("token_ids"))
+
+
+def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
+    """Whether the agent will get no logprobs, and what to ask for so that we do."""
+    chosen, top = request.get("logprob_token_ids"), request.get("top_logprobs", 0)
+    wants = flag(request, "logprobs") is True
+    if not wants and not request.get("logprobs") and (chosen or top):
+        return False, {}
+    fields = {} if wants else {"logprobs": "true"}
+    if top is None and not chosen:
+        return True, {**fields, "top_logprobs": "0"}
+    return not wants, fields
 
 
 def _beyond_text(messages: Any) -> bool:

@@ -3,8 +3,10 @@
 Several prompts may stand in one request; choice number ``prompt x n + i`` is the i-th answer to that prompt, and each
 choice carries its own ``prompt_token_ids``. ``logprobs: 0`` gives the sampled token's logprob and no others.
 
-With ``echo``, asking for ids changes the text that vLLM returns (it leaves the prompt out), so such requests go out as
-they are and are not captured; neither are prompts that are embeddings and not tokens.
+With ``echo``, asking for ids changes the text that vLLM returns, which is put right again (see `echo`) where the text
+is known: where the prompt is text. These go out as they are, uncaptured: with ``echo``, prompts of token ids (only the
+engine can turn them into text), requests that score a prompt and generate nothing (``max_tokens: 0``), and streams of
+several choices (vLLM 0.31 fails on some of them when asked for logprobs); prompts that are embeddings; beam search.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ajet_proxy.core.dialects.echo import EchoReading
+from ajet_proxy.core.dialects.lax import flag, integer
 from ajet_proxy.core.dialects.reading import (
     ID,
     KEEP_ALIVE,
@@ -20,8 +24,8 @@ from ajet_proxy.core.dialects.reading import (
     NUMBER,
     STRING,
     Ask,
+    Echo,
     Reading,
-    asked,
     choices_of,
 )
 from ajet_proxy.core.dialects.request import Request
@@ -48,23 +52,32 @@ class Completions:
         return request
 
     def reader(self, ask: Ask) -> Reading:
-        return Reading(self, ask)
+        return Reading(self, ask) if ask.echo is None else EchoReading(self, ask, ask.echo)
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
-        choices = choices_of(request) * _prompts(request.get("prompt"))
-        for field, reason in (("echo", "echo"), ("prompt_embeds", "prompt_embeds"), ("use_beam_search", "beam_search")):
-            if request.get(field):
-                return Ask(skip=reason)
-        if choices > MAX_CHOICES:
+        prompts = _prompts(request.get("prompt"))
+        n = choices_of(request)
+        if request.get("prompt_embeds"):
+            return Ask(skip="prompt_embeds")
+        if flag(request, "use_beam_search"):
+            return Ask(skip="beam_search")
+        if n * len(prompts) > MAX_CHOICES:
             return Ask(skip="too_many_choices")
-        fields = {}
-        hide_ids = not asked(request, "return_token_ids")
-        if hide_ids:
-            fields["return_token_ids"] = "true"
+        hide_ids = flag(request, "return_token_ids") is not True
         hide_logprobs = request.get("logprobs") is None and not request.get("logprob_token_ids")
-        if hide_logprobs:
-            fields["logprobs"] = "0"
-        return Ask(fields=fields, choices=choices, hide_ids=hide_ids, hide_logprobs=hide_logprobs)
+        streamed = flag(request, "stream") is True
+        echo = None
+        if flag(request, "echo"):
+            spoils = streamed and n > 1 and hide_logprobs
+            if integer(request, "max_tokens") == 0 or spoils or (hide_ids and not _can_be_echoed(request, prompts)):
+                return Ask(skip="echo")
+            texts = tuple(prompt if hide_ids else "" for prompt in prompts for _ in range(n))
+            echo = Echo(texts, request.get("prompt_logprobs") is not None)
+        return Ask(
+            fields=({"return_token_ids": "true"} if hide_ids else {}) | ({"logprobs": "0"} if hide_logprobs else {}),
+            choices=n * len(prompts), hide_ids=hide_ids, hide_logprobs=hide_logprobs,
+            show_prompt=echo is not None and streamed, echo=echo,
+        )
 
     def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
         return choice
@@ -83,11 +96,16 @@ class Completions:
         return False
 
 
-def _prompts(prompt: Any) -> int:
-    """How many prompts ``prompt`` is: a text or a list of token ids is one."""
-    if not isinstance(prompt, list) or not prompt or type(prompt[0]) is int:
-        return 1
-    return len(prompt)
+def _prompts(prompt: Any) -> list[Any]:
+    """The prompts that ``prompt`` holds: a text or a list of token ids is one."""
+    if not isinstance(prompt, list) or not prompt or isinstance(prompt[0], int | float):
+        return [prompt]
+    return prompt
+
+
+def _can_be_echoed(request: Mapping[str, Any], prompts: list[Any]) -> bool:
+    """Whether the engine's text of each prompt is the agent's own."""
+    return all(isinstance(prompt, str) for prompt in prompts) and request.get("truncate_prompt_tokens") is None
 
 
 COMPLETIONS = Completions()

@@ -26,8 +26,9 @@ from ajet_proxy.core.call import (
     Outcome,
 )
 from ajet_proxy.core.dialects.given import Piece, joined
+from ajet_proxy.core.dialects.lax import integer
 from ajet_proxy.core.dialects.request import Request
-from ajet_proxy.core.dialects.spans import Spanned, scan, splice
+from ajet_proxy.core.dialects.spans import Edits, Spanned, scan, splice
 from ajet_proxy.core.sse import SseEvent
 
 MAX_CHOICES = 16384
@@ -41,6 +42,15 @@ ID = rb"(?:0|[1-9]\d{0,9})"
 
 
 @dataclass(frozen=True, slots=True)
+class Echo:
+    """The agent asked for its prompt before the answer. `texts` are what the engine leaves out of each choice when it
+    is asked for ids; `prompt_logprobs` says that the agent asked for those too."""
+
+    texts: tuple[str, ...] = ()
+    prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come,
     and what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
@@ -48,7 +58,11 @@ class Ask:
     fields: Mapping[str, str] = field(default_factory=dict)
     choices: int = 1
     hide_ids: bool = False
+    """Of the prompt, too, unless `show_prompt`."""
     hide_logprobs: bool = False
+    hide_reasoning: bool = False
+    show_prompt: bool = False
+    echo: Echo | None = None
     skip: str | None = None
 
 
@@ -131,16 +145,9 @@ class OpenAIDialect(Protocol):
         """Whether the engine sends this event only because ids or logprobs were asked for."""
 
 
-def asked(request: Mapping[str, Any], name: str) -> bool:
-    """Whether `request` asks for the optional thing `name`, as opposed to leaving it out, null or false."""
-    value = request.get(name)
-    return value is not None and value is not False
-
-
 def choices_of(request: Mapping[str, Any]) -> int:
     """``n``; one where it is left out or where the engine will refuse it."""
-    n = request.get("n")
-    return n if type(n) is int and n > 0 else 1
+    return max(1, integer(request, "n") or 1)
 
 
 @dataclass(slots=True)
@@ -217,7 +224,7 @@ class Reading:
         text = data.decode()
         answer = scan(text, deep="choices")
         choices = answer.values.get("choices", ())
-        edits = self._read(answer, choices)
+        edits = self._read(answer, choices, text)
         if not choices:
             return data
         if self._is_filler(choices):
@@ -228,7 +235,7 @@ class Reading:
         """What the agent sees in place of `body`; raises like `event`."""
         text = body.decode()
         answer = scan(text, deep="choices")
-        edits = self._read(answer, answer.values.get("choices", ()))
+        edits = self._read(answer, answer.values.get("choices", ()), text)
         self.ended = True
         return splice(text, edits).encode() if edits else body
 
@@ -248,23 +255,27 @@ class Reading:
         """What each choice said; see `Reader`."""
         return tuple(None if tally.finish_reason is None else joined(tally.said) for tally in self._tallies)
 
-    def _read(self, answer: Spanned, choices: Any) -> dict[tuple[int, int], str]:
-        """Add `choices` to their tallies; the spans to be put back."""
+    def _read(self, answer: Spanned, choices: Any, text: str = "") -> Edits:
+        """Add `choices` to their tallies; the spans of `text`, which `answer` was read from, to be put back."""
         values = answer.values
         self._error = self._error or (bool(values.get("error")) and not choices)
         self._model = values.get("model") or self._model
-        edits: dict[tuple[int, int], str] = {}
+        edits: Edits = {}
         for choice in choices:
             tally = self._tally(choice.values["index"])
             owner = self._dialect.prompt_owner(answer, choice)
             if (prompt := owner.values.get("prompt_token_ids")) is not None:
                 tally.prompt = prompt
-                if self._ask.hide_ids:
+                if self._ask.hide_ids and not self._ask.show_prompt:
                     edits[owner.spans["prompt_token_ids"]] = "null"
+            self._put_back(text, choice, edits)
             self._add(tally, choice, edits)
         return edits
 
-    def _add(self, tally: _Tally, choice: Spanned, edits: dict[tuple[int, int], str]) -> None:
+    def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
+        """What else in `choice` would have been otherwise, had the agent been answered directly."""
+
+    def _add(self, tally: _Tally, choice: Spanned, edits: Edits) -> None:
         values = choice.values
         tally.said.append(self._dialect.said(choice))
         if (ids := values.get("token_ids")) is not None:
@@ -272,16 +283,21 @@ class Reading:
             tally.told = True
             if self._ask.hide_ids:
                 edits[choice.spans["token_ids"]] = "null"
-        elif not self._dialect.wordless(choice):
+        elif not self._dialect.wordless(choice) and not self._is_echo(choice):
             tally.silent = True
         if (logprobs := values.get("logprobs")) is not None:
-            tally.logprobs += self._dialect.logprobs(logprobs)
+            rows = self._dialect.logprobs(logprobs)
+            tally.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
             if self._ask.hide_logprobs:
                 edits[choice.spans["logprobs"]] = "null"
         if (finish_reason := values.get("finish_reason")) is not None and tally.finish_reason is None:
             tally.finish_reason, tally.stop_reason = finish_reason, values.get("stop_reason")
             self._unfinished -= 1
             self.ended = self._unfinished == 0
+
+    def _is_echo(self, choice: Spanned) -> bool:
+        """Whether `choice` repeats the agent's own words, for which the engine has no place for ids."""
+        return self._ask.echo is not None and "token_ids" not in choice.values
 
     def _tally(self, index: Any) -> _Tally:
         if type(index) is not int or not 0 <= index < len(self._tallies):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from ajet_proxy.core.dialects.spans import Spanned, scan, with_fields
@@ -15,9 +16,9 @@ class Request:
     __slots__ = ("_found", "_text")
 
     def __init__(self, body: bytes) -> None:
-        """Raises `BadRequest` unless `body` is a JSON object in UTF-8."""
+        """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads."""
         try:
-            self._text = body.decode("utf-8-sig")
+            self._text = body.decode(json.detect_encoding(body), "surrogatepass")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
         try:
@@ -36,5 +37,5 @@ class Request:
         return model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
 
     def with_fields(self, fields: dict[str, str]) -> bytes:
-        """The body with `fields` (name to JSON text) set and all else as it was written."""
-        return with_fields(self._text, self._found, fields).encode()
+        """The body, in UTF-8, with `fields` (name to JSON text) set and all else as it was written."""
+        return with_fields(self._text, self._found, fields).encode("utf-8", "surrogatepass")

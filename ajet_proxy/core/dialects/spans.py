@@ -18,6 +18,10 @@ _plain_name = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
 _after_value = re.compile(r"[ \t\n\r]*([,}])").match
 
 
+Edits = dict[tuple[int, int], str]
+"""New text for spans of an old one."""
+
+
 class Spanned(NamedTuple):
     """A decoded object: its values, where each of them stands in the text, and where the closing brace stands."""
 
@@ -49,7 +53,7 @@ def scan_list(text: str, at: int) -> list[Spanned]:
     return _objects(text, at)[0]
 
 
-def splice(text: str, edits: Mapping[tuple[int, int], str]) -> str:
+def splice(text: str, edits: Edits) -> str:
     """`text` with each span replaced; spans do not overlap."""
     parts: list[str] = []
     at = 0
@@ -62,7 +66,7 @@ def splice(text: str, edits: Mapping[tuple[int, int], str]) -> str:
 
 def with_fields(text: str, found: Spanned, fields: Mapping[str, str]) -> str:
     """`text` with top-level `fields` (name to JSON text) set: in place where they stand, else at the end."""
-    edits = {found.spans[name]: value for name, value in fields.items() if name in found.spans}
+    edits: Edits = {found.spans[name]: value for name, value in fields.items() if name in found.spans}
     added = [f"{json.dumps(name)}:{value}" for name, value in fields.items() if name not in found.spans]
     if added:
         comma = "," if found.values else ""

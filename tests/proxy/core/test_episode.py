@@ -249,5 +249,19 @@ def test_which_attempt_a_request_repeats(body: str, key: str | None, retry: bool
         attempt("early", "three"), attempt("late", "three", at=1.0),
         attempt("repeated", "four", state="lost", reason="retried"), attempt("keyed", "seven", "k"),
     ]))  # fmt: skip
+    for name in list(episode.calls):
+        episode.calls[f"{name}'s sibling"] = attempt("", "no body")[1]
     expected = () if first is None else (first, f"{first}'s sibling")
     assert repeats(episode, body, key, retry) == expected
+
+
+def test_an_answer_that_a_later_call_goes_on_from_was_received() -> None:
+    rig = LedgerRig()
+    episode = rig.open()
+    one, two = rig.begin(episode, body="same", choices=2)
+    rig.finish(episode, one, (1, 2), (3,))
+    rig.finish(episode, two, (1, 2), (4,))
+    known = rig.ledger.episodes[episode]
+    assert repeats(known, "same", None, True) == (one, two)
+    rig.call(episode, (1, 2, 3), (5,), body="later")
+    assert repeats(known, "same", None, True) == ()

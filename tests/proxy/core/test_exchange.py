@@ -255,10 +255,10 @@ def test_the_engines_refusal_passes_untouched() -> None:
 
 
 def test_what_is_not_captured_passes_untouched() -> None:
-    running = exchange(COMPLETIONS, {"echo": True})
+    running = exchange(COMPLETIONS, {"use_beam_search": True})
     assert running.altered == ()
     running.on_headers(200, SSE)
-    assert reasons(running.outcomes) == ["echo"]
+    assert reasons(running.outcomes) == ["beam_search"]
     assert running.feed(b"data: any\n") == [b"data: any\n"]
     assert running.finish() == []
 

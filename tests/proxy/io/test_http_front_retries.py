@@ -1,12 +1,18 @@
-"""A request that is sent again: what rides on it counts once."""
+"""A request that is sent again makes one call, and what rides on it counts once."""
 
 from __future__ import annotations
 
-from ajet_proxy.core.events import RewardGiven
-from tests.kit.engine_stub import EngineStub
-from tests.kit.wire import send
-from tests.proxy.io.front import CHAT, Front
+import asyncio
 
+import pytest
+
+from ajet_proxy.core.events import RewardGiven
+from tests.kit.engine_stub import EngineStub, Fault
+from tests.kit.wire import Answer, send
+from tests.proxy.io.front import CHAT, Front, leave, until
+
+AGAIN = {"X-Stainless-Retry-Count": "1"}
+KEY = {"Idempotency-Key": "one"}
 BODY = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
 
 
@@ -38,3 +44,79 @@ async def test_a_request_that_is_sent_again_rewards_once() -> None:
             headers = {"X-AJet-Reward": "0.5", "Idempotency-Key": "one"}
             await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers)
         assert len(front.of(RewardGiven)) == 1
+
+
+def counted(front: Front, episode: str = "ep") -> list[str]:
+    """The calls that count."""
+    entries = front.store.ledger.episodes[episode].calls.items()
+    return [name for name, entry in entries if entry.state == "complete"]
+
+
+def call_of(answer: Answer) -> str:
+    assert answer.status == 200
+    return answer.headers["x-ajet-call"]
+
+
+@pytest.mark.parametrize("headers", [AGAIN, KEY], ids=["counted", "keyed"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_of_an_answer_that_was_whole_and_lost_on_the_way(headers: dict[str, str], stream: bool) -> None:
+    """The client gets a fresh answer, and that one counts: it is the one that the client goes on from."""
+    body = BODY | {"stream": stream}
+    async with EngineStub() as stub, Front(stub.url) as front:
+        first = await send(f"{front.url}/e/ep{CHAT}", body=body, headers=KEY)
+        again = await send(f"{front.url}/e/ep{CHAT}", body=body, headers=headers)
+        assert counted(front) == [call_of(again)] != [call_of(first)]
+        assert len(stub.llm_requests()) == 2
+    assert front.lost == ["retried"]
+
+
+@pytest.mark.parametrize("headers", [AGAIN, KEY], ids=["counted", "keyed"])
+async def test_a_retry_while_the_first_attempt_is_being_answered(headers: dict[str, str]) -> None:
+    """Both get their answers; the last to be asked counts, whichever ends first."""
+    for first_ends_first in (False, True):
+        async with EngineStub() as stub, Front(stub.url) as front:
+            stub.faults += [Fault("slow", delay_s=0.1 if first_ends_first else 0.4), Fault("slow", delay_s=0.25)]
+            first = asyncio.create_task(send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=KEY))
+            await until(stub.llm_requests)
+            again = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers)
+            assert call_of(await first) != call_of(again)
+            assert counted(front) == [call_of(again)]
+        assert set(front.lost) == {"retried"}
+
+
+async def test_many_duplicates_at_once() -> None:
+    async with EngineStub(delay_s=0.05) as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep{CHAT}"
+        answers = await asyncio.gather(*(send(url, body=BODY, headers=KEY) for _ in range(8)))
+        assert len({call_of(answer) for answer in answers}) == 8 and len(counted(front)) == 1
+
+
+async def test_a_retry_of_an_attempt_whose_client_has_left() -> None:
+    async with EngineStub(delay_s=0.2) as stub, Front(stub.url) as front:
+        asking = asyncio.create_task(send(f"{front.url}/e/ep{CHAT}", body=BODY))
+        await until(stub.llm_requests)
+        await leave(asking)
+        again = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=AGAIN)
+        assert counted(front) == [call_of(again)]
+        await until(lambda: stub.llm_requests()[0].cancelled)
+
+
+@pytest.mark.parametrize(("headers", "calls"), [(KEY, 1), (AGAIN, 2)], ids=["keyed", "counted"])
+async def test_a_retry_in_another_protocol_is_known_by_its_key_alone(headers: dict[str, str], calls: int) -> None:
+    said = {"model": "stub", "messages": BODY["messages"], "max_tokens": 4}
+    async with EngineStub() as stub, Front(stub.url) as front:
+        for path in (CHAT, "/v1/messages"):
+            await send(f"{front.url}/e/ep{path}", body=said, headers=headers)
+        assert len(counted(front)) == calls
+
+
+async def test_an_answer_that_was_gone_on_from_is_not_replaced() -> None:
+    """Several attempts of equal words, such as a best of n: a retry of one that never arrived replaces none."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep{CHAT}"
+        first = await send(url, body=BODY | {"max_tokens": 64})
+        message = first.json()["choices"][0]["message"]
+        later = BODY | {"messages": [*BODY["messages"], message, {"role": "user", "content": "more"}]}
+        second = await send(url, body=later)
+        third = await send(url, body=BODY | {"max_tokens": 64}, headers=AGAIN)
+        assert counted(front) == [call_of(first), call_of(second), call_of(third)]

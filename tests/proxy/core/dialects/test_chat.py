@@ -25,6 +25,8 @@ LOGPROBS = {"logprobs": "true"}
     ({"logprobs": True, "top_logprobs": None}, IDS | {"top_logprobs": "0"}, (True, True)),
     ({"top_logprobs": None}, IDS | LOGPROBS | {"top_logprobs": "0"}, (True, True)),
     ({"logprobs": True, "top_logprobs": None, "logprob_token_ids": [1]}, IDS, (True, False)),
+    ({"return_token_ids": "yes", "logprobs": 1}, {}, (False, False)),
+    ({"return_token_ids": "no", "logprobs": "off", "top_logprobs": 2}, IDS | LOGPROBS, (True, True)),
     # the engine refuses these, and must go on refusing them
     ({"top_logprobs": 5}, IDS, (True, False)),
     ({"top_logprobs": -1, "logprobs": False}, IDS, (True, False)),
@@ -37,7 +39,16 @@ def test_what_the_engine_is_asked(request_: dict[str, Any], fields: dict[str, st
     assert (ask.choices, ask.skip) == (1, None)
 
 
-@pytest.mark.parametrize(("n", "choices"), [(1, 1), (3, 3), (None, 1), (0, 1), (-1, 1), ("2", 1), (True, 1), (2.0, 1)])
+@pytest.mark.parametrize("asked", [{}, {"logprobs": True, "return_token_ids": True}])
+def test_without_reasoning_the_engine_is_asked_for_it(asked: dict[str, Any]) -> None:
+    ask = DIALECT.ask({"include_reasoning": False, **asked})
+    expected = {"include_reasoning": "true"} | ({} if asked else IDS | LOGPROBS)
+    assert ask.fields == expected
+    assert (ask.hide_ids, ask.hide_logprobs, ask.hide_reasoning, ask.show_prompt) == (True, True, True, bool(asked))
+    assert not DIALECT.ask({"include_reasoning": True, **asked}).hide_reasoning
+
+
+@pytest.mark.parametrize(("n", "choices"), [(1, 1), (3, 3), (None, 1), (0, 1), (-1, 1), ("2", 2), (True, 1), (2.0, 2)])
 def test_how_many_choices_come(n: Any, choices: int) -> None:
     assert DIALECT.ask({"n": n}).choices == choices
 
@@ -87,6 +98,16 @@ def test_events_that_only_the_proxy_asked_for_are_taken_out() -> None:
         "[DONE]",
     ]
     assert seen == expected
+
+
+@pytest.mark.parametrize("asked", [{}, {"echo": True}])
+def test_its_own_words_come_back_to_an_agent_that_asks_for_them(asked: dict[str, Any]) -> None:
+    echoed = chat_event({"content": "hel"})
+    del echoed["choices"][0]["token_ids"]
+    end = chat_event({"content": "lo"}, ids=[5], logprobs=[-0.5], finish="stop")
+    seen, outcomes = stream(CHAT, [chat_start([1]), echoed, end, "[DONE]"], asked)
+    assert seen == [chat_start(None), echoed, chat_event({"content": "lo"}, finish="stop"), "[DONE]"]
+    assert reasons(outcomes) == (["captured"] if asked else ["no_token_ids"])
 
 
 @pytest.mark.parametrize("asked", [{"logprobs": True}, {"return_token_ids": True}])

@@ -8,6 +8,7 @@ import pytest
 
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.completions import COMPLETIONS as DIALECT
+from ajet_proxy.core.dialects.reading import Echo
 from ajet_proxy.core.dialects.request import Request
 from tests.proxy.core.dialects.answers import COMPLETIONS, completion_event, ids_of, reasons, stream
 
@@ -30,19 +31,34 @@ def test_what_the_engine_is_asked(request_: dict[str, Any], fields: dict[str, st
 
 @pytest.mark.parametrize(("prompt", "n", "choices"), [
     ("a text", 1, 1), ("a text", 2, 2), ([1, 2, 3], 1, 1), ([1, 2, 3], 2, 2), (["a", "b"], 1, 2), (["a", "b"], 3, 6),
-    ([[1], [2, 3], [4]], 2, 6), ([], 1, 1), (None, 1, 1),
+    ([[1], [2, 3], [4]], 2, 6), ([], 1, 1), (None, 1, 1), ([1.0, 2.0], 1, 1),
+    ([True], "2", 2),
 ])  # fmt: skip
 def test_how_many_choices_come(prompt: Any, n: int, choices: int) -> None:
     assert DIALECT.ask({"prompt": prompt, "n": n}).choices == choices
 
 
 @pytest.mark.parametrize(("request_", "reason"), [
-    ({"echo": True}, "echo"), ({"prompt_embeds": "x"}, "prompt_embeds"), ({"use_beam_search": True}, "beam_search"),
+    ({"echo": True, "prompt": [1, 2]}, "echo"), ({"echo": True, "prompt": ["a", [1]]}, "echo"),
+    ({"echo": True}, "echo"), ({"echo": True, "prompt": "a", "max_tokens": 0}, "echo"),
+    ({"echo": True, "prompt": "a", "return_token_ids": True, "max_tokens": 0}, "echo"),
+    ({"echo": True, "prompt": "a", "n": 2, "stream": True}, "echo"),
+    ({"echo": True, "prompt": "a", "truncate_prompt_tokens": 3}, "echo"),
+    ({"prompt_embeds": "x"}, "prompt_embeds"), ({"use_beam_search": True}, "beam_search"),
     ({"prompt": ["a"] * 129, "n": 128}, "too_many_choices"),
 ])  # fmt: skip
 def test_what_cannot_be_captured_goes_out_as_it_is(request_: dict[str, Any], reason: str) -> None:
     ask = DIALECT.ask(request_)
     assert (ask.skip, ask.fields, ask.choices) == (reason, {}, 1)
+
+
+def test_an_echo_is_made_from_the_agents_own_prompts() -> None:
+    ask = DIALECT.ask({"echo": True, "prompt": ["a", "b"], "n": 2, "prompt_logprobs": 1})
+    assert (ask.fields, ask.show_prompt, ask.skip) == (IDS | LOGPROBS, False, None)
+    assert ask.echo == Echo(("a", "a", "b", "b"), prompt_logprobs=True)
+    ask = DIALECT.ask({"echo": True, "prompt": [1, 2], "return_token_ids": True, "stream": True, "logprobs": 1, "n": 2})
+    assert (ask.fields, ask.show_prompt, ask.echo) == ({}, True, Echo(("", "")))
+    assert DIALECT.ask({"echo": True, "prompt": "a", "n": 2, "stream": True, "logprobs": 0}).skip is None
 
 
 def test_the_route() -> None:
