@@ -17,7 +17,7 @@ WORDED = ("chat-error-type", "chat-error-400", "completions-error-400")
 # What the stub does not imitate, because the tapes themselves are replayed wherever it is tested: reasoning parsers
 # (`quiet` hides what they find), beam search, the logprobs of prompts and of chosen ids, numbers written as text,
 # echo, and tools that are required or named, which the tiny model calls with arguments that are no object.
-UNLIKE = ("reasoning", "quiet", "beam", "prompt-logprobs", "logprob-ids", "n-lax", "echo", "required", "named")
+UNLIKE = ("reasoning", "quiet", "beam", "prompt-logprobs", "chat-logprob-ids", "n-lax", "echo", "required", "named")
 SHAPED = [
     key for key in sorted(tapes.load()) if not key[0].startswith(WORDED) and not any(word in key[0] for word in UNLIKE)
 ]
