@@ -2,8 +2,9 @@
 
 Idea: after a call, the history that its client keeps ends in a `Mark`, a digest of everything asked and answered so
 far. A later request continues the call if its own history begins with exactly that. A chat's history is its messages,
-one after another; a text prompt's is its text; a token prompt's is its ids. Digests are keyed by whoever asks
-(`scope`), so that equal histories of two clients have nothing in common, and no words are kept.
+one after another; that of a response is its items, or the response before, where it names one; a text prompt's is its
+text; a token prompt's is its ids. Digests are keyed by whoever asks (`scope`), so that equal histories of two clients
+have nothing in common, and no words are kept.
 
 What clients change in passing does not count: space around a text, thoughts in ``<think>`` tags, how the arguments of
 a tool call are written, the ids of tool calls, and in a system prompt the billing line of Claude Code, which can differ
@@ -18,17 +19,20 @@ import json
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
 from ajet_proxy.core.call import Captured
 from ajet_proxy.core.tokens import pack_tokens
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 SIZE = 12
 """Bytes of a digest."""
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}
+_TEXTS = ("text", "input_text", "output_text")
 
 
 class Mark(NamedTuple):
@@ -57,14 +61,24 @@ def read(route: str, request: Mapping[str, Any], scope: bytes) -> History | None
     try:
         if route == CHAT:
             return _Messages(request["messages"], scope)
+        if route == RESPONSES:
+            return _Response(request, scope)
         if route == COMPLETIONS:
             prompt = request["prompt"]
             return _Text("text", _utf8(prompt), scope) if isinstance(prompt, str) else _Text(
                 "ids", pack_tokens(prompt), scope
             )
-    except (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError):
-        return None  # what is malformed is the engine's to refuse
+    except _MALFORMED:
+        return None  # it is the engine's to refuse
     return None
+
+
+def marks_of(history: History | None, given: Mapping[str, Any] | None, captured: Captured | None) -> tuple[Mark, ...]:
+    """The marks behind an answer, if that and the history before it can be told."""
+    try:
+        return () if history is None or given is None else history.after(given, captured)
+    except _MALFORMED:
+        return ()
 
 
 class _Messages:
@@ -72,24 +86,67 @@ class _Messages:
         self._loose, self._firm = blake2b(key=scope, digest_size=SIZE), blake2b(key=scope, digest_size=SIZE)
         self._beginnings: list[Mark] = []
         for message in messages:
-            self._loose.update(_words(message))
-            self._firm.update(_ids(message))
+            self._add(message)
             if message["role"] == "assistant":
-                self._beginnings.append(_mark(self._loose, self._firm))
+                self._beginnings.append(self._mark())
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         return reversed(self._beginnings)
 
     def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        loose, firm = self._loose.copy(), self._firm.copy()
-        answer = {**given, "role": "assistant"}
-        loose.update(_words(answer))
-        firm.update(_ids(answer))
-        return (_mark(loose, firm),)
+        return self._behind([{**given, "role": "assistant"}])
+
+    def _behind(self, messages: Iterable[Mapping[str, Any]]) -> tuple[Mark, ...]:
+        """The mark behind `messages` that follow this history."""
+        longer = copy(self)
+        longer._loose, longer._firm = self._loose.copy(), self._firm.copy()
+        for message in messages:
+            longer._add(message)
+        return (longer._mark(),)
+
+    def _add(self, message: Mapping[str, Any]) -> None:
+        self._loose.update(_words(message))
+        self._firm.update(_ids(message))
+
+    def _mark(self) -> Mark:
+        return Mark(f"chat:{self._loose.hexdigest()}", firm=self._firm.hexdigest())
 
 
-def _mark(loose: blake2b, firm: blake2b) -> Mark:
-    return Mark(f"chat:{loose.hexdigest()}", firm=firm.hexdigest())
+class _Response(_Messages):
+    """A response goes on from the one before that it names, or from the items that it says again."""
+
+    def __init__(self, request: Mapping[str, Any], scope: bytes) -> None:
+        self._scope = scope
+        self._previous = request.get("previous_response_id")
+        given = request["input"]
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        system = {"role": "system", "content": request.get("instructions")}
+        super().__init__([system, *_said(items)], scope)
+
+    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        return super().beginnings(lengths) if self._previous is None else iter((self._named(self._previous),))
+
+    def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
+        named = (self._named(given["id"]),)
+        return named if self._previous is not None else named + self._behind(_said(given["output"]))
+
+    def _named(self, response: Any) -> Mark:
+        return Mark(f"response:{blake2b(_utf8(str(response)), key=self._scope, digest_size=SIZE).hexdigest()}")
+
+
+def _said(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Items of a response as messages of a chat; reasoning, which not all clients keep, is left out."""
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            yield item
+        elif kind == "function_call":
+            yield {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": item}]}
+        elif kind.endswith("_call_output"):
+            yield {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+        elif kind != "reasoning":
+            kept = {name: value for name, value in item.items() if name not in ("id", "call_id", "status")}
+            yield {"role": "assistant" if kind.endswith("_call") else kind, "content": [kept]}
 
 
 def _words(message: Mapping[str, Any]) -> bytes:
@@ -110,7 +167,7 @@ def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(
-        part["text"] if part.get("type") == "text" else json.dumps(part, sort_keys=True) for part in content
+        part["text"] if part.get("type") in _TEXTS else json.dumps(part, sort_keys=True) for part in content
     )
 
 

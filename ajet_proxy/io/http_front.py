@@ -30,7 +30,7 @@ from ajet_proxy.core.dialects.messages_template import depends_on_template
 from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
-from ajet_proxy.core.history import History, Mark, read
+from ajet_proxy.core.history import History, Mark, marks_of, read
 from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
 from ajet_proxy.io import relay
@@ -323,10 +323,7 @@ def _marks(history: History | None, exchange: Exchange) -> Callable[[Outcome], t
     given = cache(lambda: exchange.given)
 
     def marks(outcome: Outcome) -> tuple[Mark, ...]:
-        said = given()[outcome.index]
-        if history is None or said is None:
-            return ()
-        return history.after(said, outcome if isinstance(outcome, Captured) else None)
+        return marks_of(history, given()[outcome.index], outcome if isinstance(outcome, Captured) else None)
 
     return marks
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.call import Captured
-from ajet_proxy.core.history import CHAT, COMPLETIONS, Mark, read
+from ajet_proxy.core.history import CHAT, COMPLETIONS, RESPONSES, Mark, marks_of, read
 
 SCOPE, OTHER = b"s" * 32, b"o" * 32
 USER: dict[str, Any] = {"role": "user", "content": "guess"}
@@ -172,3 +172,70 @@ def test_texts_may_be_no_unicode() -> None:
     assert goes_on([{"role": "user", "content": lone}], {"content": lone}, [
         {"role": "user", "content": lone}, {"role": "assistant", "content": lone},
     ])  # fmt: skip
+
+
+def item(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+ASKED = {"instructions": "You help.", "input": "guess"}
+SAID = [
+    item("reasoning", id="rs-1", content=[{"type": "reasoning_text", "text": "well"}]),
+    item("message", id="msg-1", role="assistant", content=[{"type": "output_text", "text": "ok", "annotations": []}]),
+    item("function_call", id="fc-1", call_id="call-1", name="f", arguments='{"b": 1, "a": 2}', status="completed"),
+]
+RESULT = item("function_call_output", call_id="call-1", output="7")
+AGAIN = [{"role": "user", "content": [{"type": "input_text", "text": "guess"}]}, *SAID]
+
+
+def response(request: dict[str, Any]) -> Any:
+    history = read(RESPONSES, request, SCOPE)
+    assert history is not None
+    return history
+
+
+def responds_to(request: dict[str, Any], said: list[Any], later: dict[str, Any]) -> bool:
+    marks = response(request).after({"id": "resp-1", "output": said}, captured())
+    return any(mark.key in {one.key for one in marks} for mark in response(later).beginnings((0,)))
+
+
+@pytest.mark.parametrize("again", [
+    AGAIN, [{"role": "user", "content": "guess"}, *SAID[1:]], [*AGAIN[:2], {**SAID[1], "id": None}, *SAID[2:]],
+    [*AGAIN[:3], {**SAID[2], "arguments": '{"a":2,"b":1}', "call_id": "mine"}],
+])  # fmt: skip
+def test_a_response_is_known_by_its_items(again: list[Any]) -> None:
+    assert responds_to(ASKED, SAID, {**ASKED, "input": [*again, RESULT]})
+    assert not responds_to(ASKED, SAID, {**ASKED, "input": [*again[:-1], RESULT]})
+    assert not responds_to(ASKED, SAID, {"input": [*again, RESULT]})
+
+
+def test_a_response_is_known_by_its_name() -> None:
+    assert responds_to(ASKED, SAID, {"previous_response_id": "resp-1", "input": [RESULT]})
+    assert not responds_to(ASKED, SAID, {"previous_response_id": "resp-2", "input": [*AGAIN, RESULT]})
+    later = {**ASKED, "previous_response_id": "resp-0"}
+    assert responds_to(later, SAID, {"previous_response_id": "resp-1", "input": "more"})
+    assert not responds_to(later, SAID, {**ASKED, "input": AGAIN})
+
+
+def test_other_items_count_as_they_stand() -> None:
+    search = item("web_search_call", id="ws-1", status="completed", action={"query": "guess"})
+    compacted = item("compaction", id="cmp-1", encrypted_content="x")
+    more = {**ASKED, "input": [compacted, *AGAIN]}
+    assert responds_to(more, [search], {**ASKED, "input": [compacted, *AGAIN, {**search, "id": "ws-2"}]})
+    assert not responds_to(more, [search], {**ASKED, "input": [*AGAIN, search]})
+    assert not responds_to(more, [search], {**ASKED, "input": [compacted, *AGAIN, {**search, "action": {}}]})
+
+
+@pytest.mark.parametrize("request_", [{}, {"input": 7}, {"input": [7]}, {"input": [{"type": 7}]}])
+def test_a_malformed_response_has_no_history(request_: dict[str, Any]) -> None:
+    assert read(RESPONSES, request_, SCOPE) is None
+
+
+def test_an_answer_that_cannot_be_told_leaves_no_mark() -> None:
+    chat, whole = read(CHAT, {"messages": [USER]}, SCOPE), captured()
+    assert marks_of(chat, TOLD, whole) == (after([USER], TOLD),)
+    for said, history in (
+        (None, chat), (TOLD, None), ({"tool_calls": [{}]}, chat), ({"content": 7}, chat), ({}, response(ASKED)),
+        ({"id": "resp-1", "output": None}, response(ASKED)),
+    ):  # fmt: skip
+        assert marks_of(history, said, whole) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -167,3 +168,19 @@ async def test_retries_of_a_nameless_first_prompt_make_one_call() -> None:
         assert len(front.store.ledger.episodes) == 2 and front.lost == ["refused", "retried", "retried"]
         answer = await send(front.url + CHAT, body=body("other"), headers={"Idempotency-Key": "one", "x-api-key": "x"})
         assert len(front.store.ledger.episodes) == 3 and answer.status == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_responses_go_on_by_their_items_or_by_name(stream: bool) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url, common = f"{front.url}/v1/responses", {"model": "stub", "max_output_tokens": 64, "stream": stream}
+        items: list[Any] = [{"role": "user", "content": "hi"}]
+        for turn in range(3):
+            answer = await send(url, body=common | {"input": items})
+            last = json.loads(answer.body.rpartition(b"data: ")[2])
+            response = last["response"] if stream else last
+            items = [*items, *response["output"], {"role": "user", "content": f"turn {turn}"}]
+        await send(url, body=common | {"previous_response_id": response["id"], "input": "and now?"})
+        await send(url, body=common | {"input": "hi"})
+    episodes = [event.episode for event in front.of(CallStarted)]
+    assert len(set(episodes[:4])) == 1 and episodes[4] != episodes[0]
