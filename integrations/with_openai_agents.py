@@ -3,14 +3,13 @@
     ajet run --task product/17x25 --repeat 8 --parallel 4 -- python integrations/with_openai_agents.py 17 25
 
 Its client finds the proxy by OPENAI_BASE_URL and its episode by OPENAI_API_KEY. The exit code becomes the reward.
-Tracing, which would report to OpenAI, is off, and the agent speaks chat completions, which every engine understands.
+It speaks `/v1/responses`. Tracing, which would report to OpenAI, is off.
 """
 
 import sys
 
-from agents import Agent, Runner, function_tool, set_default_openai_api, set_tracing_disabled
+from agents import Agent, Runner, function_tool, set_tracing_disabled
 
-set_default_openai_api("chat_completions")
 set_tracing_disabled(True)
 
 

@@ -44,11 +44,20 @@ class Stage:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def episodes(self, task: str) -> list[dict[str, Any]]:
-        """The records of the episodes of `task`, newest first, with their token ids."""
+    def listed(self) -> list[dict[str, Any]]:
+        """All episodes, newest first, without their calls."""
         with Rig(self.proxy) as rig:
-            found = [item for item in rig.get("/episodes").json()["episodes"] if item["task"] == task]
-            return [rig.record(item["episode"]) for item in found]
+            found: list[dict[str, Any]] = rig.get("/episodes").json()["episodes"]
+            return found
+
+    def record(self, episode: str) -> dict[str, Any]:
+        """An episode with its calls and timelines, and their token ids."""
+        with Rig(self.proxy) as rig:
+            return rig.record(episode)
+
+    def episodes(self, task: str) -> list[dict[str, Any]]:
+        """The records of the episodes of `task`, newest first."""
+        return [self.record(item["episode"]) for item in self.listed() if item["task"] == task]
 
 
 @contextmanager

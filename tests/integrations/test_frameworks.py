@@ -5,12 +5,14 @@ The stories are two: a product that the model works out with the tool (reward 1)
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integrations.stage import AJET, FOLDER, Stage, python_of
+from tests.integrations.stage import AJET, ENVIRONMENTS, FOLDER, Stage, python_of
 from tests.kit.engine_script import Rule
 
 pytestmark = [pytest.mark.integrations, pytest.mark.slow]
@@ -72,6 +74,17 @@ def check(episode: dict[str, Any], calls: int, reward: float, broken_by: str | N
     assert [line.get("broken_by") for line in episode["timelines"]] == [None] + ([broken_by] if broken_by else [])
     sampled = sum(len(call["token_ids"]) for call in episode["calls"])
     assert sum(sum(line["loss_mask"]) for line in episode["timelines"]) == sampled
+
+
+@pytest.mark.parametrize(("a", "b", "calls", "reward"), [("17", "25", 2, 1.0), ("3", "4", 1, 0.0)])
+def test_openai_node(theatre: Stage, a: str, b: str, calls: int, reward: float) -> None:
+    """Node.js looks for packages beside the program: the recipe is put where npm put them."""
+    theatre.script(STORY)
+    node, task = Path(python_of("node")).parent / "node", f"node/{a}x{b}"
+    program = shutil.copy(FOLDER / "with_openai_node.mjs", ENVIRONMENTS / "node")
+    theatre.run(*AJET, "run", "--task", task, "--", str(node), program, a, b)
+    [episode] = theatre.episodes(task)
+    check(episode, calls, reward, None)
 
 
 def test_langgraph(theatre: Stage) -> None:

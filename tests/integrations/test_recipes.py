@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integrations import test_frameworks
+from tests.integrations import test_frameworks, test_programs
 from tests.integrations.stage import AJET, FOLDER, LOCKS, Stage
 from tests.kit.proxy_process import PROXY
 from tests.kit.rig import Rig
@@ -48,7 +49,7 @@ def test_with_curl(theatre: Stage, wanted: str, reward: float) -> None:
 
 def test_every_recipe_is_short_tested_and_in_the_table() -> None:
     table = (FOLDER / "README.md").read_text()
-    played = [framework.recipe for framework in test_frameworks.FRAMEWORKS]
+    played = [item.recipe for item in (*test_frameworks.FRAMEWORKS, *test_programs.PROGRAMS)]
     assert RECIPES
     for name in RECIPES:
         assert len((FOLDER / name).read_text().splitlines()) <= 60
@@ -59,6 +60,8 @@ def test_every_recipe_is_short_tested_and_in_the_table() -> None:
 
 def test_the_table_names_the_versions_that_are_locked() -> None:
     locked = {line.strip() for lock in LOCKS.glob("*.lock") for line in lock.read_text().splitlines()}
-    named = re.findall(r"`([a-z][a-z0-9-]*) (\d[\w.]*)`", (FOLDER / "README.md").read_text())
-    assert len(named) >= len(test_frameworks.FRAMEWORKS)
+    from_npm = json.loads((LOCKS / "node" / "package.json").read_text())["dependencies"]
+    locked |= {f"{package}=={version}" for package, version in from_npm.items()}
+    named = re.findall(r"`([@a-z][\w@/-]*) (\d[\w.]*)`", (FOLDER / "README.md").read_text())
+    assert len(named) >= len(test_frameworks.FRAMEWORKS) + len(from_npm)
     assert [f"{package}=={version}" for package, version in named if f"{package}=={version}" not in locked] == []
