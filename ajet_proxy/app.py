@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -25,9 +26,11 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ajet_proxy import service
-from ajet_proxy.config import Config, ConfigError, split_address
+from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core.keys import SCOPES, Claims, Keys
 from ajet_proxy.core.ledger import LedgerSettings
+from ajet_proxy.io import authority
+from ajet_proxy.io.authority import AuthorityError
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.control import Control, ControlSettings
 from ajet_proxy.io.engine_control import EngineControl
@@ -37,6 +40,7 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
+from ajet_proxy.io.tunnels import Interception, Tunnels
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +55,7 @@ class App:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.url = ""
-        self.intercept_url: str | None = None
+        self.interception: Interception | None = None
         self.ticker: asyncio.Task[None] | None = None
         self._runners: list[web.AppRunner] = []
         self._stack = AsyncExitStack()
@@ -80,21 +84,25 @@ class App:
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
         keys = Keys(signing_secret(data_dir), admin_secret=config.admin_secret)
 
-        def front() -> HttpFront:
-            return HttpFront(
-                store=store, gate=gate, engines=engines, keys=keys, clock=clock, metrics=metrics,
-                settings=_front_settings(config),
-            )
-
-        control = Control(
-            store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
-            engine_control=EngineControl(key=config.upstream_key), settings=_control_settings(config),
+        front = functools.partial(
+            HttpFront, store=store, gate=gate, engines=engines, keys=keys, clock=clock, metrics=metrics,
+            settings=_front_settings(config),
         )
         self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock))
         self._stack.push_async_callback(_end, self.ticker)
-        self._stack.push_async_callback(self._drain)
-        if config.intercept is not None:
-            await self._intercept(front(), data_dir, keys, metrics)
+        if config.intercept:
+            tunnels = Tunnels(
+                config.intercept_host, authenticate=lambda key: keys.authenticate(key, clock.now()),
+                needs_key=config.intercept_needs_key,
+            )
+            await self._intercept(front(headers=tunnels.headers), data_dir, tunnels, metrics)
+        else:
+            self._stack.push_async_callback(self._drain)
+        control = Control(
+            store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
+            engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
+            settings=_control_settings(config),
+        )
         application = _application(config, keys, _own_names(config))
         control.add_routes(application)
         front().add_routes(application)
@@ -124,18 +132,28 @@ class App:
         """Stop listening and let requests finish, on all listeners at once."""
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
 
-    async def _intercept(self, front: HttpFront, data_dir: Path, keys: Keys, metrics: Metrics) -> None:
-        """The HTTPS proxy, and the listener that it relays to: the front alone, without control routes."""
+    async def _intercept(self, front: HttpFront, data_dir: Path, tunnels: Tunnels, metrics: Metrics) -> None:
+        """The interceptor, and the listener that it relays to: the front alone, without control routes."""
         from ajet_proxy.io.intercept import Interceptor
 
-        application = _application(self.config, keys, self.config.intercept_host)
+        guards = [error_middleware, refuse_foreign_pages(None), tunnels.guard()]
+        application = web.Application(middlewares=guards, client_max_size=self.config.max_body)
         front.add_routes(application)
+        interceptor = Interceptor(
+            directory=data_dir / "ca", modes=self.config.modes, tunnels=tunnels, metrics=metrics
+        )
+        self._stack.push_async_callback(interceptor.close)
+        self._stack.push_async_callback(self._drain)
         relayed = await self._listen(application, ("127.0.0.1", 0))
-        interceptor = Interceptor(directory=data_dir / "ca", hosts=self.config.intercept_host, metrics=metrics)
-        host, port = await interceptor.start(split_address(self.config.intercept or "", "intercept"), relayed)
         self._stack.push_async_callback(interceptor.stop)
-        self.intercept_url = f"http://{host}:{port}"
-        logger.info("intercepting on %s; programs must trust %s", self.intercept_url, interceptor.bundle)
+        try:
+            await interceptor.start(relayed)
+        except AuthorityError as error:
+            raise ConfigError(str(error)) from error
+        self.interception = Interception(
+            hosts=tuple(sorted(tunnels.hosts)), listening=interceptor.listening,
+            certificate=authority.certificate(interceptor.directory),
+        )
 
 
 def main(config: Config, announce: Callable[[str], None]) -> None:

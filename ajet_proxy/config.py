@@ -36,6 +36,16 @@ FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
 MIN_SECRET = 16
 MAY_BE_NONE = ("read_timeout", "keep_alive_s")
 """Settings for which 0 means: none."""
+LISTENING_MODES = ("regular", "socks5", "transparent")
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way of interception. The kind ``local`` has no address; it catches ``programs``, separated by commas."""
+
+    kind: str
+    address: tuple[str, int] | None
+    programs: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +57,14 @@ class Config:
         "until a trainer announces its engines.", metavar="[NAME=]URL",
     )
     listen: str = _opt("127.0.0.1:8484", "Address of the HTTP front; port 0 takes a free one.", metavar="HOST:PORT")
-    intercept: str | None = _opt(
-        None, "Also run an HTTPS proxy here for programs that hard-code a provider's address.", metavar="HOST:PORT"
+    intercept: tuple[str, ...] = _opt(
+        (), "Also catch programs that hard-code a provider's address: as their HTTPS proxy at HOST:PORT, as "
+        "socks5@HOST:PORT, as transparent@HOST:PORT behind a redirecting firewall, or as local:PROGRAM; repeatable.",
+        metavar="[KIND@]HOST:PORT",
     )
     intercept_host: tuple[str, ...] = _opt(
-        ("api.openai.com", "api.anthropic.com"), "Host whose TLS the HTTPS proxy terminates; repeatable. All others "
-        "pass through unread.", metavar="HOST",
+        ("api.openai.com", "api.anthropic.com"), "Host whose TLS --intercept ends; repeatable. All others pass "
+        "through unread.", metavar="HOST",
     )
     data_dir: str = _opt("", "Journal, keys and CA; by default the user's or systemd's state directory.", metavar="DIR")
     admin_secret: str | None = _opt(None, "The admin key. From the environment only.", flag=False)
@@ -93,6 +105,16 @@ class Config:
     @property
     def address(self) -> tuple[str, int]:
         return split_address(self.listen, "listen")
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The ways of interception that were asked for."""
+        return tuple(split_mode(text) for text in self.intercept)
+
+    @property
+    def intercept_needs_key(self) -> bool:
+        """Whether a program must show a key to be intercepted: if one on another machine could."""
+        return any(mode.address is not None and not is_loopback(mode.address[0]) for mode in self.modes)
 
     @property
     def upstreams(self) -> Mapping[str, tuple[str, ...]]:
@@ -152,10 +174,7 @@ def check(config: Config) -> None:
         raise ConfigError(f"the admin secret must have at least {MIN_SECRET} characters")
     if not is_loopback(host):
         _check_exposed(config, host)
-    if config.intercept is not None:
-        exposed, _ = split_address(config.intercept, "intercept")
-        if not is_loopback(exposed) and not config.insecure:
-            raise ConfigError(f"intercept on {exposed} would be an open proxy: use a loopback address, or --insecure")
+    _check_modes(config)
 
 
 def _check_exposed(config: Config, host: str) -> None:
@@ -167,6 +186,34 @@ def _check_exposed(config: Config, host: str) -> None:
         raise ConfigError(
             f"listening on {host} (not loopback) needs --tls-cert and --tls-key, --trusted-front, or --insecure"
         )
+
+
+def _check_modes(config: Config) -> None:
+    modes = config.modes
+    if len({mode.address for mode in modes if mode.address}) < sum(mode.address is not None for mode in modes):
+        raise ConfigError("each intercept needs an address of its own")
+    if sum(mode.kind == "local" for mode in modes) > 1:
+        raise ConfigError("intercept local can be given once; separate its programs by commas")
+    if config.intercept_needs_key and config.admin_secret is None:
+        raise ConfigError(
+            "intercept off loopback would be an open proxy: use a loopback address, or set AJET_ADMIN_SECRET, so that "
+            "callers need a key"
+        )
+    if config.intercept_needs_key and not config.insecure:
+        raise ConfigError("intercept off loopback takes keys over plain HTTP: use a loopback address, or --insecure")
+
+
+def split_mode(text: str) -> Mode:
+    """``[KIND@]HOST:PORT`` or ``local[:PROGRAM,…]`` as a mode."""
+    kind, at, address = text.partition("@")
+    if text.startswith("local:") and len(text) > len("local:"):
+        return Mode("local", None, text.removeprefix("local:"))
+    if not at:
+        return Mode("regular", split_address(text, "intercept"))
+    if kind not in LISTENING_MODES:
+        known = ", ".join(f"{name}@HOST:PORT" for name in LISTENING_MODES[1:])
+        raise ConfigError(f"intercept must be HOST:PORT, {known} or local:PROGRAM, not {text!r}")
+    return Mode(kind, split_address(address, "intercept"))
 
 
 def split_address(text: str, name: str) -> tuple[str, int]:

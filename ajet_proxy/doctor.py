@@ -7,6 +7,7 @@ something that works but will surprise; a fault is something that does not work.
 from __future__ import annotations
 
 import asyncio
+import datetime
 import fcntl
 import json
 import os
@@ -21,9 +22,11 @@ from typing import Any, Literal
 import aiohttp
 
 from ajet_proxy.config import Config
+from ajet_proxy.io import authority
 from ajet_proxy.io.engines import base_url
 
 LOW_DISK = 1 << 30
+RENEWAL = datetime.timedelta(days=30)
 CLOCK_SKEW_S = 30.0
 TESTED_VLLM = ((0, 31), (0, 33))
 """The vLLM releases, first and last, whose dialect was read or recorded for this proxy."""
@@ -77,12 +80,28 @@ def _data_dir(config: Config) -> list[Finding]:
     found = [Finding("data directory", "ok", str(path))]
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         found.append(Finding("permissions", "warning", f"others can look into {path}", f"chmod 700 {path}"))
-    found += [
-        Finding("permissions", "fault", f"{secret} is readable by others", f"chmod 600 {secret}")
-        for secret in (path / "secret", path / "ca" / "mitmproxy-ca.pem")
-        if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077
-    ]
-    return [*found, _disk(path), _lock(path)]
+    secret = path / "secret"
+    if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077:
+        found.append(Finding("permissions", "fault", f"{secret} is readable by others", f"chmod 600 {secret}"))
+    return [*found, *_authority(path / "ca"), _disk(path), _lock(path)]
+
+
+def _authority(directory: Path) -> list[Finding]:
+    """The CA of --intercept, if there is one."""
+    check, renew = "interception", f"delete {directory} and restart: programs must then trust the new CA"
+    if not directory.exists():
+        return []
+    found = [Finding(check, "fault", fault, f"chmod it, or {renew}") for fault in authority.exposed(directory)]
+    try:
+        begins, ends = authority.lifetime(directory)
+    except (OSError, ValueError) as error:
+        return [*found, Finding(check, "fault", f"the CA's certificate cannot be read: {error}", renew)]
+    now = datetime.datetime.now(datetime.UTC)
+    if not begins <= now < ends:
+        return [*found, Finding(check, "fault", f"the CA's certificate holds from {begins:%F} to {ends:%F}", renew)]
+    if ends - now < RENEWAL:
+        return [*found, Finding(check, "warning", f"the CA's certificate ends on {ends:%F}", renew)]
+    return [*found, Finding(check, "ok", f"the CA's certificate holds until {ends:%F}")]
 
 
 def _disk(path: Path) -> Finding:

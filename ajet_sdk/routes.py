@@ -166,6 +166,7 @@ ROUTES: tuple[Route, ...] = (
     Route("policy", "POST", "/policy", "trainer", Policy),
     Route("status", "GET", "/status", "any", None),
     Route("events", "GET", "/events", "admin", None),
+    Route("ca", "GET", "/ca.pem", "any", None),
 )
 
 B = TypeVar("B")

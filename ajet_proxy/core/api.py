@@ -278,4 +278,4 @@ _HANDLERS: Mapping[str, Callable[[_Asked], Answer]] = {
     "policy": _policy,
     "status": _status,
 }
-"""Every route of `ROUTES` but ``events``, which is a stream."""
+"""Every route of `ROUTES` but ``events``, which is a stream, and ``ca``, which is a file."""

@@ -102,6 +102,18 @@ def key_in(headers: Mapping[str, str]) -> str | None:
     return bearer or plain or None
 
 
+def proxy_key_in(header: str | None) -> str | None:
+    """The key of ours in a ``Proxy-Authorization`` header: the user name of ``http://KEY@HOST:PORT``."""
+    word, _, rest = (header or "").strip().partition(" ")
+    if word.lower() != "basic":
+        return None
+    try:
+        user, _, _ = base64.b64decode(rest.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return None
+    return user if user.startswith(KEY_PREFIX) else None
+
+
 def check_scope(claims: Claims, needed: str) -> None:
     """Raise `Forbidden` unless `claims` reach a route that needs scope `needed` (``any``: every key does)."""
     if needed != "any" and claims.scope not in (needed, "admin"):

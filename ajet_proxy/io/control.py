@@ -16,6 +16,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from aiohttp import web
+from yarl import URL
 
 from ajet_proxy.core import api
 from ajet_proxy.core.events import CallFinished, Event
@@ -27,6 +28,7 @@ from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
+from ajet_proxy.io.tunnels import Interception
 from ajet_sdk import __version__, frame, routes
 from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
@@ -50,8 +52,9 @@ class Control:
 
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
-        clock: Clock, metrics: Metrics, settings: ControlSettings,
+        clock: Clock, metrics: Metrics, interception: Interception | None, settings: ControlSettings,
     ) -> None:
+        self._interception = interception
         self._store = store
         self._keys = keys
         self._gate = gate
@@ -90,7 +93,10 @@ class Control:
                 case "events":
                     return await self._events(http)
                 case "status":
-                    return web.json_response(self._status(self._decide(request, "").body or {}))
+                    known = self._decide(request, "").body or {}
+                    return web.json_response(self._status(known) | self._intercepting(http))
+                case "ca":
+                    return self._certificate()
             answer = await self._ask(http, request)
             if route.name == "policy":
                 self._gate.changed()
@@ -188,6 +194,17 @@ class Control:
         requests = {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}
         journal = {"healthy": self._store.healthy}
         return {"version": __version__} | known | {"models": models, "requests": requests, "journal": journal}
+
+    def _intercepting(self, http: web.Request) -> dict[str, Any]:
+        if self._interception is None:
+            return {}
+        return {"intercept": self._interception.to_json(URL(self._base_url(http)).host)}
+
+    def _certificate(self) -> web.Response:
+        """What a program must trust to be intercepted."""
+        if self._interception is None:
+            raise NotFound("this proxy intercepts nothing: start it with --intercept", code="no_interception")
+        return web.Response(body=self._interception.certificate, content_type="application/x-pem-file")
 
     async def _events(self, http: web.Request) -> web.StreamResponse:
         """Every event from now on as server-sent events, without token ids."""

@@ -68,12 +68,16 @@ class FrontSettings:
     continuity: bool = True
 
 
+def headers_as_sent(http: web.Request) -> Mapping[str, str]:
+    return http.headers
+
+
 class HttpFront:
-    """Handles every request that is not a control request."""
+    """Handles every request that is not a control request; `headers` gives those of a request that count."""
 
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics,
-        settings: FrontSettings,
+        settings: FrontSettings, headers: Callable[[web.Request], Mapping[str, str]] = headers_as_sent,
     ) -> None:
         self._store = store
         self._keys = keys
@@ -81,6 +85,7 @@ class HttpFront:
         self._clock = clock
         self._metrics = metrics
         self._settings = settings
+        self._headers = headers
         self._upstream = Upstream(
             engines, clock=clock, metrics=metrics, connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout,
@@ -205,7 +210,7 @@ class HttpFront:
     def _identify(self, http: web.Request, request: Request | None) -> Identity:
         return identify(
             path=http.rel_url.raw_path,
-            headers={name.lower(): value for name, value in http.headers.items()},
+            headers={name.lower(): value for name, value in self._headers(http).items()},
             body=request.fields if request is not None else None,
             authenticate=lambda key: self._keys.authenticate(key, self._clock.now()),
         )
@@ -274,7 +279,8 @@ class HttpFront:
     ) -> EngineRequest:
         query = http.rel_url.raw_query_string
         headers = request_headers(
-            http.headers.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key, identity=identity
+            self._headers(http).items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
+            identity=identity,
         )
         return EngineRequest(
             method=http.method, target=f"{path}?{query}" if query else path, headers=headers, body=body, model=model,

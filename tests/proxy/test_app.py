@@ -101,10 +101,9 @@ async def test_a_certificate_that_is_none_is_a_configuration_error(tmp_path: Pat
 
 
 async def test_a_program_that_hard_codes_its_provider_is_captured(tmp_path: Path) -> None:
-    settings = {"intercept": "127.0.0.1:0", "drain_s": 1.0}
+    settings = {"intercept": ("127.0.0.1:0",), "drain_s": 1.0}
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
-        proxy = client.app.intercept_url
-        assert proxy is not None
+        proxy = (await client.status())["intercept"]["url"]
         clean = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         env = {"HTTPS_PROXY": proxy, "SSL_CERT_FILE": str(tmp_path / "ca/ca-bundle.pem"), "OPENAI_API_KEY": "sk-x"}
         child = await asyncio.create_subprocess_exec(
@@ -121,11 +120,12 @@ async def test_a_program_that_hard_codes_its_provider_is_captured(tmp_path: Path
 
 
 async def test_an_intercepted_answer_is_finished_before_the_daemon_ends(tmp_path: Path) -> None:
-    settings = {"intercept": "127.0.0.1:0"}
+    settings = {"intercept": ("127.0.0.1:0",)}
     async with EngineStub(delay_s=0.2) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
         body = CHAT | {"stream": True}
         url = "https://api.openai.com/e/late/v1/chat/completions"
-        async with client.session.post(url, json=body, proxy=client.app.intercept_url, ssl=False) as answer:
+        proxy = (await client.status())["intercept"]["url"]
+        async with client.session.post(url, json=body, proxy=proxy, ssl=False) as answer:
             first = await answer.content.readany()
             stopping = asyncio.create_task(client.app.stop())
             rest = await answer.content.read()

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ajet_proxy.config import Config, ConfigError, default_data_dir, load, split_address, split_upstream, table
+from ajet_proxy.config import (
+    Config,
+    ConfigError,
+    Mode,
+    default_data_dir,
+    load,
+    split_address,
+    split_mode,
+    split_upstream,
+    table,
+)
 
 SECRET = "sixteen characters"
 
@@ -68,8 +78,14 @@ def test_variables_of_the_agent_side_are_left_alone() -> None:
         ({"listen": "0.0.0.0:1"}, "needs an admin secret"),
         ({"listen": "[::]:1"}, "needs an admin secret"),
         ({"listen": "example.org:1"}, "needs an admin secret"),
-        ({"intercept": "0.0.0.0:1"}, "open proxy"),
-        ({"intercept": "1"}, "intercept must be HOST:PORT"),
+        ({"intercept": ("0.0.0.0:1",)}, "open proxy"),
+        ({"intercept": ("0.0.0.0:1",), "admin_secret": SECRET}, "keys over plain HTTP"),
+        ({"intercept": ("1",)}, "intercept must be HOST:PORT"),
+        ({"intercept": ("local",)}, "intercept must be HOST:PORT"),
+        ({"intercept": ("local:",)}, "intercept must be HOST:PORT"),
+        ({"intercept": ("socks4@127.0.0.1:1",)}, "socks5@HOST:PORT, transparent@HOST:PORT or local:PROGRAM"),
+        ({"intercept": ("127.0.0.1:1", "socks5@127.0.0.1:1")}, "an address of its own"),
+        ({"intercept": ("local:a", "local:b")}, "separate its programs by commas"),
     ],
 )
 def test_what_cannot_be_used_is_refused(flags: dict[str, object], message: str) -> None:
@@ -139,3 +155,24 @@ def test_every_field_is_documented() -> None:
     for f in dataclasses.fields(Config):
         assert f"| `{f.name}` |" in shown
         assert f.metadata["help"].endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("127.0.0.1:8485", Mode("regular", ("127.0.0.1", 8485))),
+        ("[::1]:1", Mode("regular", ("::1", 1))),
+        ("regular@localhost:1", Mode("regular", ("localhost", 1))),
+        ("socks5@127.0.0.1:1080", Mode("socks5", ("127.0.0.1", 1080))),
+        ("transparent@0.0.0.0:2", Mode("transparent", ("0.0.0.0", 2))),
+        ("local:node,!42", Mode("local", None, "node,!42")),
+    ],
+)
+def test_modes_of_interception(text: str, mode: Mode) -> None:
+    assert split_mode(text) == mode
+
+
+def test_interception_off_loopback_needs_keys() -> None:
+    exposed = load(None, {"AJET_ADMIN_SECRET": SECRET}, {"intercept": ("127.0.0.1:1", "0.0.0.0:2"), "insecure": True})
+    assert exposed.intercept_needs_key
+    assert not load(None, {"AJET_ADMIN_SECRET": SECRET}, {"intercept": ("[::1]:1", "local:a")}).intercept_needs_key

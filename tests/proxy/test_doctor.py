@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import fcntl
 import json
 import shutil
@@ -10,6 +11,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from ajet_proxy.config import Config
 from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
@@ -90,6 +95,41 @@ def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     secret.chmod(0o600)
     tmp_path.chmod(0o700)
     assert "GiB free" in faults(run(Config(data_dir=str(tmp_path))))[0]
+
+
+def make_authority(directory: Path, *, days: int) -> None:
+    """A CA like mitmproxy's, whose certificate holds for `days` more."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+        .not_valid_before(now - datetime.timedelta(100)).not_valid_after(now + datetime.timedelta(days, 60))
+        .sign(key, hashes.SHA256())
+    )
+    (directory / "mitmproxy-ca-cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+
+
+def test_the_ca_of_interception(tmp_path: Path) -> None:
+    def found() -> list[Finding]:
+        return [item for item in run(Config(data_dir=str(tmp_path))) if item.check == "interception"]
+
+    ca = tmp_path / "ca"
+    assert found() == []
+    make_authority(ca, days=31)
+    assert [item.level for item in found()] == ["ok"]
+    make_authority(ca, days=29)
+    assert [item.level for item in found()] == ["warning"]
+    make_authority(ca, days=-1)
+    assert "certificate holds from" in faults(found())[0]
+    (ca / "mitmproxy-ca-cert.pem").write_text("nothing")
+    assert "cannot be read" in faults(found())[0]
+    (ca / "mitmproxy-ca-cert.pem").unlink()
+    (ca / "mitmproxy-ca.pem").write_text("secret")
+    (ca / "mitmproxy-ca.pem").chmod(0o604)
+    assert len(faults(found())) == 2
+    assert "others can read the CA's key" in faults(found())[0]
 
 
 async def test_a_running_proxy_is_seen_by_its_lock(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.keys import EVERYTHING, SCOPES, Claims, Keys, check_scope, key_in
+from ajet_proxy.core.keys import EVERYTHING, SCOPES, Claims, Keys, check_scope, key_in, proxy_key_in
 from ajet_sdk.errors import Forbidden, Unauthorized
 
 SECRET = b"s" * 32
@@ -97,6 +98,25 @@ def test_the_admin_secret_is_an_admin_key() -> None:
 )
 def test_where_a_request_carries_its_key(headers: dict[str, str], key: str | None) -> None:
     assert key_in(headers) == key
+
+
+@pytest.mark.parametrize(
+    ("shown", "key"),
+    [
+        ("ajet-a.b:", "ajet-a.b"), ("ajet-a.b:anything", "ajet-a.b"), ("ajet-a.b", "ajet-a.b"), ("user:ajet-a.b", None),
+        ("user:password", None), ("", None), ("\xe9:x", None),
+    ],
+)
+def test_the_key_in_a_proxys_address(shown: str, key: str | None) -> None:
+    encoded = base64.b64encode(shown.encode("latin-1")).decode()
+    assert proxy_key_in(f"Basic {encoded}") == key
+    assert proxy_key_in(f" bASIC  {encoded} ") == key
+    assert proxy_key_in(f"Bearer {encoded}") is None
+
+
+@pytest.mark.parametrize("header", [None, "", "Basic", "Basic ?", "Basic YWpldA", "ajet-a.b", "Basic \udcff"])
+def test_a_proxys_address_without_a_key(header: str | None) -> None:
+    assert proxy_key_in(header) is None
 
 
 def test_scopes() -> None:

@@ -110,6 +110,21 @@ async def try_key(client: Client, route: Route, kind: str, wanted: int | None) -
         assert key is None or key not in answer.body.decode()
 
 
+async def test_what_an_intercepted_program_needs_to_know(tmp_path: Path, client: Client) -> None:
+    assert "intercept" not in await client.status()
+    missing = await client.control("GET", "/ca.pem")
+    assert (missing.status, missing.json["error"]["code"]) == (404, "no_interception")
+    async with serving(tmp_path, intercept=("127.0.0.1:0",), admin_secret=SECRET) as locked:
+        assert (await locked.control("GET", "/ca.pem")).status == 401
+        agent = locked.key(Claims("agent", "a", "ep"))
+        given = await locked.control("GET", "/ca.pem", key=agent)
+        assert given.headers["Content-Type"] == "application/x-pem-file"
+        assert given.body == (tmp_path / "ca/mitmproxy-ca-cert.pem").read_bytes()
+        shown = (await locked.control("GET", "/status", key=agent)).json["intercept"]
+        assert shown["hosts"] == ["api.anthropic.com", "api.openai.com"]
+        assert shown["url"] == f"http://127.0.0.1:{shown['modes'][0]['port']}"
+
+
 async def test_an_episode_from_opening_to_trained(client: Client) -> None:
     opened = (await client.control("POST", "/episodes", {"task": "t", "metadata": {"a": 1}})).json
     assert opened["base_url"].startswith(client.app.url)

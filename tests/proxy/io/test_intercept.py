@@ -1,23 +1,20 @@
-"""Interception: an unmodified client that believes it talks to a provider, and everyone else left alone."""
+"""Interception: an unmodified client that believes it talks to a provider; starting and stopping."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
-import ssl
-import subprocess
 import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 
+from ajet_proxy.config import split_mode
+from ajet_proxy.io.authority import AuthorityError
 from ajet_proxy.io.intercept import Interceptor
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.tunnels import Listening
+from tests.proxy.io.intercepting import Running, intercepting, run_child
 
 OPENAI_AGENT = """
 import openai
@@ -30,176 +27,70 @@ print(client.base_url, whole.choices[0].message.content, text)
 """
 
 
-@dataclass
-class Front:
-    """Stands in for the HTTP front: notes what reaches it and answers like an engine."""
-
-    seen: list[tuple[str, str, str]] = field(default_factory=list)
-    address: tuple[str, int] = ("", 0)
-
-    async def answer(self, http: web.Request) -> web.StreamResponse:
-        body = await http.read()
-        self.seen.append((http.method, http.path, http.headers["Host"]))
-        if body and json.loads(body).get("stream"):
-            response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-            await response.prepare(http)
-            for word in ("h", "i"):
-                chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-                         "choices": [{"index": 0, "delta": {"content": word}, "finish_reason": None}]}
-                await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
-            await response.write(b"data: [DONE]\n\n")
-            return response
-        message = {"role": "assistant", "content": "hi"}
-        return web.json_response({
-            "id": "c", "object": "chat.completion", "created": 1, "model": "m",
-            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-        })
+async def test_the_unmodified_openai_client_reaches_the_front(tmp_path: Path) -> None:
+    async with intercepting(tmp_path / "ca") as running:
+        env = {"HTTPS_PROXY": running.url, "SSL_CERT_FILE": running.bundle, "OPENAI_API_KEY": "sk-x"}
+        code, out, err = await run_child(OPENAI_AGENT, **env)
+        assert code == 0, err
+        assert out.split() == ["https://api.openai.com/v1/", "hi", "hi"]
+        assert running.front.seen == [("POST", "/v1/chat/completions", "api.openai.com")] * 2
+        assert "sk-x" not in str(running.front.headers)
+        assert running.counted("captured") >= 1
 
 
-@contextlib.asynccontextmanager
-async def front() -> AsyncIterator[Front]:
-    stand_in = Front()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", stand_in.answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    stand_in.address = runner.addresses[0][:2]
-    yield stand_in
-    await runner.cleanup()
+async def test_a_client_that_does_not_trust_our_ca_sends_nothing(tmp_path: Path) -> None:
+    async with intercepting(tmp_path / "ca") as running:
+        code = "import openai; openai.OpenAI(max_retries=0).models.list()"
+        status, _, err = await run_child(code, HTTPS_PROXY=running.url, OPENAI_API_KEY="sk-x")
+        assert status != 0
+        assert "CERTIFICATE_VERIFY_FAILED" in err
+        assert running.front.seen == []
+        assert running.counted("tls_failed") == 1
 
 
-@dataclass
-class Running:
-    url: str
-    interceptor: Interceptor
-    metrics: Metrics
-    front: Front
+def prepared(directory: Path, *specs: str, running: Running) -> Interceptor:
+    modes = [split_mode(text) for text in specs]
+    return Interceptor(directory=directory, modes=modes, tunnels=running.front.tunnels, metrics=Metrics())
 
 
-@pytest.fixture
-async def running(tmp_path: Path) -> AsyncIterator[Running]:
-    async with front() as stand_in:
-        metrics = Metrics()
-        interceptor = Interceptor(directory=tmp_path / "ca", hosts=("api.openai.com", "localhost"), metrics=metrics)
-        host, port = await interceptor.start(("127.0.0.1", 0), stand_in.address)
-        yield Running(f"http://{host}:{port}", interceptor, metrics, stand_in)
-        await interceptor.stop()
+async def test_the_ca_is_kept_over_a_restart(tmp_path: Path) -> None:
+    async with intercepting(tmp_path / "ca") as running:
+        before = (tmp_path / "ca" / "mitmproxy-ca.pem").read_bytes()
+        assert running.interceptor.listening == (Listening("regular", ("127.0.0.1", running.port)),)
+    async with intercepting(tmp_path / "ca"):
+        assert (tmp_path / "ca" / "mitmproxy-ca.pem").read_bytes() == before
 
 
-async def run_child(code: str, **env: str) -> tuple[int, str, str]:
-    """A Python program of its own with nothing of ours but `env`."""
-    clean = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, env=clean | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    out, err = await child.communicate()
-    assert child.returncode is not None
-    return child.returncode, out.decode(), err.decode()
+async def test_an_address_that_is_taken_is_a_clear_error_and_frees_the_others(tmp_path: Path) -> None:
+    async with intercepting(tmp_path / "a") as running:
+        free = "127.0.0.1:0"
+        second = prepared(tmp_path / "b", f"socks5@{free}", f"127.0.0.1:{running.port}", running=running)
+        with pytest.raises(OSError, match=f"cannot intercept: .*127.0.0.1:{running.port}"):
+            await second.start(running.front.address)
+        assert second.listening == ()
+        assert all(not item.is_running for item in second._server.servers)
 
 
-async def test_the_unmodified_openai_client_reaches_the_front(running: Running) -> None:
-    code, out, err = await run_child(
-        OPENAI_AGENT, HTTPS_PROXY=running.url, SSL_CERT_FILE=str(running.interceptor.bundle), OPENAI_API_KEY="sk-x"
-    )
-    assert code == 0, err
-    assert out.split() == ["https://api.openai.com/v1/", "hi", "hi"]
-    assert running.front.seen == [("POST", "/v1/chat/completions", "api.openai.com")] * 2
-    assert 'kind="captured"' in running.metrics.render()
+async def test_a_key_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    async with intercepting(tmp_path / "ca") as running:
+        (tmp_path / "ca" / "mitmproxy-ca.pem").chmod(0o640)
+        with pytest.raises(AuthorityError, match="others can read"):
+            await prepared(tmp_path / "ca", "127.0.0.1:0", running=running).start(running.front.address)
 
 
-async def test_a_client_that_does_not_trust_our_ca_sends_nothing(running: Running) -> None:
-    code, _, err = await run_child(
-        "import openai; openai.OpenAI(max_retries=0).models.list()", HTTPS_PROXY=running.url, OPENAI_API_KEY="sk-x"
-    )
-    assert code != 0
-    assert "CERTIFICATE_VERIFY_FAILED" in err
-    assert running.front.seen == []
+async def test_several_modes_at_once(tmp_path: Path) -> None:
+    async with intercepting(tmp_path / "a") as running:
+        both = prepared(tmp_path / "b", "127.0.0.1:0", "socks5@localhost:0", running=running)
+        await both.start(running.front.address)
+        assert [item.kind for item in both.listening] == ["regular", "socks5"]
+        ports = [item.address[1] for item in both.listening if item.address]
+        assert len(set(ports)) == 2 and all(ports)
+        await both.close()
+        for port in ports:
+            with pytest.raises(OSError):
+                await asyncio.open_connection("127.0.0.1", port)
 
 
-async def tunnel(proxy: str, target: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection on which the proxy has agreed to reach `target`."""
-    host, port = proxy.removeprefix("http://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
-    status = await reader.readuntil(b"\r\n\r\n")
-    assert status.startswith(b"HTTP/1.1 200"), status
-    return reader, writer
-
-
-async def test_any_other_host_is_tunnelled_unread(running: Running) -> None:
-    got = asyncio.get_running_loop().create_future()
-
-    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        got.set_result(await reader.readexactly(4))
-        writer.write(b"pong")
-        writer.close()
-
-    server = await asyncio.start_server(elsewhere, "127.0.0.1", 0)
-    async with server:
-        reader, writer = await tunnel(running.url, f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        writer.write(b"\x16\x03\x01\x00")
-        assert await got == b"\x16\x03\x01\x00"
-        assert await reader.readexactly(4) == b"pong"
-        writer.close()
-    assert running.front.seen == []
-    assert 'kind="tunnelled"' in running.metrics.render()
-
-
-async def test_plain_http_to_a_listed_host_inside_a_tunnel_reaches_the_front_too(running: Running) -> None:
-    reader, writer = await tunnel(running.url, "localhost:80")
-    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-    writer.close()
-    assert running.front.seen == [("GET", "/v1/models", "localhost")]
-
-
-async def test_a_client_that_leaves_closes_the_connection_to_the_front(running: Running) -> None:
-    context = ssl.create_default_context(cafile=str(running.interceptor.bundle))
-    left = asyncio.Event()
-
-    async def wait(http: web.Request) -> web.StreamResponse:
-        try:
-            await asyncio.sleep(30)
-        finally:
-            left.set()
-        return web.Response()
-
-    app = web.Application()
-    app.router.add_get("/v1/wait", wait)
-    runner = web.AppRunner(app, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    other = Interceptor(directory=running.interceptor.directory, hosts=("localhost",), metrics=running.metrics)
-    host, port = await other.start(("127.0.0.1", 0), runner.addresses[0][:2])
-    _, writer = await tunnel(f"http://{host}:{port}", "localhost:443")
-    await writer.start_tls(context, server_hostname="localhost")
-    writer.write(b"GET /v1/wait HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    await asyncio.sleep(0.2)
-    assert not left.is_set()
-    writer.transport.abort()
-    async with asyncio.timeout(5):
-        await left.wait()
-    await other.stop()
-    await runner.cleanup()
-
-
-async def test_the_ca_is_kept_and_its_key_is_private(running: Running, tmp_path: Path) -> None:
-    directory = tmp_path / "ca"
-    key = directory / "mitmproxy-ca.pem"
-    assert key.stat().st_mode & 0o777 == 0o600
-    assert directory.stat().st_mode & 0o777 == 0o700
-    before = key.read_bytes()
-    assert (directory / "mitmproxy-ca-cert.pem").read_bytes() in running.interceptor.bundle.read_bytes()
-    assert b"PRIVATE KEY" not in running.interceptor.bundle.read_bytes()
-    again = Interceptor(directory=directory, hosts=(), metrics=Metrics())
-    await again.start(("127.0.0.1", 0), running.front.address)
-    await again.stop()
-    assert key.read_bytes() == before
-
-
-async def test_an_address_that_is_taken_is_a_clear_error(running: Running, tmp_path: Path) -> None:
-    port = int(running.url.rpartition(":")[2])
-    second = Interceptor(directory=tmp_path / "b", hosts=(), metrics=Metrics())
-    with pytest.raises(OSError, match=f"cannot intercept on 127.0.0.1:{port}"):
-        await second.start(("127.0.0.1", port), ("127.0.0.1", 1))
+def test_starting_the_daemon_without_interception_loads_no_mitmproxy() -> None:
+    code = "import sys, ajet_proxy.app; sys.exit('mitmproxy' in sys.modules)"
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
