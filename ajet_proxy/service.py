@@ -3,6 +3,8 @@
 The unit gives the daemon its own dynamic user, one writable directory and nothing else of the machine. `notify`
 speaks the protocol of sd_notify(3), a datagram to the socket named in ``NOTIFY_SOCKET``, so that dependants start
 when the proxy accepts requests and a hung proxy is restarted.
+
+``MemoryDenyWriteExecute`` is left out: the TLS library that interception uses writes its callbacks' code at run time.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ LockPersonality=yes
 RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
 SystemCallArchitectures=native
 SystemCallFilter=@system-service
+SystemCallFilter=~@privileged @resources
 SystemCallErrorNumber=EPERM
 
 [Install]
@@ -57,6 +60,10 @@ _SYSTEM_ONLY = """\
 DynamicUser=yes
 ProtectHome=read-only
 PrivateDevices=yes
+DevicePolicy=closed
+PrivateMounts=yes
+PrivateUsers=yes
+ProtectProc=invisible
 ProtectKernelTunables=yes
 ProtectKernelModules=yes
 ProtectKernelLogs=yes

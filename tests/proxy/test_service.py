@@ -28,6 +28,20 @@ def test_systemd_accepts_the_unit(tmp_path: Path, user: bool) -> None:
     assert complaints == []
 
 
+def test_systemd_rates_the_units_exposure_as_low(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("needs systemd-analyze")
+    path = tmp_path / service.UNIT_NAME
+    path.write_text(service.unit(("--upstream", "http://127.0.0.1:8000"), user=False, drain_s=60))
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager", str(path)],
+        capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin", "XDG_RUNTIME_DIR": str(tmp_path)},
+    )
+    if "--offline" in done.stderr:
+        pytest.skip("needs a systemd-analyze that rates files (250 or later)")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_system_unit_is_confined_and_waits_for_the_drain() -> None:
     text = service.unit((), user=False, drain_s=60)
     for line in (
