@@ -31,14 +31,10 @@ from ajet_proxy.core.sse import SseEvent, SseParser
 class Exchange:
     """One request and its answer. Feed it the engine's bytes; it gives the client's."""
 
-    def __init__(self, dialect: Dialect, request: Request, *, model: str | None = None) -> None:
-        """`model`, if given, replaces the request's.
-
-        Raises `BadRequest` for a request that its dialect cannot carry.
-        """
-        asked = dialect.translate(request)
+    def __init__(self, dialect: Dialect, asked: Request, *, model: str | None = None) -> None:
+        """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model."""
         ask = dialect.ask(asked.fields)
-        named = {"model": json.dumps(model)} if model is not None and model != request.model else {}
+        named = {"model": json.dumps(model)} if model is not None and model != asked.model else {}
         fields = {**ask.fields, **named}
         self.choices = ask.choices
         """How many calls the exchange makes."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from time import perf_counter
@@ -137,10 +138,12 @@ class HttpFront:
         return CAPTURED.get(plain) if http.method == "POST" else None
 
     async def _capture(self, http: web.Request, dialect: Dialect) -> web.StreamResponse:
+        """Ask the engine on the agent's behalf, and record the calls that come of it."""
         body = await self._body(http)
         request = Request(body)
+        asked = dialect.translate(request)
         named = self._identify(http, request)
-        history = read(dialect.target, dialect.translate(request).fields, named.scope)
+        history = read(dialect.target, asked.fields, named.scope)
         sent = _attempt(http, dialect, body, named.scope if named.episode is None else b"")
         identity, metadata = self._continued(named, history, sent)
         episode = identity.episode or self._clock.new_id("ep")
@@ -153,36 +156,39 @@ class HttpFront:
         model = given or request.model
         if isinstance(dialect, Messages) and depends_on_template(request.fields):
             dialect = await self._suited(http, model, episode)
-        exchange = Exchange(dialect, request, model=given)
-        calls = tuple(self._clock.new_id("call") for _ in range(exchange.choices))
-        waiting = perf_counter()
-        async with self._gate.enter(ready=lambda: self._upstream.known(model)):
-            self._metrics.observe("ajet_gate_wait_seconds", perf_counter() - waiting)
-            at = self._clock.now()
+            asked = dialect.translate(request)
+        exchange = Exchange(dialect, asked, model=given)
+        async with self._enter(model):
             if named.episode is None and identity.reward is None and ledger.has_ended(episode):
                 episode = self._clock.new_id("ep")
-            self._store.post(ledger.begin_call(
-                episode=episode, calls=calls, at=at, model=model, agent=agent, task=identity.task, eval=identity.eval,
-                identified_by=identity.identified_by, tenant=tenant, metadata=metadata, **sent,
-            ))
             origin = Origin(
-                calls=calls, episode=episode, model=model, agent=agent, started_at=at,
-                policy_version=ledger.policy_version(model), identified_by=identity.identified_by,
-                altered=exchange.altered,
+                calls=tuple(self._clock.new_id("call") for _ in range(exchange.choices)), episode=episode, model=model,
+                agent=agent, started_at=self._clock.now(), policy_version=ledger.policy_version(model),
+                identified_by=identity.identified_by, altered=exchange.altered,
             )
-            turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
-            upstream_request = self._engine_request(
-                http, exchange.target, exchange.upstream_body, model=model, sticky=episode, identity=True
-            )
-            scorer = Scorer(self._upstream, upstream_request, request.fields.get("cache_salt"), self._metrics)
-            recorder = Recorder(
-                origin, scorer=scorer, store=self._store, clock=self._clock, metrics=self._metrics,
-                marks=_marks(history, exchange), finished=None if turn is None else turn.finished,
-            )
-            return await relay.captured(
-                http, upstream_request, exchange, recorder, turn or self._upstream,
-                keep_alive_s=self._settings.keep_alive,
-            )
+            self._store.post(ledger.begin_call(
+                episode=episode, calls=origin.calls, at=origin.started_at, model=model, agent=agent,
+                task=identity.task, eval=identity.eval, identified_by=identity.identified_by, tenant=tenant,
+                metadata=metadata, **sent,
+            ))
+            return await self._recorded(http, exchange, origin, history)
+
+    async def _recorded(
+        self, http: web.Request, exchange: Exchange, origin: Origin, history: History | None
+    ) -> web.StreamResponse:
+        """Relay the answer to the begun calls of `origin`, and end them."""
+        request = self._engine_request(
+            http, exchange.target, exchange.upstream_body, model=origin.model, sticky=origin.episode, identity=True
+        )
+        turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
+        scorer = Scorer(self._upstream, request, exchange.asked.fields.get("cache_salt"), self._metrics)
+        recorder = Recorder(
+            origin, scorer=scorer, store=self._store, clock=self._clock, metrics=self._metrics,
+            marks=_marks(history, exchange), finished=None if turn is None else turn.finished,
+        )
+        return await relay.captured(
+            http, request, exchange, recorder, turn or self._upstream, keep_alive_s=self._settings.keep_alive
+        )
 
     async def _suited(self, http: web.Request, model: str, episode: str) -> Messages:
         """The Messages API for an engine whose chat template is that of `model`."""
@@ -190,8 +196,16 @@ class HttpFront:
         def ask(path: str, body: bytes) -> EngineRequest:
             return self._engine_request(http, path, body, model=model, sticky=episode, identity=True)
 
-        async with self._gate.enter(ready=lambda: self._upstream.known(model)):
+        async with self._enter(model):
             return Messages(await self._templates.of(model, ask))
+
+    @asynccontextmanager
+    async def _enter(self, model: str) -> AsyncIterator[None]:
+        """Hold the request while weights change, and until there is an engine for `model`."""
+        waiting = perf_counter()
+        async with self._gate.enter(ready=lambda: self._upstream.known(model)):
+            self._metrics.observe("ajet_gate_wait_seconds", perf_counter() - waiting)
+            yield
 
     async def _pass(self, http: web.Request) -> web.StreamResponse:
         body = await self._body(http)
@@ -204,7 +218,7 @@ class HttpFront:
         )
         if http.method != "POST" or not identity.path.startswith("/v1/"):
             return await relay.passed(http, upstream_request, self._upstream)
-        async with self._gate.enter(ready=lambda: self._upstream.known(model)):
+        async with self._enter(model):
             return await relay.passed(http, upstream_request, self._upstream)
 
     def _identify(self, http: web.Request, request: Request | None) -> Identity:

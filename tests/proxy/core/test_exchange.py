@@ -318,7 +318,7 @@ class Shouting(Reading):
 
 
 def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() -> None:
-    running = Exchange(Shout(), Request(b'{"model":"policy"}'))
+    running = Exchange(Shout(), Shout().translate(Request(b'{"model":"policy"}')))
     assert (running.target, running.keep_alive) == ("/v1/chat/completions", b":\n\n")
     assert running.asked.fields == {"model": "policy", "loud": True}
     assert json.loads(running.upstream_body) == {

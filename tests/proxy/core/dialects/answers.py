@@ -56,7 +56,9 @@ def completion_event(
 
 
 def exchange(path: str, request: dict[str, Any] | None = None, **more: Any) -> Exchange:
-    return Exchange(CAPTURED[path], Request(dump({"model": "policy", **(request or {})}).encode()), **more)
+    dialect = CAPTURED[path]
+    asked = Request(dump({"model": "policy", **(request or {})}).encode())
+    return Exchange(dialect, dialect.translate(asked), **more)
 
 
 def stream(

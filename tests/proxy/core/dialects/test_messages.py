@@ -19,11 +19,13 @@ ASK = {"model": "policy", "max_tokens": 5, "messages": [{"role": "user", "conten
 
 
 def exchange(template: Template | None = None, **fields: Any) -> Exchange:
-    return Exchange(Messages(template), Request(dump({**ASK, **fields}).encode()))
+    dialect = Messages(template)
+    return Exchange(dialect, dialect.translate(Request(dump({**ASK, **fields}).encode())))
 
 
 def test_the_route_is_captured_over_chat() -> None:
-    running = Exchange(CAPTURED["/v1/messages"], Request(dump(ASK).encode()))
+    dialect = CAPTURED["/v1/messages"]
+    running = Exchange(dialect, dialect.translate(Request(dump(ASK).encode())))
     assert running.target == "/v1/chat/completions"
     assert json.loads(running.upstream_body) == {
         "model": "policy", "messages": [{"role": "user", "content": "é"}], "max_tokens": 5, "max_completion_tokens": 5,
@@ -59,7 +61,7 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
         schema = '{"a":' * depth + "1" + "}" * depth
         body = f'{{"model":"m","max_tokens":1,"messages":[],"tools":[{{"name":"t","input_schema":{schema}}}]}}'
         try:
-            Exchange(Messages(), Request(body.encode()))
+            Messages().translate(Request(body.encode()))
         except BadRequest:
             return True
         return False

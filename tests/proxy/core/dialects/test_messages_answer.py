@@ -50,7 +50,7 @@ def call(index: int, *, id: str | None = None, name: str | None = None, argument
 
 
 def exchange(*, stream: bool = True) -> Exchange:
-    running = Exchange(MESSAGES, Request(b'{"model":"policy","max_tokens":9,"messages":[]}'))
+    running = Exchange(MESSAGES, MESSAGES.translate(Request(b'{"model":"policy","max_tokens":9,"messages":[]}')))
     running.on_headers(200, SSE if stream else "application/json")
     return running
 
@@ -289,7 +289,7 @@ def test_arguments_that_are_no_object_are_refused_as_vllm_refuses_them(arguments
 
 
 def test_a_refusal_is_told_in_anthropics_shape() -> None:
-    running = Exchange(MESSAGES, Request(b'{"model":"policy","max_tokens":9,"messages":[]}'))
+    running = Exchange(MESSAGES, MESSAGES.translate(Request(b'{"model":"policy","max_tokens":9,"messages":[]}')))
     running.on_headers(404, "application/json")
     error = {"error": {"message": "é?", "type": "NotFoundError", "param": "model", "code": 404}}
     assert running.feed(dump(error).encode()) == []
