@@ -165,6 +165,7 @@ ROUTES: tuple[Route, ...] = (
     Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
     Route("policy", "POST", "/policy", "trainer", Policy),
     Route("status", "GET", "/status", "any", None),
+    Route("overview", "GET", "/overview", "admin", None),
     Route("events", "GET", "/events", "admin", None),
     Route("ca", "GET", "/ca.pem", "any", None),
 )

@@ -17,6 +17,8 @@ from ajet_proxy.core import events as ev
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.core.ledger import Ledger
+from ajet_proxy.core.overview import overview
+from ajet_proxy.core.views import Tokens, Wanted, records
 from ajet_sdk.errors import BadRequest, Forbidden, NotFound
 from ajet_sdk.routes import (
     ROUTES,
@@ -37,6 +39,7 @@ from ajet_sdk.routes import (
 
 MAX_RECORDS = 1000
 MAX_ID = 200
+_TOKENS: Mapping[str, Tokens] = {"0": "none", "1": "all", "timelines": "timelines"}
 Body = dict[str, Any] | None
 
 
@@ -165,16 +168,17 @@ def _list_episodes(asked: _Asked) -> Answer:
     limit = query.get("limit", "100")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 9 and 1 <= int(limit) <= MAX_RECORDS):
         raise BadRequest(f"limit must be 1 to {MAX_RECORDS}", param="limit")
-    episodes = asked.ledger.records(query.get("state"), int(limit))
-    return Answer(200, (), lambda: {"episodes": episodes})
+    wanted = Wanted(int(limit), query.get("state"), query.get("task"), query.get("before"))
+    listed = records(asked.ledger.episodes, wanted)
+    return Answer(200, (), lambda: listed)
 
 
 def _get_episode(asked: _Asked) -> Answer:
-    tokens = asked.request.query.get("tokens", "0")
-    if tokens not in ("0", "1"):
-        raise BadRequest("tokens must be 0 or 1", param="tokens")
+    tokens = _TOKENS.get(asked.request.query.get("tokens", "0"))
+    if tokens is None:
+        raise BadRequest("tokens must be 0, 1 or timelines", param="tokens")
     episode = asked.own()
-    return Answer(200, (), lambda: asked.ledger.record(episode, tokens=tokens == "1"))
+    return Answer(200, (), lambda: asked.ledger.record(episode, tokens=tokens))
 
 
 def _reward(asked: _Asked) -> Answer:
@@ -261,6 +265,10 @@ def _status(asked: _Asked) -> Answer:
     return Answer(200, (), asked.ledger.status)
 
 
+def _overview(asked: _Asked) -> Answer:
+    return Answer(200, (), lambda: overview(asked.ledger, asked.at))
+
+
 _HANDLERS: Mapping[str, Callable[[_Asked], Answer]] = {
     "open_episode": _open_episode,
     "list_episodes": _list_episodes,
@@ -277,5 +285,6 @@ _HANDLERS: Mapping[str, Callable[[_Asked], Answer]] = {
     "gate_open": _gate_open,
     "policy": _policy,
     "status": _status,
+    "overview": _overview,
 }
 """Every route of `ROUTES` but ``events``, which is a stream, and ``ca``, which is a file."""

@@ -142,6 +142,8 @@ class Episode:
     timelines: tuple[Timeline, ...] = ()
     shares: dict[str, str | None] = field(default_factory=dict)
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
+    tallied: int | None = None
+    """Its number among the rewarded ones, once it is settled and rewarded."""
 
     def move(self, state: str, at: float, reason: str | None = None, detail: str | None = None) -> None:
         if state not in NEXT[self.state]:

@@ -310,13 +310,9 @@ class Ledger(State):
         """`GET status`, without what only the shell knows."""
         return views.status(self)
 
-    def record(self, episode: str, *, tokens: bool) -> dict[str, Any]:
+    def record(self, episode: str, *, tokens: views.Tokens = "none") -> dict[str, Any]:
         """`GET episodes/ID`."""
         return views.record(self._episode(episode), self.merge_policy, tokens=tokens)
-
-    def records(self, state: str | None, limit: int) -> list[dict[str, Any]]:
-        """`GET episodes`: the latest `limit`, newest first, without their calls."""
-        return views.records(self.episodes, state, limit)
 
     def batch(self, batch: str) -> Batch:
         """What a lease delivers: a function of the state when it was leased."""

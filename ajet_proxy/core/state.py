@@ -17,6 +17,7 @@ from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
 from ajet_proxy.core.episode import CallEntry, Episode, Given
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.lineage import Lineage
+from ajet_proxy.core.tally import Tally
 from ajet_proxy.core.timeline import POLICIES, Policy, pack
 from ajet_sdk.routes import EPISODE_STATES
 
@@ -60,7 +61,8 @@ class State:
         """Those open or sealed."""
         self.counts: Counter[str] = Counter(dict.fromkeys(EPISODE_STATES, 0))
         self.discarded: Counter[str] = Counter()
-        self.tokens: Counter[str] = Counter(prompt=0, sampled=0, merged=0)
+        self.tokens: Counter[str] = Counter(prompt=0, sampled=0, merged=0, generated=0)
+        """Of settled episodes, and ``generated``: what calls sampled that ended at all, as they ended."""
         self.drift: Counter[str] = Counter()
         self.calls: Counter[str] = Counter(running=0, complete=0, lost=0)
         self.episode_by_call: dict[str, str] = {}
@@ -71,6 +73,7 @@ class State:
         self.default_version = 0
         self.gate_now = Gate()
         self.lineage = Lineage()
+        self.tally = Tally()
         self._finished: deque[Episode] = deque()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.EpisodeOpened: self._opened,
@@ -133,6 +136,7 @@ class State:
         episode = self.episodes[event.call.episode]
         entry = episode.calls[event.call.call]
         episode.finish(entry, pack(event.call))
+        self.tokens["generated"] += len(event.call.token_ids)
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "complete", event.at)
@@ -157,9 +161,12 @@ class State:
     def _rewarded(self, event: ev.RewardGiven) -> None:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
+        before = episode.reward()
         episode.rewards[event.id] = Given(
             event.id, event.value, event.call, event.agent, event.final, event.note, event.at
         )
+        if episode.state in ("ready", "recorded"):
+            self._count(episode, before, event.at)
 
     def _sealed(self, event: ev.EpisodeSealed) -> None:
         episode = self.episodes[event.episode]
@@ -184,6 +191,21 @@ class State:
             for model in episode.shares:
                 self.queues.add(model, episode.named_task, episode.id)
         self._move(episode, state, at, reason)
+        if state != "discarded":
+            self._count(episode, None, at)
+
+    def _count(self, episode: Episode, before: float | None, at: float) -> None:
+        """Into the tally, once, as soon as a settled episode has a reward; then whatever corrects it."""
+        reward, kind = episode.reward(), "eval" if episode.eval else "train"
+        if reward is None:
+            return
+        if episode.tallied is None or before is None:
+            version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
+            episode.tallied = self.tally.add(
+                kind, episode.id, episode.named_task, reward, at=at, version=version
+            )
+        else:
+            self.tally.correct(kind, episode.tallied, episode.id, episode.named_task, reward, before)
 
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
         episode = self.episodes[event.episode]

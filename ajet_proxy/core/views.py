@@ -6,7 +6,9 @@ Reading changes nothing. `status` costs the same with ten episodes as with ten t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import dropwhile, islice
+from typing import TYPE_CHECKING, Any, Literal
 
 from ajet_proxy.core.episode import CallEntry, Episode
 from ajet_proxy.core.samples import samples_of
@@ -17,6 +19,9 @@ from ajet_sdk.routes import EPISODE_STATES
 
 if TYPE_CHECKING:
     from ajet_proxy.core.ledger import Ledger
+
+
+Tokens = Literal["none", "timelines", "all"]
 
 
 def status(ledger: Ledger) -> dict[str, Any]:
@@ -44,16 +49,18 @@ def status(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def record(episode: Episode, policy: Policy, *, tokens: bool) -> dict[str, Any]:
-    """One episode with its calls and timelines; with `tokens`, their ids, masks and logprobs too."""
+def record(episode: Episode, policy: Policy, *, tokens: Tokens) -> dict[str, Any]:
+    """One episode with its calls and timelines, as `tokens` says with ids, masks and logprobs: of all, of timelines
+    alone (in which every token stands once, where calls repeat their history), or of none."""
     timelines = episode.merged(policy)
     text = {turn.call: timeline.tokens for timeline in timelines for turn in timeline.turns}
     out = summary(episode)
     out["rewards"] = [given.to_json() for given in episode.rewards.values()]
     out["calls"] = [
-        _call(name, entry, episode.id, text.get(name) if tokens else None) for name, entry in episode.calls.items()
+        _call(name, entry, episode.id, text.get(name) if tokens == "all" else None)
+        for name, entry in episode.calls.items()
     ]
-    if tokens:
+    if tokens != "none":
         samples = samples_of(
             timelines, episode=episode.id, task=episode.named_task, rewards=episode.rewards.values()
         )
@@ -86,17 +93,33 @@ def summary(episode: Episode) -> dict[str, Any]:
     return out | {name: value for name, value in extra.items() if value is not None}
 
 
-def records(episodes: Mapping[str, Episode], state: str | None, limit: int) -> list[dict[str, Any]]:
-    """The latest `limit` episodes in `state` (None: in any), newest first."""
-    if state is not None and state not in EPISODE_STATES:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which episodes to list: `limit` of them, in `state`, of `task`, opened before the episode `before`."""
+
+    limit: int = 100
+    state: str | None = None
+    task: str | None = None
+    before: str | None = None
+
+
+def records(episodes: Mapping[str, Episode], wanted: Wanted) -> dict[str, Any]:
+    """``{"episodes": […], "next"?}``: newest first, and where there are more, what `Wanted.before` must be for them."""
+    if wanted.state is not None and wanted.state not in EPISODE_STATES:
         raise BadRequest(f"state must be one of {', '.join(EPISODE_STATES)}", param="state")
-    out: list[dict[str, Any]] = []
-    for episode in reversed(episodes.values()):  # type: ignore[call-overload]
-        if len(out) >= limit:
-            break
-        if state in (None, episode.state):
-            out.append(summary(episode))
-    return out
+    if wanted.before is not None and wanted.before not in episodes:
+        raise BadRequest(f"no episode {wanted.before}", param="before")
+    newest_first = reversed(episodes.values())  # type: ignore[call-overload]
+    if wanted.before is not None:
+        newest_first = dropwhile(lambda episode: episode.id != wanted.before, newest_first)
+        next(newest_first)
+    fitting = (
+        episode for episode in newest_first
+        if wanted.state in (None, episode.state) and wanted.task in (None, episode.task)
+    )
+    shown = [summary(episode) for episode in islice(fitting, wanted.limit)]
+    more = next(fitting, None) is not None
+    return {"episodes": shown} | ({"next": shown[-1]["episode"]} if more else {})
 
 
 def _shares(episode: Episode) -> dict[str, str] | None:

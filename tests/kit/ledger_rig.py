@@ -10,6 +10,7 @@ from typing import Any
 from ajet_proxy.core.call import prompt_hash
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.ledger import Ledger
+from ajet_proxy.core.overview import overview
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_sdk.routes import EPISODE_STATES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
 from tests.kit.strategies import make_call
@@ -28,7 +29,8 @@ def picture(state: State) -> str:
     ]
     seen: dict[str, Any] = {
         "status": ledger.status(),
-        "episodes": [ledger.record(episode, tokens=True) for episode in ledger.episodes],
+        "overview": overview(ledger, 0.0),
+        "episodes": [ledger.record(episode, tokens="all") for episode in ledger.episodes],
         "unsettled": sorted(ledger.unsettled),
         "queues": sorted(queues.items()),
         "batches": batches,

@@ -186,6 +186,18 @@ def test_reading_an_episode(caller: Caller) -> None:
     assert (plain["sampled_tokens"], whole["token_ids"]) == (1, [3])
     with pytest.raises(BadRequest):
         caller.ask("GET", f"/episodes/{episode}", query={"tokens": "yes"})
+    lean = caller.ask("GET", f"/episodes/{episode}", query={"tokens": "timelines"})
+    assert "token_ids" in lean["timelines"][0]
+    assert "token_ids" not in lean["calls"][0]
+
+
+def test_the_overview_and_pages_of_episodes(caller: Caller) -> None:
+    names = [caller.post("/episodes", {"task": "t"})["episode"] for _ in range(3)]
+    shown = caller.ask("GET", "/episodes", query={"task": "t", "limit": "2"})
+    assert [item["episode"] for item in shown["episodes"]] == [names[2], names[1]]
+    rest = caller.ask("GET", "/episodes", query={"task": "t", "limit": "2", "before": shown["next"]})
+    assert ([item["episode"] for item in rest["episodes"]], "next" in rest) == ([names[0]], False)
+    assert len(caller.ask("GET", "/overview")["quiet"]) == 3
 
 
 def test_listing_episodes(caller: Caller) -> None:

@@ -11,6 +11,7 @@ from ajet_proxy.core.call import prompt_hash
 from ajet_proxy.core.events import CallLost
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.tokens import unpack_tokens
+from ajet_proxy.core.views import Wanted, records
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import EPISODE_STATES, Abort, Lease, Reward
 from tests.kit.ledger_rig import LedgerRig
@@ -86,7 +87,7 @@ def test_several_choices_are_several_calls(rig: LedgerRig) -> None:
     first, second = rig.begin(episode, choices=2)
     rig.finish(episode, first)
     rig.lose(episode, second, "truncated")
-    record = rig.ledger.record(episode, tokens=False)
+    record = rig.ledger.record(episode, tokens="none")
     assert [(call["call"], call["complete"], call.get("reason")) for call in record["calls"]] == [
         (first, True, None), (second, False, "truncated"),
     ]
@@ -208,7 +209,7 @@ def test_a_final_reward_seals(rig: LedgerRig) -> None:
     assert rig.state(episode) == "open"
     rig.reward(episode, 1.0)
     assert rig.state(episode) == "ready"
-    assert rig.ledger.record(episode, tokens=False)["reward"] == 1.5
+    assert rig.ledger.record(episode, tokens="none")["reward"] == 1.5
 
 
 def test_sealing_waits_for_the_last_call_in_flight(rig: LedgerRig) -> None:
@@ -278,7 +279,7 @@ def test_sealing_aborting_and_touching_an_unknown_episode(rig: LedgerRig) -> Non
     ledger = rig.ledger
     for command in (
         lambda: ledger.seal("no", at=0.0), lambda: ledger.abort("no", Abort(), at=0.0),
-        lambda: ledger.heartbeat("no", at=0.0), lambda: ledger.record("no", tokens=False),
+        lambda: ledger.heartbeat("no", at=0.0), lambda: ledger.record("no", tokens="none"),
         lambda: ledger.reward("no", Reward(1.0), reward_id="r", at=0.0),
     ):
         with pytest.raises(NotFound):
@@ -322,7 +323,7 @@ def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
     rig.finish(episode, call, (1, 2), (3,))
     found = ledger.packed(episode, call)
     assert found is not None and (found.turn.start, unpack_tokens(found.text)) == (2, (1, 2, 3))
-    assert [item["episode"] for item in ledger.records("open", 5)] == [episode]
+    assert [item["episode"] for item in records(ledger.episodes, Wanted(5, "open"))["episodes"]] == [episode]
 
 
 def test_every_refusal_leaves_the_ledger_as_it_was(rig: LedgerRig) -> None:
@@ -387,4 +388,4 @@ def test_an_episode_opens_with_what_is_to_be_noted(rig: LedgerRig) -> None:
         episode="ep", calls=("c",), at=rig.at, model="m", agent="", task=None, eval=False, identified_by="lineage",
         tenant="", metadata={"may_continue": ["x"]}, **SENT,
     ))  # fmt: skip
-    assert rig.ledger.record("ep", tokens=False)["metadata"] == {"may_continue": ["x"]}
+    assert rig.ledger.record("ep", tokens="none")["metadata"] == {"may_continue": ["x"]}

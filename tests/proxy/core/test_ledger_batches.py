@@ -200,7 +200,7 @@ def test_an_episode_of_several_models_is_trained_when_all_are(rig: LedgerRig) ->
     assert [(sample.agent, sample.reward) for sample in delivered.samples] == [("critic", 0.5)]
     rig.ack(critic)
     assert rig.state(episode) == "trained"
-    assert rig.ledger.record(episode, tokens=False)["shares"] == {"m": "trained", "n": "trained"}
+    assert rig.ledger.record(episode, tokens="none")["shares"] == {"m": "trained", "n": "trained"}
 
 
 def test_a_stale_part_waits_while_another_is_leased_and_then_ends_the_whole(rig: LedgerRig) -> None:

@@ -177,9 +177,9 @@ def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
     rig.call(episode, (1, 2), (3, 4))
     rig.call(episode, (1, 2, 3, 4, 5), (6,))
     rig.call(episode, (9,), (8,))
-    assert rig.ledger.tokens == {"prompt": 0, "sampled": 0, "merged": 0}
+    assert rig.ledger.tokens == {"prompt": 0, "sampled": 0, "merged": 0, "generated": 4}
     rig.reward(episode)
-    assert rig.ledger.tokens == {"prompt": 8, "sampled": 4, "merged": 4}
+    assert rig.ledger.tokens == {"prompt": 8, "sampled": 4, "merged": 4, "generated": 4}
     assert rig.ledger.drift == {"new_chain": 1}
 
 
@@ -187,7 +187,7 @@ def test_old_episodes_lose_their_text_and_keep_their_counts(monkeypatch: pytest.
     monkeypatch.setattr(state_module, "KEPT_FINISHED", 1)
     rig = LedgerRig(watch=True)
     old, new = rig.in_state("trained"), rig.in_state("recorded")
-    (forgotten,), (kept,) = (rig.ledger.record(name, tokens=True)["calls"] for name in (old, new))
+    (forgotten,), (kept,) = (rig.ledger.record(name, tokens="all")["calls"] for name in (old, new))
     assert (forgotten["prompt_tokens"], forgotten["sampled_tokens"], forgotten["complete"]) == (2, 1, True)
     assert (kept["prompt_token_ids"], kept["token_ids"]) == ([1, 2], [3])
     assert rig.reward(old, 1.0, id="given") == ()
@@ -333,3 +333,15 @@ def test_an_attempt_that_nothing_names_is_known_again() -> None:
         rig.lose(episode, way)
     assert rig.ledger.lineage.repeated("body by path", None, rig.ledger.episodes) is None
     assert rig.ledger.lineage.repeated("body by lineage", None, rig.ledger.episodes) == episode
+
+
+def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the_next() -> None:
+    rig = LedgerRig()
+    episode = rig.open(task="t", eval=True)
+    rig.call(episode)
+    rig.seal(episode)
+    curve = rig.ledger.tally.curves["eval"]
+    assert (curve.count, rig.ledger.episodes[episode].tallied) == (0, None)
+    rig.reward(episode, 1.0)
+    rig.reward(episode, 0.25)
+    assert (curve.count, curve.points[0].total, rig.ledger.episodes[episode].tallied) == (1, 0.25, 0)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ajet_proxy.core.views import Wanted, records
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES, GateClose
 from tests.kit.ledger_rig import LedgerRig
@@ -47,7 +48,7 @@ def test_a_record_has_calls_and_timelines_at_any_time(rig: LedgerRig) -> None:
     (running,) = rig.begin(episode, tenant="acme")
     rig.reward(episode, 0.5, final=False, note="half")
 
-    record = json.loads(json.dumps(rig.ledger.record(episode, tokens=False)))
+    record = json.loads(json.dumps(rig.ledger.record(episode, tokens="none")))
     assert {name: record[name] for name in ("task", "state", "model", "eval", "reward", "in_flight", "tenant")} == {
         "task": "t", "state": "open", "model": "m", "eval": False, "reward": 0.5, "in_flight": 1, "tenant": "acme",
     }
@@ -69,7 +70,7 @@ def test_a_record_with_tokens_has_them_in_every_state(rig: LedgerRig, state: str
     episode = rig.in_state(state)
     if state == "open":
         rig.call(episode)
-    record = json.loads(json.dumps(rig.ledger.record(episode, tokens=True)))
+    record = json.loads(json.dumps(rig.ledger.record(episode, tokens="all")))
     whole = [call for call in record["calls"] if call["complete"]]
     assert len(whole) == (state not in ("sealed", "discarded"))
     for call in whole:
@@ -77,12 +78,15 @@ def test_a_record_with_tokens_has_them_in_every_state(rig: LedgerRig, state: str
         assert call["policy_version"] == 0
     for timeline in record["timelines"]:
         assert (timeline["token_ids"], timeline["loss_mask"]) == ([1, 2, 3], [0, 0, 1])
+    lean = rig.ledger.record(episode, tokens="timelines")
+    assert lean["timelines"] == record["timelines"]
+    assert not any("token_ids" in call for call in lean["calls"])
 
 
 def test_the_reason_is_in_the_record(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.abort(episode, "own words")
-    record = rig.ledger.record(episode, tokens=False)
+    record = rig.ledger.record(episode, tokens="none")
     assert (record["state"], record["reason"], record["detail"]) == ("discarded", "aborted", "own words")
     assert record["model"] is None
     assert "tenant" not in record
@@ -96,15 +100,36 @@ def test_the_parts_of_an_episode_over_several_models(rig: LedgerRig) -> None:
     first, _ = rig.lease(model="m", group_size=1), rig.lease(model="n", group_size=1)
     assert first is not None
     rig.ack(first)
-    assert rig.ledger.record(episode, tokens=False)["shares"] == {"m": "trained", "n": "leased", "o": "ready"}
+    assert rig.ledger.record(episode, tokens="none")["shares"] == {"m": "trained", "n": "leased", "o": "ready"}
 
 
 def test_records_come_newest_first(rig: LedgerRig) -> None:
     names = [rig.open() for _ in range(4)]
     rig.abort(names[1])
-    shown = rig.ledger.records(None, 3)
+    shown = records(rig.ledger.episodes, Wanted(3))["episodes"]
     assert [item["episode"] for item in shown] == [names[3], names[2], names[1]]
-    assert [item["episode"] for item in rig.ledger.records("open", 3)] == [names[3], names[2], names[0]]
+    assert listed(rig, Wanted(3, "open")) == ([names[3], names[2], names[0]], None)
     assert "calls" not in shown[0]
     with pytest.raises(BadRequest):
-        rig.ledger.records("asleep", 3)
+        records(rig.ledger.episodes, Wanted(3, "asleep"))
+    with pytest.raises(BadRequest):
+        records(rig.ledger.episodes, Wanted(before="ep-none"))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
+def test_pages_of_records_add_up_to_the_whole_list(rig: LedgerRig, limit: int) -> None:
+    names = [rig.open(task="t" if number % 3 else "u") for number in range(9)]
+    for task, expected in ((None, names[::-1]), ("u", [names[6], names[3], names[0]]), ("none", [])):
+        seen: list[str] = []
+        before: str | None = None
+        for _ in range(len(names) + 1):
+            page, before = listed(rig, Wanted(limit, task=task, before=before))
+            seen += page
+            if before is None:
+                break
+        assert seen == expected
+
+
+def listed(rig: LedgerRig, wanted: Wanted) -> tuple[list[str], str | None]:
+    answer = records(rig.ledger.episodes, wanted)
+    return [item["episode"] for item in answer["episodes"]], answer.get("next")
