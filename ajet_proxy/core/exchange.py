@@ -6,12 +6,12 @@
                         ├─▶ document  (one JSON body)           kept back until `finish`
                         ├─▶ stream    (server-sent events)      each event passes at once …
                         └─▶ opaque    (not to be captured)      all bytes pass
-                            stream ──last choice finished──▶ … and that event is kept back until `release`, then opaque
+                            stream ──last choice finished──▶ … and from that event on all is kept back until `release`
 
 Invariant: whatever was fed comes out once and in order, but for the values and events that only the proxy asked for.
 The bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent
-can know of them. If reading fails, the rest passes as it came and the calls are lost: an agent never pays for a capture
-that went wrong.
+can know of them. What cannot be read passes as it came and its calls are lost: an agent never pays for a capture that
+went wrong.
 
 Next: ajet_proxy/core/timeline.py
 """
@@ -59,6 +59,7 @@ class Exchange:
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
+        self._holding = False
         self._opaque = False
         self._outcomes: tuple[Outcome, ...] = ()
 
@@ -103,12 +104,10 @@ class Exchange:
     def on_headers(self, status: int, content_type: str) -> None:
         """The engine's answer begins."""
         document = not content_type.lower().startswith("text/event-stream")
-        if status >= 400:
-            self._lose(REFUSED)
-            self.buffered = self._reading.translates
-        elif self.skip is not None:
-            self._lose(self.skip)
-            self.buffered = document and self._reading.translates
+        if status >= 400 or self.skip is not None:
+            self._lose(REFUSED if status >= 400 else self.skip or "")
+            self._opaque = not self._reading.translates
+            self.buffered = self._reading.translates and (document or status >= 400)
         else:
             self.buffered = document
 
@@ -118,15 +117,15 @@ class Exchange:
             self._document.append(data)
             return []
         if self._opaque:
-            return self._pass(data)
-        if self._parser.pending:
+            return [data]
+        if self._parser.pending or self._holding:
             return self._events(self._parser.feed(data))
         out, end = self._reading.usual(data)
         return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
 
     def release(self) -> list[bytes]:
         """The bytes that were kept back until the calls were durable."""
-        held, self._held = self._held, []
+        held, self._held, self._holding = self._held, [], False
         return held
 
     def finish(self) -> list[bytes]:
@@ -150,23 +149,24 @@ class Exchange:
 
     def _events(self, events: list[SseEvent]) -> list[bytes]:
         out: list[bytes] = []
-        for number, event in enumerate(events, start=1):
+        for event in events:
             seen: bytes | None = event.raw
             try:
                 seen = self._reading.show(event)
             except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
-                self._lose(CAPTURE_FAILED)
+                self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
             else:
                 if self._reading.ended and not self.settled:
-                    self._settle(self._reading.outcomes())
-                    self._held.append(b"")  # from here on nothing leaves before `release`
-            if self._opaque:
-                rest = (seen, *(later.raw for later in events[number:]), self._parser.take())
-                self._held = [part for part in rest if part]
-                return out
+                    self._keep_back(self._reading.outcomes())
             if seen:
-                (self._held if self._held else out).append(seen)
+                (self._held if self._holding else out).append(seen)
         return out
+
+    def _keep_back(self, outcomes: tuple[Outcome, ...]) -> None:
+        """The calls have ended in these `outcomes`, if they have not before: nothing leaves until `release`."""
+        if not self.settled:
+            self._settle(outcomes)
+            self._holding = True
 
     def _finish_document(self) -> list[bytes]:
         body = b"".join(self._document)
@@ -179,18 +179,10 @@ class Exchange:
             self._settle(self._reading.outcomes())
         return [body]
 
-    def _pass(self, data: bytes) -> list[bytes]:
-        if self._held:
-            self._held.append(data)
-            return []
-        return [data]
-
     def _lose(self, reason: str) -> None:
         self._settle(tuple(Lost(index, reason) for index in range(self.choices)))
 
     def _settle(self, outcomes: tuple[Outcome, ...]) -> None:
-        if self.settled:
-            return
-        self._outcomes = outcomes
-        self._opaque = not self._reading.translates
-        self.settled = True
+        if not self.settled:
+            self._outcomes = outcomes
+            self.settled = True

@@ -26,17 +26,17 @@ class SseEvent(NamedTuple):
     data: bytes | None
 
     def with_data(self, data: bytes) -> bytes:
-        """This event's bytes with `data`, a single line, in place of its own data; it has some."""
+        """This event's bytes with `data`, of no more lines than its own, in place of its own data; it has some."""
         if self.raw == b"data: %b\n\n" % (self.data or b""):
             return b"data: %b\n\n" % data
         out = []
-        told = False
+        rest = data.split(b"\n")
         for line, end in _lines(self.raw):
-            if _field(line) is None:
+            if (value := _field(line)) is None:
                 out.append(line + end)
-            elif not told:
-                out.append(b"data: " + data + end)
-                told = True
+            elif rest:
+                name = line[: len(line) - len(value)]
+                out.append(name + (b"" if b":" in name else b": ") + rest.pop(0) + end)
         return b"".join(out)
 
 

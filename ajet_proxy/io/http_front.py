@@ -140,9 +140,14 @@ class HttpFront:
     async def _capture(self, http: web.Request, dialect: Dialect) -> web.StreamResponse:
         """Ask the engine on the agent's behalf, and record the calls that come of it."""
         body = await self._body(http)
-        request = Request(body)
-        asked = dialect.translate(request)
+        try:
+            request = Request(body)
+        except BadRequest:
+            if dialect.target != dialect.path:
+                raise
+            return await self._pass(http, body)  # no call can come of it, and the engine says so in its own words
         named = self._identify(http, request)
+        asked = dialect.translate(request)
         history = read(dialect.target, asked.fields, named.scope)
         sent = _attempt(http, dialect, body, named.scope if named.episode is None else b"")
         identity, metadata = self._continued(named, history, sent)
@@ -207,8 +212,9 @@ class HttpFront:
             self._metrics.observe("ajet_gate_wait_seconds", perf_counter() - waiting)
             yield
 
-    async def _pass(self, http: web.Request) -> web.StreamResponse:
-        body = await self._body(http)
+    async def _pass(self, http: web.Request, body: bytes | None = None) -> web.StreamResponse:
+        """Pass a request on as it is; its `body`, if it has been read."""
+        body = await self._body(http) if body is None else body
         identity = self._identify(http, None)
         if identity.reward is not None:
             await self._reward(http, identity, body)

@@ -236,7 +236,8 @@ def _completion_stream(reply: Reply, index: int, prompt: Sequence[int], output: 
         choice = _completion_choice(reply, index, prompt, output, start, end)
         choice["finish_reason"] = output.finish_reason if last else None
         choice["stop_reason"] = output.stop_reason if last else None
-        choice["prompt_token_ids"] = list(prompt) if reply.ids and start == 0 else None
+        told = reply.ids or reply.body.get("echo")
+        choice["prompt_token_ids"] = list(prompt) if told and start == 0 else None
         choice["token_ids"] = list(output.token_ids[start:end]) if reply.ids else None
         yield event(_finished(reply, {"choices": [choice]} | _continuous(reply, end), "text_completion", last))
 

@@ -28,12 +28,11 @@ from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, Lost, Outcome
 from ajet_proxy.core.dialects.messages_error import error_body
-from ajet_proxy.core.dialects.reading import DONE, ID, NUMBER, STRING, Ask, OpenAIDialect, Reading
+from ajet_proxy.core.dialects.reading import DONE, ID, NUMBER, STRING, UNREADABLE, Ask, OpenAIDialect, Reading
 from ajet_proxy.core.dialects.spans import scan
 from ajet_proxy.core.sse import SseEvent
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 _USUAL = re.compile(
     rb'data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":\d+,"model":' + STRING
     + rb',"choices":\[\{"index":0,"delta":\{("(content|reasoning)":(' + STRING
@@ -86,7 +85,7 @@ class MessagesReading(Reading):
             return None
         try:
             return b"".join(self._events(event.data))
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             self._broken = True
             return self._fail(f"the engine's stream cannot be read: {error}")
 
@@ -99,7 +98,7 @@ class MessagesReading(Reading):
                 return _dump(error_body(refusal["type"], refusal["message"]))
             self._read(answer, choices)
             shown = self._message(answer.values, choices[0].values)
-        except _UNREADABLE:
+        except UNREADABLE:
             self._broken = True
             return body
         self.ended = True

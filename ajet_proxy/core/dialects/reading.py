@@ -2,6 +2,8 @@
 
 vLLM reports each choice's token ids and logprobs where it reports the text. `Reading` adds them up, choice by choice,
 and puts back to null what only the proxy asked for, by exchanging those values in the text and touching nothing else.
+The two do not depend on one another: an answer that cannot be added up, because it is of no dialect or comes twice, is
+put back all the same, to its end.
 Invariant: a choice is `Captured` only if every part of its answer came with ids, and if prompt ids, one finite logprob
 for each sampled token and a finish reason are there.
 """
@@ -34,6 +36,8 @@ from ajet_proxy.core.sse import SseEvent
 MAX_CHOICES = 16384
 """More than this the engine refuses as well (vLLM's VLLM_MAX_N_SEQUENCES)."""
 DONE = b"[DONE]"
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
+"""What reading an answer may raise that is not of the dialect."""
 KEEP_ALIVE = b": waiting for the engine\n\n"
 """A comment: every reader of server-sent events skips it."""
 STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -178,6 +182,7 @@ class Reading:
         self._unfinished = ask.choices
         self._model = ""
         self._error = False
+        self._failed = False
         self.ended = False
         """Whether the engine has said its last: every choice is finished, or the stream says that it is done."""
 
@@ -216,18 +221,16 @@ class Reading:
     def event(self, data: bytes) -> bytes | None:
         """What the agent sees in place of `data`, the payload of one event; None: nothing at all.
 
-        Raises ValueError, TypeError, KeyError or AttributeError for an answer that is not of this dialect.
+        Raises ValueError or RecursionError for what is no JSON object.
         """
         if data == DONE:
             self.ended = True
             return data
         text = data.decode()
         answer = scan(text, deep="choices")
-        choices = answer.values.get("choices", ())
+        choices = answer.values.get("choices")
         edits = self._read(answer, choices, text)
-        if not choices:
-            return data
-        if self._is_filler(choices):
+        if choices and isinstance(choices, list) and self._is_filler(choices):
             return None
         return splice(text, edits).encode() if edits else data
 
@@ -235,7 +238,7 @@ class Reading:
         """What the agent sees in place of `body`; raises like `event`."""
         text = body.decode()
         answer = scan(text, deep="choices")
-        edits = self._read(answer, answer.values.get("choices", ()), text)
+        edits = self._read(answer, answer.values.get("choices"), text)
         self.ended = True
         return splice(text, edits).encode() if edits else body
 
@@ -246,8 +249,8 @@ class Reading:
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each choice."""
-        if self._error or self._unfinished:
-            reason = ENGINE_ERROR if self._error else TRUNCATED
+        if self._error or self._failed or self._unfinished:
+            reason = ENGINE_ERROR if self._error else CAPTURE_FAILED if self._failed else TRUNCATED
             return tuple(Lost(index, reason) for index in range(len(self._tallies)))
         return tuple(self._outcome(index, tally) for index, tally in enumerate(self._tallies))
 
@@ -261,35 +264,42 @@ class Reading:
         self._error = self._error or (bool(values.get("error")) and not choices)
         self._model = values.get("model") or self._model
         edits: Edits = {}
-        for choice in choices:
-            tally = self._tally(choice.values["index"])
-            owner = self._dialect.prompt_owner(answer, choice)
-            if (prompt := owner.values.get("prompt_token_ids")) is not None:
-                tally.prompt = prompt
-                if self._ask.hide_ids and not self._ask.show_prompt:
-                    edits[owner.spans["prompt_token_ids"]] = "null"
-            self._put_back(text, choice, edits)
-            self._add(tally, choice, edits)
+        if choices and not isinstance(choices, list):
+            self._failed = True
+            choices = None
+        self._hide("prompt_token_ids", answer, self._ask.hide_ids and not self._ask.show_prompt, edits)
+        for choice in choices or ():
+            self._hide("prompt_token_ids", choice, self._ask.hide_ids and not self._ask.show_prompt, edits)
+            self._hide("token_ids", choice, self._ask.hide_ids, edits)
+            self._hide("logprobs", choice, self._ask.hide_logprobs, edits)
+            try:
+                self._put_back(text, choice, edits)
+                self._add(answer, choice)
+            except UNREADABLE:
+                self._failed = True
         return edits
+
+    def _hide(self, name: str, owner: Spanned, hide: bool, edits: Edits) -> None:
+        if hide and owner.values.get(name) is not None:
+            edits[owner.spans[name]] = "null"
 
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
         """What else in `choice` would have been otherwise, had the agent been answered directly."""
 
-    def _add(self, tally: _Tally, choice: Spanned, edits: Edits) -> None:
+    def _add(self, answer: Spanned, choice: Spanned) -> None:
         values = choice.values
+        tally = self._tally(values["index"])
+        if (prompt := self._dialect.prompt_owner(answer, choice).values.get("prompt_token_ids")) is not None:
+            tally.prompt = prompt
         tally.said.append(self._dialect.said(choice))
         if (ids := values.get("token_ids")) is not None:
             tally.ids += ids
             tally.told = True
-            if self._ask.hide_ids:
-                edits[choice.spans["token_ids"]] = "null"
         elif not self._dialect.wordless(choice) and not self._is_echo(choice):
             tally.silent = True
         if (logprobs := values.get("logprobs")) is not None:
             rows = self._dialect.logprobs(logprobs)
             tally.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
-            if self._ask.hide_logprobs:
-                edits[choice.spans["logprobs"]] = "null"
         if (finish_reason := values.get("finish_reason")) is not None and tally.finish_reason is None:
             tally.finish_reason, tally.stop_reason = finish_reason, values.get("stop_reason")
             self._unfinished -= 1

@@ -33,7 +33,7 @@ from ajet_proxy.core.call import (
     Outcome,
     Unscored,
 )
-from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, NUMBER, STRING, Ask
+from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, NUMBER, STRING, UNREADABLE, Ask
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice
 from ajet_proxy.core.sse import SseEvent
@@ -128,7 +128,7 @@ class ResponseReading:
         edits: dict[tuple[int, int], str] = {}
         if kind in _DELTAS:
             rows = found.values.get("logprobs")
-            self._events += max(1, len(rows or ()))
+            self._events += max(1, len(rows) if isinstance(rows, list) else 0)
             if rows and self._ask.hide_logprobs:
                 edits = {found.spans["logprobs"]: "[]"}
         elif kind == "error" or found.values.get("error"):
@@ -166,7 +166,10 @@ class ResponseReading:
         return dict.fromkeys(edits, "null")
 
     def _end(self, response: dict[str, Any]) -> None:
-        self._outcome = _outcome(response)
+        try:
+            self._outcome = _outcome(response)
+        except UNREADABLE:
+            self._outcome = Lost(0, CAPTURE_FAILED)
         self._given = {"id": response.get("id"), "output": response.get("output")}
         self.ended = True
 
@@ -177,8 +180,10 @@ def _told(found: Spanned, *names: str) -> list[tuple[int, int]]:
 
 
 def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:
-    """The objects in the list `name`; none where it is null or missing."""
-    return scan_list(text, found.spans[name][0]) if found.values.get(name) else []
+    """The objects in the list `name`; none where it is no list of objects."""
+    value = found.values.get(name)
+    whole = isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    return scan_list(text, found.spans[name][0]) if whole else []
 
 
 def _outcome(response: Mapping[str, Any]) -> Outcome:

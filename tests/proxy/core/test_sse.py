@@ -84,13 +84,22 @@ def test_a_byte_order_mark_is_no_part_of_the_name() -> None:
 def test_data_is_exchanged_and_nothing_else() -> None:
     cases = {
         b"data: old\n\n": b"data: new\n\n",
-        b"data:old\r\n\r\n": b"data: new\r\n\r\n",
+        b"data:old\r\n\r\n": b"data:new\r\n\r\n",
+        b"data\n\n": b"data: new\n\n",
+        b"data:\n\n": b"data:new\n\n",
         b": c\nevent: e\ndata: a\nid: 1\ndata: b\n\n": b": c\nevent: e\ndata: new\nid: 1\n\n",
         b"data: old\r\r": b"data: new\r\r",
     }
     for raw, expected in cases.items():
         (event,), _ = parse([raw])
         assert event.with_data(b"new") == expected
+
+
+def test_data_of_several_lines_keeps_them() -> None:
+    (event,), _ = parse([b'data: {"a":1,\ndata:"b":2,\nid: 1\ndata\ndata: "c":3}\n\n'])
+    assert event.data == b'{"a":1,\n"b":2,\n\n"c":3}'
+    changed = event.with_data(event.data.replace(b"2", b"null"))
+    assert changed == b'data: {"a":1,\ndata:"b":null,\nid: 1\ndata: \ndata: "c":3}\n\n'
 
 
 def test_the_last_event_may_lack_its_blank_line() -> None:

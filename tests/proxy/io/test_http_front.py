@@ -107,13 +107,20 @@ async def test_the_query_reaches_the_engine() -> None:
 # --- bodies
 
 
-@pytest.mark.parametrize(("body", "code"), [
-    (b"", "not_json"), (b"{", "not_json"), (b"[1]", "not_json"), (b'{"model": "\xff"}', "not_utf8"),
-])  # fmt: skip
-async def test_a_body_that_is_no_json_object_is_a_400(body: bytes, code: str) -> None:
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"model": "\xff"}'])
+async def test_a_body_that_is_no_json_object_is_the_engines_to_refuse(body: bytes) -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
+        direct = await send(stub.url + CHAT, body=body)
         answer = await send(front.url + CHAT, body=body)
-        assert error(answer, 400)["code"] == code
+        assert (answer.status, answer.body) == (400, direct.body)
+        assert front.store.durable == []
+
+
+@pytest.mark.parametrize(("body", "message"), [(b"{", "not a JSON object"), (b'{"model": "\xff"}', "not UTF-8")])
+async def test_a_body_that_cannot_be_translated_is_a_400(body: bytes, message: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(front.url + "/v1/messages", body=body)
+        assert answer.status == 400 and message in answer.json()["error"]["message"]
         assert stub.requests == [] and front.store.durable == []
 
 
@@ -321,7 +328,7 @@ async def test_requests_are_counted() -> None:
         await get(f"{front.url}/v1/models")
         stub.faults.append(Fault("hang"))
         asking = asyncio.create_task(send(front.url + COMPLETIONS, body={**BODY, "prompt": "x"}))
-        await until(lambda: len(stub.llm_requests()) == 2)
+        await until(lambda: len(stub.llm_requests()) == 3)
         await leave(asking)
         await until(lambda: front.lost == ["disconnected"])
     text = front.metrics.render()

@@ -199,6 +199,13 @@ def test_an_empty_error_field_is_none() -> None:
     assert reasons(document(CHAT, {**whole(), "error": None})[1]) == ["captured"]
 
 
+@pytest.mark.parametrize("choices", [7, "x", {"index": 0}])
+def test_choices_that_are_no_list_spoil_the_capture(choices: Any) -> None:
+    seen, outcomes = stream(CHAT, [chat_start([1]), {"choices": choices}, chat_event({}, ids=[2], finish="stop")])
+    assert seen[1] == {"choices": choices}
+    assert reasons(outcomes) == ["capture_failed"]
+
+
 def test_a_stream_that_says_done_too_early_is_truncated() -> None:
     _, outcomes = stream(CHAT, [chat_start([1]), chat_event({"content": "a"}, ids=[5], logprobs=[-0.5]), "[DONE]"])
     assert reasons(outcomes) == ["truncated"]

@@ -1,0 +1,72 @@
+"""Engines that break the rules: a capture that fails costs the agent nothing, and the rest is put back all the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.proxy.core.dialects.answers import CHAT, document, event, ids_of, reasons
+from tests.proxy.core.streams import DONE, END, SEEN_END, SEEN_START, SEEN_WORD, START, WORD, run, streaming
+
+
+@pytest.mark.parametrize("bad", [
+    b"data: no json\n\n", b"data: \xff\n\n", b"data: []\n\n", b"data:\n\n", b'data: {"choices":[7]}\n\n',
+    b"data: " + b'{"a":' + b"[" * 100_000 + b"\n\n",
+])  # fmt: skip
+def test_what_cannot_be_read_passes_as_it_came(bad: bytes) -> None:
+    rest = WORD + END + DONE
+    for parts in ([START + WORD + bad + rest], [START, WORD, bad[:4], bad[4:], rest[:-3], rest[-3:]]):
+        early, late, outcomes = run(parts, streaming())
+        assert early == SEEN_START + SEEN_WORD
+        assert late == bad + SEEN_WORD + SEEN_END + DONE, "what comes later is put back all the same"
+        assert reasons(outcomes) == ["capture_failed"]
+
+
+@pytest.mark.parametrize(("bad", "seen"), [
+    (b'{"choices":[{"index":5,"token_ids":[1]}]}', b'{"choices":[{"index":5,"token_ids":null}]}'),
+    (b'{"choices":[{}]}', None), (b'{"choices":7}', None), (b'{"choices":{"a":1}}', None),
+    (b'{"choices":[{"index":0,"token_ids":3}]}', b'{"choices":[{"index":0,"token_ids":null}]}'),
+    (b'{"choices":[{"index":0,"logprobs":3}]}', b'{"choices":[{"index":0,"logprobs":null}]}'),
+    (b'{"choices":[{"index":0,"logprobs":{"content":[1]}}]}', b'{"choices":[{"index":0,"logprobs":null}]}'),
+])  # fmt: skip
+def test_a_capture_that_fails_costs_the_agent_nothing(bad: bytes, seen: bytes | None) -> None:
+    early, late, outcomes = run([START + WORD + b"data: %b\n\n" % bad, WORD + END + DONE], streaming())
+    assert early == SEEN_START + SEEN_WORD + b"data: %b\n\n" % (seen or bad) + SEEN_WORD
+    assert late == SEEN_END + DONE
+    assert reasons(outcomes) == ["capture_failed"]
+
+
+def test_what_comes_after_the_end_is_put_back_too() -> None:
+    running = streaming()
+    assert running.feed(START + WORD + END + WORD) == [SEEN_START, SEEN_WORD]
+    assert running.feed(WORD) == []
+    assert running.release() == [SEEN_END, SEEN_WORD, SEEN_WORD]
+    assert running.feed(END + DONE) == [SEEN_END, DONE]
+    assert ids_of(running.outcomes) == [(5, 6)]
+
+
+def test_an_engine_that_is_not_vllm_is_passed_on_as_it_is() -> None:
+    def foreign(delta: dict[str, Any], finish: str | None = None) -> bytes:
+        return event({"id": "x", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+
+    start = foreign({"role": "assistant", "content": ""})
+    parts = [start, foreign({"content": "a"}), foreign({}), foreign({}, "stop"), DONE]
+    early, late, outcomes = run(parts, streaming())
+    assert early == parts[0] + parts[1] + parts[2]
+    assert late == parts[3] + DONE
+    assert reasons(outcomes) == ["no_token_ids"]
+
+
+@pytest.mark.parametrize("body", [b"", b"not json", b'"text"', b'{"choices":[1]}', b"\xff"])
+def test_a_document_that_cannot_be_read_passes_as_it_is(body: bytes) -> None:
+    seen, outcomes = document(CHAT, body)
+    assert seen == body
+    assert reasons(outcomes) == ["capture_failed"]
+
+
+def test_what_cannot_be_read_after_the_end_changes_nothing() -> None:
+    early, late, outcomes = run([START + WORD + END + DONE, b"data: no json\n\n", WORD], streaming())
+    assert early == SEEN_START + SEEN_WORD
+    assert late == SEEN_END + DONE + b"data: no json\n\n" + SEEN_WORD
+    assert ids_of(outcomes) == [(5, 6)]
