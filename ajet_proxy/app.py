@@ -30,6 +30,7 @@ from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core.keys import SCOPES, Claims, Keys
 from ajet_proxy.core.ledger import LedgerSettings
 from ajet_proxy.io import authority
+from ajet_proxy.io.alarm import Alarm
 from ajet_proxy.io.authority import AuthorityError
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.control import Control, ControlSettings
@@ -189,11 +190,14 @@ async def _run(app: App, announce: Callable[[str], None]) -> None:
 
 
 async def _tick(store: Store, clock: Clock) -> None:
-    """Let timeouts and leases run out, and tell systemd's watchdog that the loop turns."""
+    """Let timeouts and leases run out, look for what an operator should know, and tell systemd's watchdog that the loop
+    turns."""
+    alarm = Alarm()
     while True:
         await asyncio.sleep(TICK_S)
         if store.healthy:
             store.post(store.ledger.expire(clock.now()))
+        alarm.look(store.ledger.alerts())
         service.notify("WATCHDOG=1", os.environ)
 
 
@@ -270,7 +274,7 @@ def _tls(config: Config) -> ssl.SSLContext | None:
 def _ledger_settings(config: Config) -> LedgerSettings:
     return LedgerSettings(
         idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
-        group_size=config.group_size,
+        group_size=config.group_size, drift_limit=config.drift_limit,
     )
 
 

@@ -34,7 +34,7 @@ FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "A
 """Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
 FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
 MIN_SECRET = 16
-MAY_BE_NONE = ("read_timeout", "keep_alive_s")
+MAY_BE_NONE = ("read_timeout", "keep_alive_s", "drift_limit")
 """Settings for which 0 means: none."""
 LISTENING_MODES = ("regular", "socks5", "transparent")
 
@@ -87,6 +87,10 @@ class Config:
     continuity: str = _opt(
         "auto", "Send a turn's history as the exact ids that were sampled: auto (where the engine proves that it takes "
         "them) or off."
+    )
+    drift_limit: float = _opt(
+        0.05, "Alert when more than this share of a model's latest turns were read as other tokens than were sampled; "
+        "0 is never."
     )
     gate_mode: str = _opt(
         "drain", "While weights change: drain (wait for calls in flight) or pause (freeze them in the engine)."
@@ -165,6 +169,8 @@ def check(config: Config) -> None:
         value = getattr(config, f.name)
         if type(value) in (int, float) and (value < 0 or (value == 0 and f.name not in MAY_BE_NONE)):
             raise ConfigError(f"{f.name} must be above 0, not {value}")
+    if config.drift_limit > 1:
+        raise ConfigError(f"drift_limit is a share: at most 1, not {config.drift_limit}")
     for path in config.allow_route:
         if not path.startswith("/"):
             raise ConfigError(f"allow_route must begin with '/', not {path!r}")

@@ -310,6 +310,12 @@ class Ledger(State):
         """`GET status`, without what only the shell knows."""
         return views.status(self)
 
+    def alerts(self) -> dict[str, str]:
+        """What an operator should look at, by what it is about."""
+        limit = self.settings.drift_limit
+        lines = {f"drift of model {model!r}": drift.alert(model, limit) for model, drift in self.drifts.items()}
+        return {about: line for about, line in lines.items() if line is not None}
+
     def record(self, episode: str, *, tokens: views.Tokens = "none") -> dict[str, Any]:
         """`GET episodes/ID`."""
         return views.record(self._episode(episode), self.merge_policy, tokens=tokens)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
+from ajet_proxy.core.drift_rate import Drift, by_model
 from ajet_proxy.core.episode import CallEntry, Episode, Given
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.lineage import Lineage
@@ -27,16 +28,20 @@ KEPT_FINISHED = 1000
 
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
-    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size."""
+    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size; when more
+    than the share `drift_limit` of a model's turns drift, that is an alert (0: never)."""
 
     idle_timeout: float = 1800.0
     wall_timeout: float = 86400.0
     merge_policy: str = "strict"
     group_size: int = 8
+    drift_limit: float = 0.05
 
     def __post_init__(self) -> None:
         if self.merge_policy not in POLICIES:
             raise ValueError(f"merge_policy must be one of {', '.join(POLICIES)}, not {self.merge_policy!r}")
+        if not 0 <= self.drift_limit <= 1:
+            raise ValueError("drift_limit must be a share between 0 and 1")
         if self.group_size < 1 or self.idle_timeout <= 0 or self.wall_timeout <= 0:
             raise ValueError("group_size and the timeouts must be positive")
 
@@ -64,6 +69,7 @@ class State:
         self.tokens: Counter[str] = Counter(prompt=0, sampled=0, merged=0, generated=0)
         """Of settled episodes, and ``generated``: what calls sampled that ended at all, as they ended."""
         self.drift: Counter[str] = Counter()
+        self.drifts: dict[str, Drift] = {}
         self.calls: Counter[str] = Counter(running=0, complete=0, lost=0)
         self.episode_by_call: dict[str, str] = {}
         self.queues = ReadyQueues(settings.group_size)
@@ -185,6 +191,8 @@ class State:
             self.tokens.update(prompt=whole - sampled, sampled=sampled, merged=whole - len(timeline))
             if timeline.broken_by is not None:
                 self.drift[timeline.broken_by] += 1
+        for model, (turns, broken) in by_model(episode.timelines).items():
+            self.drifts.setdefault(model, Drift()).add(turns, broken)
         state, reason = episode.outcome()
         if state == "ready":
             episode.shares = dict.fromkeys(episode.trains())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import dropwhile, islice
 from typing import TYPE_CHECKING, Any, Literal
 
+from ajet_proxy.core.drift_rate import by_model
 from ajet_proxy.core.episode import CallEntry, Episode
 from ajet_proxy.core.samples import samples_of
 from ajet_proxy.core.timeline import Policy, Timeline
@@ -46,6 +47,8 @@ def status(ledger: Ledger) -> dict[str, Any]:
         "calls": dict(ledger.calls),
         "tokens": dict(ledger.tokens),
         "drift": dict(ledger.drift),
+        "drift_by_model": {model: drift.to_json() for model, drift in ledger.drifts.items()},
+        "alerts": list(ledger.alerts().values()),
     }
 
 
@@ -60,6 +63,9 @@ def record(episode: Episode, policy: Policy, *, tokens: Tokens) -> dict[str, Any
         _call(name, entry, episode.id, text.get(name) if tokens == "all" else None)
         for name, entry in episode.calls.items()
     ]
+    out["drift"] = {
+        model: {"turns": turns, "broken_by": dict(broken)} for model, (turns, broken) in by_model(timelines).items()
+    }
     if tokens != "none":
         samples = samples_of(
             timelines, episode=episode.id, task=episode.named_task, rewards=episode.rewards.values()

@@ -124,8 +124,25 @@ def ledger_gauges(status: Mapping[str, Any]) -> list[tuple[Metric, dict[tuple[st
         (Metric("ajet_groups", "gauge", "Groups by state.", ("state",)), _numbers(status.get("groups", {}))),
         (Metric("ajet_tokens", "gauge", "Tokens of sealed episodes, by kind.", ("kind",)),
          _numbers(status.get("tokens", {}))),
-        (Metric("ajet_broken_timelines", "gauge", "Timelines by what broke them.", ("broken_by",)),
-         _numbers(status.get("drift", {}))),
+        *_drift(status.get("drift_by_model", {})),
+        gauge("ajet_alerts", "Alerts that are on; GET status has their lines.", len(status.get("alerts", ()))),
+    ]
+
+
+def _drift(models: Mapping[str, Any]) -> list[tuple[Metric, dict[tuple[str, ...], float]]]:
+    return [
+        (
+            Metric("ajet_turns_total", "counter", "Calls that had an earlier one to go on from.", ("model",)),
+            {(name,): drift["turns"] for name, drift in models.items()},
+        ),
+        (
+            Metric("ajet_broken_timelines", "gauge", "Timelines by what broke them.", ("model", "broken_by")),
+            {(name, why): count for name, drift in models.items() for why, count in drift["broken_by"].items()},
+        ),
+        (
+            Metric("ajet_drift_rate", "gauge", "Share of a model's latest turns that were read otherwise.", ("model",)),
+            {(name,): drift["rate"] for name, drift in models.items() if drift["rate"] is not None},
+        ),
     ]
 
 

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -21,6 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from ajet_proxy.app import App, issue_key, signing_secret
 from ajet_proxy.config import Config, ConfigError
+from ajet_proxy.core import drift_rate
 from ajet_proxy.core.keys import Keys
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
@@ -185,3 +187,29 @@ async def test_a_restart_forgets_no_history(tmp_path: Path) -> None:
             found.append(answer.headers["X-AJet-Episode"])
             messages = [*messages, answer.json["choices"][0]["message"], {"role": "user", "content": "more"}]
         assert len(set(found)) == 1
+
+
+async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metrics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift_rate, "LEAST", 3)
+    settings: dict[str, Any] = {"continuity": "off", "drift_limit": 0.5}
+    async with EngineStub(drift=True) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+        messages = [{"role": "user", "content": "say: go higher, please do"}]
+        for _ in range(4):
+            assert (await client.status())["alerts"] == []
+            body = CHAT | {"messages": messages, "max_tokens": 99}
+            answer = await client.ask("POST", "/e/e/v1/chat/completions", body)
+            messages += [answer.json["choices"][0]["message"], {"role": "user", "content": "say: go lower, please do"}]
+        await client.control("POST", "/episodes/e/rewards", {"value": 1.0})
+        (line,) = (await client.status())["alerts"]
+        assert line.startswith("model 'stub': 3 of the last 3 turns (100.0%)")
+
+        async def logged() -> bool:
+            return f"alert: {line}" in caplog.messages
+
+        await eventually(logged)
+        page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
+        assert {'ajet_broken_timelines{model="stub",broken_by="retokenized"} 3', "ajet_alerts 1"} <= set(page)
+        record = (await client.control("GET", "/episodes/e")).json
+        assert record["drift"] == {"stub": {"turns": 3, "broken_by": {"retokenized": 3}}}

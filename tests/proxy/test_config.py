@@ -72,6 +72,8 @@ def test_variables_of_the_agent_side_are_left_alone() -> None:
         ({"idle_timeout": "nan"}, "a number"),
         ({"drain_s": -1.0}, "above 0"),
         ({"keep_alive_s": -1.0}, "above 0"),
+        ({"drift_limit": -0.1}, "above 0"),
+        ({"drift_limit": 5.0}, "at most 1"),
         ({"tls_cert": "x"}, "belong together"),
         ({"admin_secret_file": "/nonexistent/file"}, "cannot read"),
         ({"allow_route": ("v2",)}, "begin with '/'"),

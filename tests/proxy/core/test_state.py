@@ -164,7 +164,11 @@ def test_every_event_is_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"merge_policy": "repair"}, {"group_size": 0}, {"idle_timeout": 0.0}, {"wall_timeout": -1.0}]
+    "wrong",
+    [
+        {"merge_policy": "repair"}, {"drift_limit": 1.5}, {"drift_limit": -0.1}, {"group_size": 0},
+        {"idle_timeout": 0.0}, {"wall_timeout": -1.0},
+    ],
 )
 def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -181,6 +185,7 @@ def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
     rig.reward(episode)
     assert rig.ledger.tokens == {"prompt": 8, "sampled": 4, "merged": 4, "generated": 4}
     assert rig.ledger.drift == {"new_chain": 1}
+    assert rig.ledger.drifts["m"].to_json() == {"turns": 2, "broken_by": {"new_chain": 1}, "rate": None}
 
 
 def test_old_episodes_lose_their_text_and_keep_their_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,11 @@ def test_every_line_is_well_formed_and_every_metric_has_help_and_type() -> None:
     status = {
         "version": "0", "models": {"m": {"policy_version": 3, "gate": "open", "upstreams": ["u", "v"]}},
         "episodes": {"opened": 5, "open": 1, "ready": 4}, "groups": {"ready": 1}, "tokens": {"sampled": 7},
-        "drift": {"retokenized": 2, "note": "no number"},
+        "drift_by_model": {
+            "m": {"turns": 40, "broken_by": {"retokenized": 2}, "rate": 0.05},
+            "n": {"turns": 1, "broken_by": {}, "rate": None},
+        },
+        "alerts": ["a line"], "calls": {"complete": 3},
     }
     lines = metrics.render([*ledger_gauges(status), gauge("ajet_gate_open", "Open.", True)]).splitlines()
     names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
@@ -70,9 +74,15 @@ def test_every_line_is_well_formed_and_every_metric_has_help_and_type() -> None:
     assert 'ajet_engines{model="m"} 2' in lines
     assert 'ajet_episodes{state="ready"} 4' in lines
     assert "ajet_episodes_opened_total 5" in lines
-    assert 'ajet_broken_timelines{broken_by="retokenized"} 2' in lines
+    assert 'ajet_broken_timelines{model="m",broken_by="retokenized"} 2' in lines
+    assert [line for line in lines if line.startswith("ajet_turns_total")] == [
+        'ajet_turns_total{model="m"} 40', 'ajet_turns_total{model="n"} 1'
+    ]
+    assert [line for line in lines if line.startswith("ajet_drift_rate")] == ['ajet_drift_rate{model="m"} 0.05']
+    assert "ajet_alerts 1" in lines
     assert "ajet_gate_open 1" in lines
 
 
 def test_a_status_without_terms_renders() -> None:
-    assert "ajet_episodes_opened_total 0" in Metrics().render(ledger_gauges({}))
+    lines = Metrics().render(ledger_gauges({})).splitlines()
+    assert {"ajet_episodes_opened_total 0", "ajet_alerts 0"} <= set(lines)
