@@ -97,3 +97,16 @@ def test_langgraph(theatre: Stage) -> None:
         assert len(episodes) == 2
         for episode in episodes:
             check(episode, calls, reward, None)
+
+
+@pytest.mark.parametrize(("a", "b", "reward"), [("17", "25", 1.0), ("3", "4", 0.0)], ids=["solved", "given-up"])
+def test_metagpt(theatre: Stage, tmp_path: Path, a: str, b: str, reward: float) -> None:
+    """Its tool is a notebook: the model writes code, and is then asked anew, in one message, whether it is done."""
+    over = '```json\n{"thoughts": "The number is there.", "state": false}\n```'
+    code = "```python\nprint(17 * 25)\n```"
+    theatre.script((Rule("425", over), Rule("gave up", over), Rule("17 * 25", code), Rule("3 * 4", code.replace("17 * 25", "'gave', 'up'"))))
+    task = f"with_metagpt.py/{a}x{b}"
+    program = (python_of("metagpt"), str(FOLDER / "with_metagpt.py"), a, b)
+    theatre.run(*AJET, "run", "--task", task, "--", *program, env={"HOME": str(tmp_path)})
+    [episode] = theatre.episodes(task)
+    check(episode, 2, reward, "new_chain")
