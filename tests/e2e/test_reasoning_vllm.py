@@ -11,21 +11,10 @@ from tests.e2e.conftest import Engine
 from tests.kit import record_tapes, wire
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.rig import Rig
-from tests.kit.vllm_process import vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CASES = {name: (route, body) for name, route, body in record_tapes.reasoning_cases()}
-
-
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    from tests.kit.tiny_model import THINK, build
-
-    folder = tmp_path_factory.mktemp("thinker")
-    model = build(folder / "tiny", more=THINK)
-    with vllm_server(model, folder / "vllm.log", options=record_tapes.REASONING) as url:
-        yield Engine(url, model)
 
 
 @pytest.fixture(scope="module")
