@@ -103,8 +103,8 @@ def test_langgraph(theatre: Stage) -> None:
 def test_metagpt(theatre: Stage, tmp_path: Path, a: str, b: str, reward: float) -> None:
     """Its tool is a notebook: the model writes code, and is then asked anew, in one message, whether it is done."""
     over = '```json\n{"thoughts": "The number is there.", "state": false}\n```'
-    code = "```python\nprint(17 * 25)\n```"
-    theatre.script((Rule("425", over), Rule("gave up", over), Rule("17 * 25", code), Rule("3 * 4", code.replace("17 * 25", "'gave', 'up'"))))
+    multiplies, gives_up = "```python\nprint(17 * 25)\n```", "```python\nprint('gave', 'up')\n```"
+    theatre.script((Rule("425", over), Rule("gave up", over), Rule("17 * 25", multiplies), Rule("3 * 4", gives_up)))
     task = f"with_metagpt.py/{a}x{b}"
     program = (python_of("metagpt"), str(FOLDER / "with_metagpt.py"), a, b)
     theatre.run(*AJET, "run", "--task", task, "--", *program, env={"HOME": str(tmp_path)})

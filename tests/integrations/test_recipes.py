@@ -53,7 +53,8 @@ def test_every_recipe_is_short_tested_and_in_the_table() -> None:
     assert RECIPES
     for name in RECIPES:
         assert len((FOLDER / name).read_text().splitlines()) <= 60
-        assert re.search(rf"^\| \[{name}\]\({name}\) \|.*\| \d{{4}}-\d\d-\d\d \|$", table, re.MULTILINE)  # with its date
+        dated = rf"^\| \[{name}\]\({name}\) \|.*\| \d{{4}}-\d\d-\d\d \|$"
+        assert re.search(dated, table, re.MULTILINE)
         tests = {*globals(), *vars(test_frameworks)}
         assert name in played or f"test_{Path(name).stem}" in tests or f"test_{Path(name).stem[5:]}" in tests
 
