@@ -21,12 +21,12 @@ from yarl import URL
 from ajet_proxy.core import api
 from ajet_proxy.core.events import CallFinished, Event
 from ajet_proxy.core.keys import Claims, Keys, check_scope, key_in
-from ajet_proxy.io import metrics as prometheus
+from ajet_proxy.io import gauges
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import RETRY_AFTER_S, Gatekeeper
-from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.metrics import CONTENT_TYPE, Metrics
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.tunnels import Interception
 from ajet_sdk import __version__, frame, routes
@@ -237,16 +237,9 @@ class Control:
         """Prometheus text: for a peer on this machine without a key, for others with an admin's."""
         if not _is_local(http) or self._settings.trusted_front:
             check_scope(self._claims(http), "admin")
-        status = self._store.ledger.status()
-        gauges = [
-            *prometheus.ledger_gauges(status),
-            prometheus.gauge("ajet_gate_open", "1 while requests pass the gate.", self._store.ledger.gate == "open"),
-            prometheus.gauge("ajet_requests_in_flight", "Requests inside the gate.", self._gate.in_flight),
-            prometheus.gauge("ajet_requests_waiting", "Requests held at the gate.", self._gate.waiting),
-            prometheus.gauge("ajet_journal_healthy", "0 while the journal cannot write.", self._store.healthy),
-        ]
+        read = gauges.read(self._store.ledger, self._gate, journal_healthy=self._store.healthy)
         return web.Response(
-            body=self._metrics.render(gauges).encode(), headers={"Content-Type": prometheus.CONTENT_TYPE}
+            body=self._metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE}
         )
 
 

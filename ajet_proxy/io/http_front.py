@@ -69,6 +69,9 @@ class FrontSettings:
     continuity: bool = True
 
 
+_STARTED = web.RequestKey("started", tuple[str, float])
+
+
 def headers_as_sent(http: web.Request) -> Mapping[str, str]:
     return http.headers
 
@@ -98,6 +101,7 @@ class HttpFront:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
         app.cleanup_ctx.append(self._connections)
         app.on_response_prepare.append(relay.leave_out)
+        app.on_response_prepare.append(self._began)
         app.router.add_route("*", "/{path:.*}", self.handle)
 
     async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
@@ -109,7 +113,7 @@ class HttpFront:
         """Answer one request."""
         dialect = self._dialect(http)
         route = dialect.name if dialect is not None else "passthrough"
-        started = perf_counter()
+        http[_STARTED] = (route, started := perf_counter())
         status = 499  # the client went away, in nginx's words
         try:
             response = await (self._capture(http, dialect) if dialect is not None else self._pass(http))
@@ -121,6 +125,11 @@ class HttpFront:
         finally:
             self._metrics.inc("ajet_requests_total", route=route, status=status)
             self._metrics.observe("ajet_request_seconds", perf_counter() - started, route=route)
+
+    async def _began(self, http: web.Request, _response: web.StreamResponse) -> None:
+        if (known := http.get(_STARTED)) is not None:
+            route, started = known
+            self._metrics.observe("ajet_first_byte_seconds", perf_counter() - started, route=route)
 
     def _dialect(self, http: web.Request) -> Dialect | None:
         """The dialect to capture this request with, None if it may pass through; `NotFound` if neither."""

@@ -3,7 +3,7 @@
 Names and their labels are declared in one table, so that an operator can read what exists and a typing error cannot
 make a new series. Label values are bounded: after `MAX_SERIES` combinations of one metric, further ones count as
 ``other``, so that no client can fill the memory by inventing names. What the ledger already counts is read from it at
-render time and not counted twice.
+render time (`ajet_proxy.io.gauges`) and not counted twice.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
 
 MAX_SERIES = 200
+Values = Mapping[tuple[str, ...], float]
+"""One metric's values, each for its label values."""
 SECONDS = (0.005, 0.02, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0, 300.0, 1800.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -68,8 +70,8 @@ class Metrics:
             series[key] = _Histogram()
         series[key].observe(value)
 
-    def render(self, gauges: Iterable[tuple[Metric, Mapping[tuple[str, ...], float]]] = ()) -> str:
-        """Everything as Prometheus text; `gauges` come from elsewhere, each with its value for each label tuple."""
+    def render(self, read: Iterable[tuple[Metric, Values]] = ()) -> str:
+        """Everything as Prometheus text; what is `read` comes from elsewhere (see `ajet_proxy.io.gauges`)."""
         lines: list[str] = []
         for metric in METRICS:
             if metric.kind == "histogram":
@@ -78,7 +80,7 @@ class Metrics:
                     histogram.render(metric, key, lines)
             else:
                 _plain(metric, self._values[metric.name], lines)
-        for metric, values in gauges:
+        for metric, values in read:
             _plain(metric, values, lines)
         return "\n".join(lines) + "\n"
 
@@ -103,60 +105,6 @@ class _Histogram:
         lines.append(f"{metric.name}_count{_labels(metric.labels, key)} {below}")
 
 
-def ledger_gauges(status: Mapping[str, Any]) -> list[tuple[Metric, dict[tuple[str, ...], float]]]:
-    """The terms of `GET status` as gauges; a term that is no number is left out."""
-    models = status.get("models", {})
-    states = {key: value for key, value in _numbers(status.get("episodes", {})).items() if key != ("opened",)}
-    return [
-        (Metric("ajet_episodes", "gauge", "Episodes by state.", ("state",)), states),
-        (
-            Metric("ajet_episodes_opened_total", "counter", "Episodes ever opened; the sum of all states."),
-            {(): _numbers(status.get("episodes", {})).get(("opened",), 0)},
-        ),
-        (
-            Metric("ajet_policy_version", "gauge", "Weights that serve a model.", ("model",)),
-            {(name,): model.get("policy_version", 0) for name, model in models.items()},
-        ),
-        (
-            Metric("ajet_engines", "gauge", "Engines known for a model.", ("model",)),
-            {(name,): len(model.get("upstreams", ())) for name, model in models.items()},
-        ),
-        (Metric("ajet_groups", "gauge", "Groups by state.", ("state",)), _numbers(status.get("groups", {}))),
-        (Metric("ajet_tokens", "gauge", "Tokens of sealed episodes, by kind.", ("kind",)),
-         _numbers(status.get("tokens", {}))),
-        *_drift(status.get("drift_by_model", {})),
-        gauge("ajet_alerts", "Alerts that are on; GET status has their lines.", len(status.get("alerts", ()))),
-    ]
-
-
-def _drift(models: Mapping[str, Any]) -> list[tuple[Metric, dict[tuple[str, ...], float]]]:
-    return [
-        (
-            Metric("ajet_turns_total", "counter", "Calls that had an earlier one to go on from.", ("model",)),
-            {(name,): drift["turns"] for name, drift in models.items()},
-        ),
-        (
-            Metric("ajet_broken_timelines", "gauge", "Timelines by what broke them.", ("model", "broken_by")),
-            {(name, why): count for name, drift in models.items() for why, count in drift["broken_by"].items()},
-        ),
-        (
-            Metric("ajet_drift_rate", "gauge", "Share of a model's latest turns that were read otherwise.", ("model",)),
-            {(name,): drift["rate"] for name, drift in models.items() if drift["rate"] is not None},
-        ),
-    ]
-
-
-def gauge(name: str, text: str, value: float) -> tuple[Metric, dict[tuple[str, ...], float]]:
-    """One gauge without labels."""
-    return Metric(name, "gauge", text), {(): value}
-
-
-def _numbers(terms: Any) -> dict[tuple[str, ...], float]:
-    if not isinstance(terms, Mapping):
-        return {}
-    return {(str(name),): value for name, value in terms.items() if isinstance(value, (int, float))}
-
-
 def _key(metric: Metric, labels: Mapping[str, object], series: Mapping[tuple[str, ...], object]) -> tuple[str, ...]:
     if tuple(sorted(labels)) != tuple(sorted(metric.labels)):
         raise ValueError(f"{metric.name} has labels {metric.labels}, not {tuple(labels)}")
@@ -169,9 +117,9 @@ def _head(metric: Metric, lines: list[str]) -> None:
     lines.append(f"# TYPE {metric.name} {metric.kind}")
 
 
-def _plain(metric: Metric, values: Mapping[tuple[str, ...], float], lines: list[str]) -> None:
+def _plain(metric: Metric, values: Values, lines: list[str]) -> None:
     _head(metric, lines)
-    for key, value in values.items():
+    for key, value in islice(values.items(), MAX_SERIES + 1):
         lines.append(f"{metric.name}{_labels(metric.labels, key)} {_number(value)}")
 
 

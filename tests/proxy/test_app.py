@@ -210,6 +210,6 @@ async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metric
 
         await eventually(logged)
         page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
-        assert {'ajet_broken_timelines{model="stub",broken_by="retokenized"} 3', "ajet_alerts 1"} <= set(page)
+        assert {'ajet_broken_timelines_total{model="stub",broken_by="retokenized"} 3', "ajet_alerts 1"} <= set(page)
         record = (await client.control("GET", "/episodes/e")).json
         assert record["drift"] == {"stub": {"turns": 3, "broken_by": {"retokenized": 3}}}

@@ -1,0 +1,144 @@
+"""The figures read at a scrape, their names by Prometheus' rules, and what shows them: documentation and dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from ajet_proxy.io.gatekeeper import Gatekeeper
+from ajet_proxy.io.gauges import READ, read, table
+from ajet_proxy.io.metrics import MAX_SERIES, METRICS, Metric, Metrics
+from tests.kit.ledger_rig import LedgerRig
+
+DOCS = Path(__file__).parents[3] / "docs"
+ALL = (*METRICS, *READ)
+LINE = re.compile(r'[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\.)*"(,[a-z_]+="(?:[^"\\\n]|\\.)*")*\})? -?[0-9.e+-]+')
+
+
+def rendered(rig: LedgerRig) -> list[str]:
+    gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
+    return Metrics().render(read(rig.ledger, gate, journal_healthy=True)).splitlines()
+
+
+def test_what_the_ledger_knows() -> None:
+    rig = LedgerRig()
+    for state in ("ready", "discarded", "open"):
+        rig.in_state(state)
+    rig.announce("m", 3, ("http://a", "http://b"))
+    lines = rendered(rig)
+    for line in (
+        'ajet_episodes{state="ready"} 1', "ajet_episodes_opened_total 3", 'ajet_policy_version{model="m"} 3',
+        'ajet_episodes_discarded_total{reason="aborted"} 1', 'ajet_engines{model="m"} 2', "ajet_gate_open 1",
+        'ajet_tokens_total{kind="generated"} 1', 'ajet_recent_reward_mean{kind="train"} 1', "ajet_journal_healthy 1",
+        'ajet_episodes_rewarded_total{kind="eval"} 0', 'ajet_groups{state="waiting"} 1', "ajet_batches_leased 0",
+    ):
+        assert line in lines
+    assert not [line for line in lines if line.startswith('ajet_recent_reward_mean{kind="eval"}')]
+
+
+def test_drift_by_model_and_the_alerts_it_raises() -> None:
+    rig = LedgerRig()
+    for model, turns in (("m", 9), ("n", 1)):
+        episode = rig.open(task="t", model=model)
+        for number in range(turns):
+            rig.call(episode, (1, 2, 10 + number), (3,), model=model)
+        rig.reward(episode)
+    lines = rendered(rig)
+    assert 'ajet_turns_total{model="m"} 8' in lines
+    assert [line for line in lines if line.startswith("ajet_broken_timelines_total{")] == [
+        'ajet_broken_timelines_total{model="m",broken_by="new_chain"} 8'
+    ]
+    assert 'ajet_drift_ratio{model="m"} 0' in lines
+    assert not [line for line in lines if line.startswith('ajet_drift_ratio{model="n"')]
+    assert "ajet_alerts 0" in lines
+
+
+def test_every_declared_figure_is_shown_and_every_line_is_well_formed() -> None:
+    rig = LedgerRig()
+    rig.in_state("trained")
+    lines = rendered(rig)
+    assert {line.split()[2] for line in lines if line.startswith("# TYPE")} == {metric.name for metric in ALL}
+    for line in lines:
+        assert line.startswith("# ") or LINE.fullmatch(line), line
+
+
+def test_the_process_says_how_it_is() -> None:
+    values = {line.split()[0]: float(line.split()[1]) for line in rendered(LedgerRig()) if line.startswith("process_")}
+    assert abs(values["process_start_time_seconds"] - time.time()) < 3600
+    assert 1e6 < values["process_resident_memory_bytes"] < 1e10
+    assert 3 <= values["process_open_fds"] <= values["process_max_fds"]
+    assert values["process_cpu_seconds_total"] > 0
+
+
+def test_models_without_end_make_no_series_without_end() -> None:
+    rig = LedgerRig()
+    for number in range(2 * MAX_SERIES):
+        rig.announce(f"m{number}", 1)
+    assert sum(line.startswith("ajet_policy_version{") for line in rendered(rig)) == MAX_SERIES + 1
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+def test_names_follow_the_rules_of_prometheus(metric: Metric) -> None:
+    """https://prometheus.io/docs/practices/naming/ and what ``promtool check metrics`` complains about."""
+    assert re.fullmatch(r"(ajet|process)(_[a-z]+)+", metric.name)
+    assert metric.kind in ("counter", "gauge", "histogram")
+    assert metric.name.endswith("_total") == (metric.kind == "counter")
+    assert not metric.name.endswith(("_count", "_sum", "_bucket"))
+    assert not re.search(r"_(counter|gauge|histogram)$|(?<!_)_(ms|milliseconds|minutes|hours|kb|mb|percent)(_|$)",
+                         metric.name)
+    if metric.kind == "histogram":
+        assert metric.name.endswith("_seconds")
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", label) and label not in ("le", "job", "instance")
+               for label in metric.labels)
+    assert metric.help.endswith(".")
+
+
+def test_no_name_is_declared_twice() -> None:
+    assert len({metric.name for metric in ALL}) == len(ALL)
+
+
+def test_the_documentation_lists_every_metric() -> None:
+    assert table() in (DOCS / "metrics.md").read_text()
+
+
+def test_the_dashboard_shows_metrics_and_labels_that_exist() -> None:
+    dashboard = json.loads((DOCS / "grafana.json").read_text())
+    known = {metric.name: set(metric.labels) for metric in ALL if metric.kind != "histogram"}
+    for metric in ALL:
+        if metric.kind == "histogram":
+            known |= {f"{metric.name}_{part}": {*metric.labels, "le"} for part in ("bucket", "sum", "count")}
+    targets = [target for panel in dashboard["panels"] for target in panel.get("targets", ())]
+    seen: set[str] = set()
+    for target in targets:
+        names = set(re.findall(r"\b(?:ajet|process)_[a-z_]+\b", target["expr"]))
+        assert names, target["expr"]
+        assert names <= known.keys(), names - known.keys()
+        seen |= names
+        labels = set.union(*(known[name] for name in names)) | {"instance", "job"}
+        used = re.findall(r"([a-z]+)=~?\"", target["expr"]) + re.findall(r"{{([a-z_]+)}}", target["legendFormat"])
+        used += [word for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for word in group.split(", ")]
+        assert set(used) <= labels, (target["expr"], set(used) - labels)
+    shown = {name.removesuffix("_bucket") for name in seen}
+    assert {metric.name for metric in METRICS} - shown <= {"ajet_intercepted_connections_total"}
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in json.loads((DOCS / "grafana.json").read_text())["panels"]:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert at["x"] + at["w"] <= 24 and not cells & taken
+        taken |= cells
+
+
+def test_a_scrape_stays_cheap_after_ten_thousand_episodes() -> None:
+    rig = LedgerRig()
+    for _ in range(10_000):
+        rig.open(task="t")
+    began = time.process_time()
+    rendered(rig)
+    assert time.process_time() - began < 0.1
