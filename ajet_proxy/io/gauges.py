@@ -38,7 +38,7 @@ READ: tuple[Metric, ...] = (
         "ajet_tokens_total", "counter", "Tokens by kind. generated: sampled by any call, as it ends. Of settled "
         "episodes: prompt and sampled as the calls had them, merged: prompt tokens that merging saved.", ("kind",),
     ),
-    Metric("ajet_turns_total", "counter", "Calls of settled episodes that had an earlier one to go on from.", ("model",)),
+    Metric("ajet_turns_total", "counter", "Settled calls that had an earlier one to go on from.", ("model",)),
     Metric(
         "ajet_broken_timelines_total", "counter", "Timelines of settled episodes by what broke the one before.",
         ("model", "broken_by"),

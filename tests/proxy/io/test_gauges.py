@@ -42,15 +42,16 @@ def test_what_the_ledger_knows() -> None:
 
 def test_drift_by_model_and_the_alerts_it_raises() -> None:
     rig = LedgerRig()
-    for model, turns in (("m", 9), ("n", 1)):
+    for model, turns in (("m", 61), ("n", 9)):
         episode = rig.open(task="t", model=model)
         for number in range(turns):
             rig.call(episode, (1, 2, 10 + number), (3,), model=model)
         rig.reward(episode)
     lines = rendered(rig)
-    assert 'ajet_turns_total{model="m"} 8' in lines
+    assert 'ajet_turns_total{model="m"} 60' in lines
     assert [line for line in lines if line.startswith("ajet_broken_timelines_total{")] == [
-        'ajet_broken_timelines_total{model="m",broken_by="new_chain"} 8'
+        'ajet_broken_timelines_total{model="m",broken_by="new_chain"} 60',
+        'ajet_broken_timelines_total{model="n",broken_by="new_chain"} 8',
     ]
     assert 'ajet_drift_ratio{model="m"} 0' in lines
     assert not [line for line in lines if line.startswith('ajet_drift_ratio{model="n"')]
