@@ -58,12 +58,16 @@ def ajet() -> None:
 @click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")
 @click.option("--agent", metavar="NAME", help="The agent's name in the records.")
 @click.option("--model", metavar="NAME", help="The model whose episodes these are.")
+@click.option(
+    "--intercept", is_flag=True,
+    help="Catch PROGRAM at its provider's address, for one that takes no base URL; needs ajet-proxy serve --intercept.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Show no output of the programs, only the table.")
 @proxy_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     task: str, repeat: int, parallel: int, reward_cmd: str | None, reward_from: str | None, is_eval: bool,
-    agent: str | None, model: str | None, quiet: bool, proxy: str | None, program: tuple[str, ...],
+    agent: str | None, model: str | None, intercept: bool, quiet: bool, proxy: str | None, program: tuple[str, ...],
 ) -> int:
     """Run PROGRAM once per episode, unmodified, then reward and seal the episode.
 
@@ -72,14 +76,18 @@ def run(
 
     Example: ajet run --task sum/1 --repeat 8 -- python agent.py
     """
+    from contextlib import ExitStack
+
+    from ajet_sdk.interception import intercepting
     from ajet_sdk.runner import Program
 
     if reward_cmd is not None and reward_from is not None:
         raise click.UsageError("--reward-cmd and --reward-from cannot both say what the reward is")
     check_program(program[0])
-    what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd)
-    with client_for(proxy) as client:
+    with client_for(proxy) as client, ExitStack() as stack:
         await_proxy(client)
+        found = stack.enter_context(intercepting(client)) if intercept else None
+        what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found)
         return run_and_tell(client, what, task, repeat, parallel, is_eval, agent, model, quiet)
 
 
@@ -236,7 +244,8 @@ def run_and_tell(
         code = INTERRUPTED
     click.echo(("" if at_line_start else "\n") + RunResults(tuple(sorted(done, key=lambda item: item.index))).table())
     if empty := [item for item in done if item.ok and item.reason is not None]:
-        click.echo(f"{len(empty)} of them called no model: does the program use OPENAI_BASE_URL?", err=True)
+        needs = "use OPENAI_BASE_URL" if program.interception is None else "heed HTTPS_PROXY, and trust SSL_CERT_FILE"
+        click.echo(f"{len(empty)} of them called no model: does the program {needs}?", err=True)
     return code
 
 

@@ -27,6 +27,7 @@ from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
+from ajet_sdk.interception import Interception
 from ajet_sdk.processes import Child, describe
 from ajet_sdk.protocol import Patience
 from ajet_sdk.results import RunResult, RunResults
@@ -49,7 +50,8 @@ class Program:
     """What to run, and where its reward comes from: at most one of `reward_from` (`REWARD_SOURCES`) and `reward_cmd`.
 
     `env` is added to this process's own environment, `cwd` is where it runs. With ``reward_from="file"`` the program
-    finds the path of the file in ``AJET_REWARD_FILE``. `reward_cmd` is for ``sh -c``.
+    finds the path of the file in ``AJET_REWARD_FILE``. `reward_cmd` is for ``sh -c``. With `interception` it gets
+    no base URL, but what it needs to be intercepted.
     """
 
     argv: Sequence[str]
@@ -57,6 +59,7 @@ class Program:
     reward_cmd: str | None = None
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    interception: Interception | None = None
 
     def __post_init__(self) -> None:
         if not self.argv:
@@ -120,6 +123,8 @@ class ProgramAgent:
         env = {**os.environ, **program.env, **episode.env()}
         for name in SECRETS:  # whatever they open for us, the program's key is its episode's
             env.pop(name, None)
+        if program.interception is not None:
+            env = program.interception.environment(env, episode.api_key)
         if program.reward_from == "file":
             with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
                 path = Path(folder, "reward")

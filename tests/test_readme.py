@@ -1,4 +1,4 @@
-"""The blocks of the README and of docs/sdk.md are true: they run, or what they name exists (see `tests.kit.readme`)."""
+"""The blocks of the README and of two pages of docs are true: run, or what they name exists (`tests.kit.readme`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
 
 PAGE = ROOT / "README.md"
-CODE = [(page, block) for page in (PAGE, ROOT / "docs" / "sdk.md") for block in blocks(page) if block.is_code]
+PAGES = (PAGE, ROOT / "docs" / "sdk.md", ROOT / "docs" / "interception.md")
+CODE = [(page, block) for page in PAGES for block in blocks(page) if block.is_code]
+OPTIONS = ("--group-size", "2", "--intercept", "127.0.0.1:0")
 BIN = {"ajet": ".venv", "ajet-proxy": ".venv", "ajet-trainer": ".venv-engine"}
 
 
@@ -25,7 +27,7 @@ BIN = {"ajet": ".venv", "ajet-proxy": ".venv", "ajet-trainer": ".venv-engine"}
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """What a reader has who has started an engine and the proxy."""
     folder = tmp_path_factory.mktemp("readme")
-    with stub_process() as engine, ProxyProcess(engine, folder / "data", options=["--group-size", "2"]) as proxy:
+    with stub_process() as engine, ProxyProcess(engine, folder / "data", options=OPTIONS) as proxy:
         own = {
             "AJET_PROXY_URL": proxy.url,
             "OPENAI_BASE_URL": f"{proxy.url}/v1",

@@ -89,14 +89,14 @@ class Diversion:
         if refusal is None:
             self._callers[flow.client_conn.id] = Caller(key, admitted=True)
         else:
-            headers = {"Proxy-Authenticate": REALM, "Connection": "close", "Content-Type": "text/plain"}
-            flow.response = http.Response.make(407, f"ajet-proxy: {refusal}\n", headers)
+            flow.response = http.Response.make(407, headers={"Proxy-Authenticate": REALM, "Connection": "close"})
+            _explain(flow.response, refusal)
 
     def http_connect_error(self, flow: http.HTTPFlow) -> None:
         """The tunnel's other end cannot be had; mitmproxy's own words tell about its options."""
         if flow.response is not None and flow.response.status_code == 502:
             reason = flow.server_conn.error or "no connection"
-            flow.response.text = f"ajet-proxy: cannot reach {flow.request.pretty_host}: {reason}\n"
+            _explain(flow.response, f"cannot reach {flow.request.pretty_host}: {reason}")
 
     def requestheaders(self, flow: http.HTTPFlow) -> None:
         """Whatever follows a refused ``CONNECT`` on its connection is not for mitmproxy to carry."""
@@ -239,6 +239,13 @@ class Certificates(TlsConfig):
         if host is None:
             return super().get_cert(conn_context)
         return self.certstore.get_cert(host, [_general_name(host)])
+
+
+def _explain(response: http.Response, reason: str) -> None:
+    """Say why there is no tunnel, and where clients show it: in the status line. Hardly one shows the body."""
+    said = "".join(char for char in f"ajet-proxy: {reason}" if " " <= char <= "~")
+    response.reason, response.text = said, f"{said}\n"
+    response.headers["Content-Type"] = "text/plain"
 
 
 async def _stay_outside(server: Server, host: str, port: int) -> None:

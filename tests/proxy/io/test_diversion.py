@@ -78,7 +78,7 @@ async def test_a_host_that_cannot_be_reached_is_an_error_at_once(tmp_path: Path)
         pass
     async with intercepting(tmp_path / "ca") as running:
         status, (reader, _) = await running.connect(f"127.0.0.1:{port}")
-        assert status.startswith(b"HTTP/1.1 502")
+        assert status.startswith(b"HTTP/1.1 502 ajet-proxy: cannot reach 127.0.0.1: ")
         assert (await reader.read(1000)).startswith(b"ajet-proxy: cannot reach 127.0.0.1: ")
 
 
@@ -212,7 +212,7 @@ async def test_a_key_in_the_proxys_address_is_checked_and_used(tmp_path: Path, n
     async with intercepting(tmp_path / "ca", needs_key=needs_key) as running:
         for bad in (forged, expired, trainer, *([None, "sk-foreign"] if needs_key else [])):
             status, (reader, _) = await running.connect("localhost:443", bad)
-            assert status.startswith(b"HTTP/1.1 407")
+            assert status.startswith(b"HTTP/1.1 407 ajet-proxy: this ")
             assert b'Proxy-Authenticate: Basic realm="ajet"' in status
             assert await reader.read() != b""  # the reason, and then the end
         connection = await running.tunnel("localhost", 80, KEY)

@@ -1,0 +1,205 @@
+"""``ajet run --intercept``: programs that know nothing but their provider's address, in the environment they get."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk import Client, errors
+from ajet_sdk.interception import NODE_PRELOAD, Interception, intercepting
+from tests.kit.ports import free_port
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.rig import Rig
+from tests.kit.stub_process import stub_process
+
+NEEDS_PROXY = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
+NEEDS_NODE = pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+NEEDS_CURL = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()")
+CA, TRUSTED = Path("/x/ca.pem"), Path("/x/trusted.pem")
+FOUND = Interception("http://gpu:8485", ("api.openai.com",), "gpu", CA, TRUSTED)
+CHAT = {"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+AGENTS = {
+    "openai": (sys.executable, "-c", f"""
+import openai
+client = openai.OpenAI()
+assert str(client.base_url) == "https://api.openai.com/v1/", client.base_url
+client.chat.completions.create(**{CHAT!r})
+"".join(chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**{CHAT!r}, stream=True))
+"""),
+    "hard-coded": (sys.executable, "-c", f"""
+import json, urllib.request
+for stream in (False, True):
+    body = json.dumps({CHAT!r} | {{"stream": stream}}).encode()
+    headers = {{"Authorization": "Bearer sk-their-own", "Content-Type": "application/json"}}
+    urllib.request.urlopen(urllib.request.Request("https://api.openai.com/v1/chat/completions", body, headers)).read()
+"""),
+    "curl": ("sh", "-c", f"""
+set -e
+ask() {{ curl -fsS -H 'Content-Type: application/json' -H "$1" -d "$2" "$3"; }}
+ask "Authorization: Bearer $OPENAI_API_KEY" '{json.dumps(CHAT)}' https://api.openai.com/v1/chat/completions
+ask 'x-api-key: sk-ant-their-own' '{json.dumps(CHAT)}' https://api.anthropic.com/v1/messages
+"""),
+    "node fetch": ("node", "--input-type=module", "-e", f"""
+for (const stream of [false, true]) {{
+  const answer = await fetch("https://api.openai.com/v1/chat/completions", {{
+    body: JSON.stringify({{ ...{json.dumps(CHAT)}, stream }}),
+    headers: {{ "content-type": "application/json" }},
+    method: "POST",
+  }});
+  if (!answer.ok || !(await answer.text()).includes("content")) process.exit(1);
+}}
+"""),
+    "node https": ("node", "-e", f"""
+const https = require("https");
+const agent = new https.Agent({{ keepAlive: true }});
+const headers = {{ "content-type": "application/json", "x-api-key": "sk-ant-their-own" }};
+const ask = (after) => https.request(
+  "https://api.anthropic.com/v1/messages", {{ method: "POST", agent, headers }},
+  (answer) => answer.resume().on("end", () => answer.statusCode === 200 ? after() : process.exit(1)),
+).end({json.dumps(json.dumps(CHAT))});
+ask(() => setImmediate(ask, () => {{}}));
+"""),
+}
+each = pytest.mark.parametrize("agent", [
+    "openai", "hard-coded", pytest.param("curl", marks=NEEDS_CURL), pytest.param("node fetch", marks=NEEDS_NODE),
+    pytest.param("node https", marks=NEEDS_NODE),
+])
+
+
+def test_the_environment() -> None:
+    outer = {
+        "OPENAI_BASE_URL": "u", "OPENAI_API_BASE": "u", "ANTHROPIC_BASE_URL": "u", "OPENAI_API_KEY": "ajet-k.s",
+        "HTTPS_PROXY": "http://theirs", "NODE_OPTIONS": "--no-warnings", "HOME": "/h",
+    }
+    env = FOUND.environment(outer, "ajet-k/s")
+    assert env.pop("NODE_OPTIONS") == f'--no-warnings --require="{NODE_PRELOAD}"'
+    assert env == {
+        "OPENAI_API_KEY": "ajet-k.s", "HOME": "/h", "NODE_EXTRA_CA_CERTS": str(CA),
+        **dict.fromkeys(("HTTPS_PROXY", "https_proxy"), "http://ajet-k%2Fs:x@gpu:8485"),
+        **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1,::1,gpu"),
+        **dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "DENO_CERT"), str(TRUSTED)),
+    }
+
+
+def test_where_connections_are_caught_without_a_proxy_the_certificates_are_enough() -> None:
+    env = Interception(None, (), "gpu", CA, TRUSTED).environment({"OPENAI_BASE_URL": "u", "HTTPS_PROXY": "theirs"}, "k")
+    assert env["HTTPS_PROXY"] == "theirs"
+    assert env["SSL_CERT_FILE"] == str(TRUSTED)
+    assert not {"OPENAI_BASE_URL", "NO_PROXY", "NODE_OPTIONS"} & set(env)
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        ("", ""), ("corp.example, 10.0.0.0/8,gpu", ",corp.example,10.0.0.0/8"), ("*", ""), ("api.openai.com", ""),
+        (".OpenAI.com,a.b", ",a.b"), ("*.openai.com:443", ""), ("com", ""), ("penai.com", ",penai.com"),
+    ],
+)
+@pytest.mark.parametrize("name", ["NO_PROXY", "no_proxy"])
+def test_hosts_that_went_without_a_proxy_still_do_unless_they_are_listed(name: str, before: str, kept: str) -> None:
+    env = FOUND.environment({name: before}, "k")
+    assert env["NO_PROXY"] == env["no_proxy"] == "localhost,127.0.0.1,::1,gpu" + kept
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with stub_process() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def proxy(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    options = ("--intercept", f"127.0.0.1:{free_port()}")
+    with ProxyProcess(engine, tmp_path_factory.mktemp("intercepting") / "data", options=options) as process:
+        yield process
+
+
+def ajet(proxy: ProxyProcess, *told: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """The command in an environment that knows no more than where the proxy is."""
+    ours = ("AJET_", "OPENAI_", "ANTHROPIC_")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    env = clean | {"AJET_PROXY_URL": proxy.url} | more
+    return subprocess.run((*AJET, *told), capture_output=True, text=True, env=env, timeout=110, check=False)
+
+
+def calls_of(proxy: ProxyProcess, task: str) -> list[list[dict[str, Any]]]:
+    """The calls of each episode of `task`."""
+    with Rig(proxy.url) as rig:
+        episodes = [item["episode"] for item in rig.get("/episodes").json()["episodes"] if item["task"] == task]
+        return [rig.record(episode)["calls"] for episode in episodes]
+
+
+@NEEDS_PROXY
+@each
+def test_a_program_with_no_base_url_is_captured_in_its_own_episode(proxy: ProxyProcess, agent: str) -> None:
+    began = time.monotonic()
+    options = ("--task", agent, "--repeat", "2", "--parallel", "2", "--intercept")
+    done = ajet(proxy, "run", *options, "--", *AGENTS[agent], OPENAI_BASE_URL="http://127.0.0.1:1/v1")
+    assert "2 episodes: 2 rewarded, mean reward 1" in done.stdout, done.stdout + done.stderr
+    assert time.monotonic() - began < 60  # what is kept alive keeps no program from its end
+    for calls in calls_of(proxy, agent):
+        assert [(call["complete"], call["identified_by"]) for call in calls] == [(True, "key")] * 2
+        assert all(call["token_ids"] and len(call["token_ids"]) == len(call["logprobs"]) for call in calls)
+    assert len(calls_of(proxy, agent)) == 2
+    assert "their-own" not in "".join(path.read_text(errors="replace") for path in files_of(proxy))
+
+
+def files_of(proxy: ProxyProcess) -> Sequence[Path]:
+    return [path for path in proxy.data_dir.rglob("*") if path.is_file()]
+
+
+@NEEDS_PROXY
+@NEEDS_NODE
+@pytest.mark.parametrize(("host", "said"), [
+    ("nowhere.invalid", "502 ajet-proxy: cannot reach nowhere.invalid"), ("localhost", "ECONNREFUSED"),
+])
+def test_a_host_that_node_cannot_reach_is_a_clear_error(proxy: ProxyProcess, host: str, said: str) -> None:
+    ask = f"require('tls').connect(443, '{host}').on('error', (error) => console.log(String(error.code ?? error)))"
+    done = ajet(proxy, "run", "--task", "t", "--intercept", "--", "node", "-e", ask)
+    assert said in done.stdout, done.stdout + done.stderr
+
+
+@NEEDS_PROXY
+def test_a_program_that_rewards_itself_goes_to_the_proxy_without_a_proxy(proxy: ProxyProcess) -> None:
+    agent = "import ajet_sdk; ajet_sdk.reward(0.25)"
+    done = ajet(proxy, "run", "--task", "own", "--intercept", "--", sys.executable, "-c", agent)
+    assert "mean reward 0.25" in done.stdout
+    assert "does the program heed HTTPS_PROXY" in done.stderr
+
+
+@NEEDS_PROXY
+def test_the_certificates_are_gone_when_the_run_is(proxy: ProxyProcess) -> None:
+    with Client(proxy.url) as client, intercepting(client) as found:
+        assert found.hosts == ("api.anthropic.com", "api.openai.com")
+        assert found.trusted.read_bytes().endswith(found.ca.read_bytes())
+        assert b"PRIVATE" not in found.trusted.read_bytes()
+    assert not found.ca.parent.exists()
+
+
+@NEEDS_PROXY
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "this proxy intercepts nothing: start it with --intercept"),
+        (("--intercept", "socks5@127.0.0.1:0"), "this proxy intercepts as socks5 alone"),
+    ],
+)
+def test_a_proxy_that_does_not_intercept_programs_is_one_clear_line(
+    engine: str, tmp_path: Path, options: Sequence[str], said: str
+) -> None:
+    with ProxyProcess(engine, tmp_path / "data", options=options) as other:
+        done = ajet(other, "run", "--task", "t", "--intercept", "--", "true")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert said in done.stderr and done.stderr.count("\n") == 1
+        with Client(other.url) as client, pytest.raises(errors.NotFound), intercepting(client):
+            pass
