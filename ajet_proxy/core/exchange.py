@@ -18,11 +18,10 @@ Next: ajet_proxy/core/timeline.py
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.call import CAPTURE_FAILED, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
+from ajet_proxy.core.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
 from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.sse import SseEvent, SseParser
@@ -34,7 +33,7 @@ class Exchange:
     def __init__(self, dialect: Dialect, asked: Request, *, model: str | None = None) -> None:
         """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model."""
         ask = dialect.ask(asked.fields)
-        named = {"model": json.dumps(model)} if model is not None and model != asked.model else {}
+        named = asked.naming(model)
         fields = {**ask.fields, **named}
         self.choices = ask.choices
         """How many calls the exchange makes."""
@@ -56,6 +55,7 @@ class Exchange:
         """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
         self._fields = fields
         self._reading = dialect.reader(ask)
+        self._translates = self._reading.translates
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
@@ -92,6 +92,12 @@ class Exchange:
         """Whether the client has whole events of a stream that is not at its end."""
         return not self.buffered and not self._opaque and not self._reading.ended
 
+    def pass_by(self) -> None:
+        """The answer is the engine's to the client's request on the client's own route: the client gets it as it is,
+        and no call comes of it."""
+        self.skip = NO_CHAT_ROUTE
+        self._translates = False
+
     def retreat(self) -> bool:
         """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
         call comes of the answer."""
@@ -106,8 +112,8 @@ class Exchange:
         document = not content_type.lower().startswith("text/event-stream")
         if status >= 400 or self.skip is not None:
             self._lose(REFUSED if status >= 400 else self.skip or "")
-            self._opaque = not self._reading.translates
-            self.buffered = self._reading.translates and (document or status >= 400)
+            self._opaque = not self._translates
+            self.buffered = self._translates and (document or status >= 400)
         else:
             self.buffered = document
 
@@ -141,7 +147,7 @@ class Exchange:
         """The exchange broke off; the bytes that came and were not passed on, except that the client of another
         protocol has no use for pieces of the engine's. `settled` holds afterwards."""
         pieces = [*self._document, self._parser.take()]
-        rest = self._held if self._reading.translates else [*self._held, *pieces]
+        rest = self._held if self._translates else [*self._held, *pieces]
         self._held, self._document = [], []
         if not self.settled:
             self._lose(reason)

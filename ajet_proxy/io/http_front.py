@@ -24,12 +24,14 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from ajet_proxy.core.call import Captured, Origin, Outcome
+from ajet_proxy.core.attempt import attempt, is_retry, retry_key
+from ajet_proxy.core.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.messages import Messages
 from ajet_proxy.core.dialects.messages_template import depends_on_template
 from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
+from ajet_proxy.core.dialects.uncarried import Uncarried
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import History, Mark, marks_of, read
 from ajet_proxy.core.identity import Identity, identify, split_path
@@ -38,6 +40,7 @@ from ajet_proxy.io import relay
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
 from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.foreign import Foreign
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
@@ -94,6 +97,7 @@ class HttpFront:
             engines, clock=clock, metrics=metrics, connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout,
         )
+        self._foreign = Foreign(self._upstream, engines)
         self._templates = Templates(self._upstream, engines)
         self._continuity = Continuity(self._upstream, store=store, metrics=metrics) if settings.continuity else None
 
@@ -156,9 +160,9 @@ class HttpFront:
                 raise
             return await self._pass(http, body)  # no call can come of it, and the engine says so in its own words
         named = self._identify(http, request)
-        asked = dialect.translate(request)
+        dialect, asked = await self._carried(http, dialect, request)
         history = read(dialect.target, asked.fields, named.scope)
-        sent = _attempt(http, dialect, body, named.scope if named.episode is None else b"")
+        sent = attempt(http.headers, dialect.path, body, scope=named.scope if named.episode is None else b"")
         identity, metadata = self._continued(named, history, sent)
         episode = identity.episode or self._clock.new_id("ep")
         tenant = self._tenant(identity, episode)
@@ -185,12 +189,18 @@ class HttpFront:
                 task=identity.task, eval=identity.eval, identified_by=identity.identified_by, tenant=tenant,
                 metadata=metadata, **sent,
             ))
-            return await self._recorded(http, exchange, origin, history)
+            own = None if dialect.path == dialect.target else self._engine_request(
+                http, dialect.path, request.with_fields(request.naming(given)), model=model, sticky=episode,
+                identity=True,
+            )
+            return await self._recorded(http, exchange, origin, history, own)
 
     async def _recorded(
-        self, http: web.Request, exchange: Exchange, origin: Origin, history: History | None
+        self, http: web.Request, exchange: Exchange, origin: Origin, history: History | None,
+        own: EngineRequest | None,
     ) -> web.StreamResponse:
-        """Relay the answer to the begun calls of `origin`, and end them."""
+        """Relay the answer to the begun calls of `origin`, and end them. `own` is the client's request on its own
+        route, where the engine is asked on another."""
         request = self._engine_request(
             http, exchange.target, exchange.upstream_body, model=origin.model, sticky=origin.episode, identity=True
         )
@@ -200,9 +210,28 @@ class HttpFront:
             origin, scorer=scorer, store=self._store, clock=self._clock, metrics=self._metrics,
             marks=_marks(history, exchange), finished=None if turn is None else turn.finished,
         )
-        return await relay.captured(
-            http, request, exchange, recorder, turn or self._upstream, keep_alive_s=self._settings.keep_alive
+        response = await relay.captured(
+            http, request, exchange, recorder, turn or self._upstream, own=own, keep_alive_s=self._settings.keep_alive
         )
+        if exchange.skip == NO_CHAT_ROUTE:
+            self._foreign.note(origin.model)
+        return response
+
+    async def _carried(self, http: web.Request, dialect: Dialect, request: Request) -> tuple[Dialect, Request]:
+        """How to put `request` to its engines, and `request` as they are asked; `BadRequest` if it cannot be."""
+
+        def look(path: str) -> EngineRequest:
+            asking = self._engine_request(http, path, None, model=request.model, sticky="", identity=True)
+            return replace(asking, method="GET")
+
+        if dialect.target == dialect.path or not self._foreign.knows(request.model):
+            try:
+                return dialect, dialect.translate(request)
+            except BadRequest:
+                async with self._enter(request.model):
+                    if not await self._foreign.ask(dialect, request.model, look):
+                        raise
+        return Uncarried(dialect), request
 
     async def _suited(self, http: web.Request, model: str, episode: str) -> Messages:
         """The Messages API for an engine whose chat template is that of `model`."""
@@ -294,14 +323,14 @@ class HttpFront:
 
     def _reward_id(self, http: web.Request, identity: Identity, sent: bytes) -> str:
         """The same id for a request that is sent again, by an equal ``Idempotency-Key`` or a count of retries."""
-        retry_key = _retry_key(http)
-        if retry_key is not None:
-            return f"rew-{retry_key[:32]}"
+        key = retry_key(http.headers)
+        if key is not None:
+            return f"rew-{key[:32]}"
         said = repr((http.method, identity.path, identity.agent, identity.reward)).encode("utf-8", "surrogatepass")
         name = f"rew-{hashlib.sha256(said + sent).hexdigest()[:32]}"
         known = self._store.ledger.episodes.get(identity.episode or "")
         before = sum(given.startswith(name) for given in known.rewards) if known is not None else 0
-        return f"{name}-{max(0, before - 1) if _is_retry(http) else before}"
+        return f"{name}-{max(0, before - 1) if is_retry(http.headers) else before}"
 
     def _engine_request(
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool
@@ -342,17 +371,6 @@ class HttpFront:
         return b"".join(parts)
 
 
-def _attempt(http: web.Request, dialect: Dialect, body: bytes, scope: bytes) -> dict[str, Any]:
-    """What two attempts at one request have in common, and whether this says of itself that it is not the first.
-    `scope` keeps clients apart that do not name their episodes."""
-    key = _retry_key(http)
-    return {
-        "body_hash": hashlib.sha256(scope + dialect.path.encode() + b"\n" + body).hexdigest(),
-        "idempotency_key": key and hashlib.sha256(scope + key.encode()).hexdigest(),
-        "is_retry": _is_retry(http),
-    }
-
-
 def _marks(history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
     """Where a client's history ends after each choice."""
     given = cache(lambda: exchange.given)
@@ -361,18 +379,6 @@ def _marks(history: History | None, exchange: Exchange) -> Callable[[Outcome], t
         return marks_of(history, given()[outcome.index], outcome if isinstance(outcome, Captured) else None)
 
     return marks
-
-
-def _is_retry(http: web.Request) -> bool:
-    """Whether the client says that it sends this for a second time."""
-    count = http.headers.get("X-Stainless-Retry-Count", "")
-    return count.isascii() and count.isdigit() and count.strip("0") != ""
-
-
-def _retry_key(http: web.Request) -> str | None:
-    """What two attempts at one request have in common, as 64 hexadecimal digits."""
-    key = http.headers.get("Idempotency-Key")
-    return None if key is None else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def _model_in(body: bytes) -> str:

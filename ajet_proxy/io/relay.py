@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -22,6 +23,10 @@ from ajet_proxy.io.upstream import EngineRequest, Upstream, response_headers
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 
+_NO_ROUTE: Final = (404, 405, 501)
+"""How an engine says that it does not have a route."""
+_REFUSED: Final = (400, 403, 422)
+"""How an engine says that it does not take a field, or not from everybody."""
 _BROKEN: Final = (aiohttp.ClientError, TimeoutError)
 
 
@@ -64,15 +69,13 @@ async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
 
 async def captured(
     http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Sender,
-    *, keep_alive_s: float,
+    *, keep_alive_s: float, own: EngineRequest | None = None,
 ) -> web.StreamResponse:
     """Send `request`, give the client what `exchange` makes of the answer, and record its calls. A stream whose engine
-    is silent for `keep_alive_s` (0: however long) is kept alive in the client's protocol."""
+    is silent for `keep_alive_s` (0: however long) is kept alive in the client's protocol. `own` is what an engine is
+    asked that has no route for `request`."""
     try:
-        answer = await upstream.send(request)
-        if answer.status == 400 and exchange.retreat():
-            answer.close()
-            answer = await upstream.send(replace(request, body=exchange.upstream_body))
+        answer = await _ask(request, exchange, upstream, own)
         try:
             exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
             if exchange.settled:
@@ -90,6 +93,26 @@ async def captured(
         raise
     finally:
         recorder.lose(ENGINE_ERROR)
+
+
+async def _ask(
+    request: EngineRequest, exchange: Exchange, upstream: Sender, instead: EngineRequest | None
+) -> aiohttp.ClientResponse:
+    """The engine's answer to `request`, or to what it is asked if it does not take that."""
+    answer = await upstream.send(request)
+    if answer.status in _REFUSED and exchange.retreat():
+        answer.close()
+        return await upstream.send(replace(request, body=exchange.upstream_body))
+    if answer.status in _NO_ROUTE and instead is not None:
+        with ExitStack() as refused:
+            refused.callback(answer.close)
+            own = await upstream.send(instead)
+            if own.status not in _NO_ROUTE:
+                exchange.pass_by()
+                return own
+            own.close()
+            refused.pop_all()
+    return answer
 
 
 async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) -> web.StreamResponse:

@@ -36,6 +36,10 @@ class Request:
         model = self._found.values.get("model")
         return model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
 
+    def naming(self, model: str | None) -> dict[str, str]:
+        """The field, as JSON text, that makes this a request for `model`; none if it is one, or for None."""
+        return {} if model is None or model == self.model else {"model": json.dumps(model)}
+
     def with_fields(self, fields: dict[str, str]) -> bytes:
         """The body, in UTF-8, with `fields` (name to JSON text) set and all else as it was written."""
         return with_fields(self._text, self._found, fields).encode("utf-8", "surrogatepass")

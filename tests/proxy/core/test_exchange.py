@@ -278,6 +278,19 @@ def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() ->
     assert b'"FINISH_REASON":"STOP"' in late
 
 
+@pytest.mark.parametrize(("status", "reason"), [(200, "no_chat_route"), (400, "refused")])
+@pytest.mark.parametrize("content_type", [SSE, "application/json"])
+def test_the_engines_answer_to_the_clients_own_request_is_not_translated(
+    content_type: str, status: int, reason: str
+) -> None:
+    running = Exchange(Shout(), Request(b'{"model":"policy", "n": 2}'))
+    running.pass_by()
+    running.on_headers(status, content_type)
+    assert running.settled and not running.buffered and not running.patient
+    assert reasons(running.outcomes) == [reason] * 2
+    assert running.feed(b"data: any\n") + running.abort() == [b"data: any\n"]
+
+
 def test_an_error_is_translated_too() -> None:
     running = Exchange(Shout(), Request(b"{}"))
     running.on_headers(400, "application/json")

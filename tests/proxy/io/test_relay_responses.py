@@ -130,12 +130,13 @@ async def test_a_client_that_goes_away_while_its_call_is_scored() -> None:
         await until(lambda: stub.llm_requests()[1].cancelled)
 
 
+@pytest.mark.parametrize("status", [400, 403, 422])
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_engine_that_refuses_the_question_is_asked_as_the_agent_asked(stream: bool) -> None:
+async def test_an_engine_that_refuses_the_question_is_asked_as_the_agent_asked(stream: bool, status: int) -> None:
     body = body_for(stream=stream)
     async with EngineStub() as stub, Front(stub.url) as front:
         direct = await send(stub.url + RESPONSES, body=body)
-        stub.faults.append(Fault("status", status=400))
+        stub.faults.append(Fault("status", status=status))
         answer = await send(f"{front.url}/e/x{RESPONSES}", body=body)
     assert (answer.status, steady(answer.body)) == (200, steady(direct.body))
     assert stub.requests[-1].body == body

@@ -88,7 +88,7 @@ async def test_an_engine_that_says_nothing_is_asked_again(engine: Engine, garble
     async with Front(engine.url) as front:
         for _ in range(2):
             await ask(front, "m" if garbled else "nobody", **INLINE)
-    assert len(engine.asked) == 2 * (8 + 1)
+    assert len(engine.asked) == 2 * (8 + (1 if garbled else 2)), "a 404 may mean that there is no chat route"
     assert [message["role"] for message in engine.chats()[1]["messages"]] == ["user", "system"]
 
 

@@ -73,3 +73,10 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
         low, high = (low, middle) if refused(middle) else (middle, high)
     for depth in range(low - 8, high + 8):
         refused(depth)  # or not: no other error comes out
+    deep: dict[str, Any] = {}
+    for _ in range(200_000):
+        deep = {"a": deep}
+    request = Request(dump(ASK).encode())
+    request.fields["tools"] = [{"name": "t", "input_schema": deep}]
+    with pytest.raises(BadRequest, match="nested"):
+        Messages().translate(request)

@@ -52,3 +52,8 @@ def test_its_fields() -> None:
 
 def test_fields_are_set_where_they_stand() -> None:
     assert Request(b'{ "a" : 1.50, "b":2 }').with_fields({"b": "3", "c": "null"}) == b'{ "a" : 1.50, "b":3 ,"c":null}'
+
+
+def test_a_request_is_made_one_for_another_model_only_where_it_is_none() -> None:
+    asked = Request(b'{"model": "m"}')
+    assert (asked.naming(None), asked.naming("m"), asked.naming('"o')) == ({}, {}, {"model": '"\\"o"'})
