@@ -3,12 +3,13 @@
 # make proof       repeats the quick start with several seeds and against a control that does not learn
 # make test        everything: lint, types, and all tests in both environments
 # make test-integrations  each framework and program of integrations/, in an environment of its own
+# make test-page   the owner's page in headless Chromium (Debian's package chromium)
 # make lint        ruff and mypy alone
 # make bench       the figures of the proxy and the SDK
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/conformance.md)
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test test-integrations lint bench conformance clean
+.PHONY: setup quickstart proof test test-page test-integrations lint bench conformance clean
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +26,11 @@ proof: setup
 
 test:
 	@.ci/run
+
+test-page:
+	@.ci/setup daemon
+	@command -v chromium chromium-browser google-chrome chrome >/dev/null || { echo "no Chromium on PATH: apt-get install chromium" >&2; exit 1; }
+	@.venv/bin/python -m pytest -q tests/proxy/io/test_dashboard_browser.py
 
 test-integrations:
 	@.ci/setup daemon

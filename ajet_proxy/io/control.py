@@ -23,6 +23,7 @@ from ajet_proxy.core.events import CallFinished, Event
 from ajet_proxy.core.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.io import gauges
 from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.dashboard import add_page
 from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import RETRY_AFTER_S, Gatekeeper
@@ -74,6 +75,7 @@ class Control:
         for route in ROUTES:
             app.router.add_route(route.method, PREFIX + route.path, self._handler(route))
         app.router.add_get("/metrics", self._metrics_page)
+        add_page(app, self._claims)
         app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown)
 
     def _handler(self, route: Route) -> Any:

@@ -1,77 +1,44 @@
+"""The quick start's page: the episodes it is given, with the text of each token, and nothing twice."""
+
 from __future__ import annotations
 
+import json
 import re
-from html.parser import HTMLParser
 from typing import Any
 
-from ajet_trainer.quickstart.page import Token, page_html, rows_of, token_html, versions_of
+from ajet_trainer.quickstart.page import page_html
 
 
-def call(name: str, prompt: list[int], sampled: list[int], version: Any = 1, **more: Any) -> dict[str, Any]:
-    return {
-        "call": name, "started_at": float(name[1:]), "prompt_token_ids": prompt, "token_ids": sampled,
-        "logprobs": [-0.5] * len(sampled), "policy_version": version, **more,
-    }  # fmt: skip
+def record(name: str, *tokens: int, **more: Any) -> dict[str, Any]:
+    prompt, sampled = list(tokens[:-1]), list(tokens[-1:])
+    call = {"call": "c1", "complete": True, "prompt_token_ids": prompt, "token_ids": sampled, "logprobs": [-0.5]}
+    timeline = {
+        "sample": f"{name}/0", "model": "m", "agent": "", "token_ids": [*prompt, *sampled], "calls": ["c1"],
+        "loss_mask": [*(0 for _ in prompt), 1], "logprobs": [*(0.0 for _ in prompt), -0.5],
+        "policy_versions": [[3, 1]], "spans": [["c1", len(prompt), len(tokens)]],
+    }
+    return {"episode": name, "task": "t", "state": "trained", "reward": 0.5, "calls": [call],
+            "timelines": [timeline], **more}
 
 
-def record(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"episode": "ep-1", "task": "t", "state": "trained", "reward": 0.5, "calls": list(calls), **more}
+def data_of(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="ajet-data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
 
 
-def ids(row: list[Token]) -> list[int]:
-    return [token.id for token in row]
+def test_the_page_holds_its_episodes_and_the_text_of_each_token() -> None:
+    sections = [("Early", [record("ep-1", 1, 2)]), ("Late", [record("ep-2", 1, 3, reward=None)])]
+    page = page_html("Title & more", "Intro", sections, {1: "one\n", 2: "two", 3: "three"}.__getitem__)
+    data = data_of(page)
+    assert (data["title"], data["intro"]) == ("Title & more", "Intro")
+    assert data["texts"] == {"1": "one\n", "2": "two", "3": "three"}
+    assert [section["heading"] for section in data["sections"]] == ["Early", "Late"]
+    (late,) = data["sections"][1]["episodes"]
+    assert late["timelines"][0]["token_ids"] == [1, 3]
+    assert late["calls"] == [{"call": "c1", "complete": True}]
 
 
-def test_calls_that_go_on_make_one_row_with_each_sampled_token_once() -> None:
-    rows = rows_of([call("c2", [1, 2, 3, 4, 5], [6]), call("c1", [1, 2], [3, 4])])
-    assert [ids(row) for row in rows] == [[1, 2, 3, 4, 5, 6]]
-    assert [token.logprob is not None for token in rows[0]] == [False, False, True, True, False, True]
-
-
-def test_a_call_that_does_not_go_on_makes_a_row_of_its_own() -> None:
-    rows = rows_of([call("c1", [1, 2], [3, 4]), call("c2", [1, 2, 9, 4], [6])])
-    assert [ids(row) for row in rows] == [[1, 2, 3, 4], [1, 2, 9, 4, 6]]
-
-
-def test_incomplete_calls_are_left_out() -> None:
-    assert rows_of([call("c1", [1], [2], complete=False)]) == []
-
-
-def test_versions_of_a_call_over_a_weight_update() -> None:
-    assert versions_of([[3, 2], [4, 1]], 3) == [3, 3, 4]
-    assert versions_of(5, 2) == [5, 5]
-
-
-def test_tokens_say_what_is_known_of_them_and_are_escaped() -> None:
-    assert 'class="c"' in token_html(Token(7), "a")
-    sampled = token_html(Token(7, -0.6931, 3), "<b>")
-    assert "&lt;b&gt;" in sampled
-    assert "logprob -0.693 (p = 0.500) · policy version 3" in sampled
-    assert "<b>" not in token_html(Token(7), '<script>"').replace("<b>↵</b>", "")
-
-
-class Links(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.outside: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.outside += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag in ("script", "link", "iframe"):
-            self.outside.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_the_page_holds_everything_and_asks_nobody() -> None:
-    sections = [("Early", [record(call("c1", [1], [2]))]), ("Late", [record(call("c1", [1], [2]), reward=None)])]
-    page = page_html("Title & more", "Intro", sections, {1: "one\n", 2: "two"}.__getitem__)
-    links = Links()
-    links.feed(page)
-    assert not links.outside
-    assert not re.search(r"https?://|url\(|@import", page)
-    assert "{{" not in page
-    assert "Title & more" in links.text
-    assert links.text.count("two") == 2
+def test_an_episode_without_timelines_is_no_trouble() -> None:
+    page = page_html("T", "I", [("H", [{"episode": "e", "calls": []}])], str)
+    assert data_of(page)["texts"] == {}
