@@ -193,7 +193,7 @@ async def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
-        ("GET", "/ajet/v1/nothing", 404), ("GET", "/ajet/v2/status", 404), ("GET", "/ajet", 404),
+        ("GET", "/ajet/v1/nothing", 404), ("GET", "/ajet/v2/status", 404), ("GET", "/ajet/v2", 404),
         ("DELETE", "/ajet/v1/episodes", 405), ("GET", "/ajet/v1/batches/lease", 405), ("POST", "/ajet/v1/status", 405),
         ("GET", "/ajet/v1/episodes/unknown", 404), ("POST", "/ajet/v1/batches/unknown/nack", 404),
     ],
