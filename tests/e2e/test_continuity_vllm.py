@@ -1,0 +1,209 @@
+"""On-policy continuity on real vLLM, in four families of chat templates: long conversations of words that drift.
+
+What is forced by ``structured_outputs`` is sampled in pieces that no tokenizer would write, because the tiny model
+knows no better; what is sampled freely is bytes that are no UTF-8. Both come back as text, which the engine reads as
+other tokens. With continuity not one turn drifts; without it, on the same words, some do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit import wire
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.record_tapes import CALL, CHAT, REASONING
+from tests.kit.rig import Rig
+from tests.kit.vllm_process import vllm_server
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+TOOL = {"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}
+FORCED = (
+    " ", "\n\n", "hello  world ", "\thello\n", "é日😀", "👩‍🔬e\u0301", "guess<|im_end|>\n", "<|eot_id|>x",
+    "</s>[INST] hi", "no </think> yes", 'hello {"a": "\\n"}', "\u00a0\u2028hello",
+)  # fmt: skip
+"""Answers, one a turn; between them the model says what it likes."""
+WORDS = (" hello", "\n", "", "guess  <|im_start|>", "é 😀", "<think>no</think>", "[INST]", "higher\n\n")
+"""What the user says, in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A running engine whose chat template is of one family, with a proxy before it and one without continuity.
+    ``thought`` is what its model thinks before it answers, as a regular expression."""
+
+    name: str
+    url: str
+    on: ProxyProcess
+    off: ProxyProcess
+
+    @property
+    def thought(self) -> str:
+        return "<think>hello\\n[é日]</think>" if self.name == "thinking" else ""
+
+
+@pytest.fixture(scope="module", params=["chatml", "llama", "mistral", "thinking"])
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Family]:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "chatml":
+        yield from _proxies(request.param, request.getfixturevalue("vllm").url, folder)
+        return
+    from tests.kit.tiny_model import build
+
+    model = build(folder / "tiny", family=request.param)
+    options = REASONING if request.param == "thinking" else ()
+    with vllm_server(model, folder / "vllm.log", options=options) as url:
+        yield from _proxies(request.param, url, folder)
+
+
+def _proxies(name: str, url: str, folder: Path) -> Iterator[Family]:
+    with (
+        ProxyProcess(url, folder / "on") as on,
+        ProxyProcess(url, folder / "off", options=("--continuity", "off")) as off,
+    ):
+        yield Family(name, url, on, off)
+        assert "Traceback" not in on.errors() + off.errors()
+
+
+def ask(url: str, episode: str, messages: list[dict[str, Any]], **body: Any) -> dict[str, Any]:
+    """One turn; the assistant's message as a client puts it together."""
+    asked = {"model": "tiny", "messages": messages, "temperature": 1.0, "max_tokens": 60} | body
+    answer = asyncio.run(wire.send(f"{url}/e/{episode}{CHAT}", body=asked))
+    assert answer.status == 200, answer.body
+    if not body.get("stream"):
+        message: dict[str, Any] = answer.json()["choices"][0]["message"]
+        return message
+    out: dict[str, Any] = {"role": "assistant", "content": "", "reasoning": "", "tool_calls": []}
+    for event in answer.events()[:-1]:
+        for choice in event["choices"]:
+            _add(out, choice["delta"])
+    return {name: value for name, value in out.items() if value or name == "content"}
+
+
+def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
+    for name in ("content", "reasoning"):
+        message[name] += delta.get(name) or ""
+    for part in delta.get("tool_calls") or ():
+        if "id" in part:
+            function = {"name": part["function"]["name"], "arguments": ""}
+            message["tool_calls"].append({"id": part["id"], "type": "function", "function": function})
+        message["tool_calls"][part["index"]]["function"]["arguments"] += part["function"].get("arguments") or ""
+
+
+def talk(family: Family, url: str, episode: str, *, tools: bool) -> list[dict[str, Any]]:
+    """A conversation of sixteen turns, streamed and not, forced, free and cut at the limit, with calls of tools."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    forced, marks = iter(FORCED), dict.fromkeys(thinking_marks(family), 100)
+    for number in range(len(FORCED) * 4 // 3):
+        body: dict[str, Any] = {"seed": number, "stream": number % 3 == 0} | ({"tools": [TOOL]} if tools else {})
+        if number % 4 < 3:
+            body |= {"structured_outputs": {"regex": family.thought + re.escape(next(forced))}, "logit_bias": marks}
+        elif tools and number % 8 < 4:
+            body |= {"structured_outputs": {"regex": rf"{family.thought}ok{CALL}\n{CALL}"}, "logit_bias": marks}
+            body["max_tokens"] = 160
+        else:
+            body["max_tokens"] = 7
+        messages.append(ask(url, episode, messages, **body))
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "higher "}
+            for call in messages[-1].get("tool_calls") or ()
+        ]
+        messages += results or [{"role": "user", "content": WORDS[number % len(WORDS)]}]
+    assert not tools or any(message["role"] == "tool" for message in messages)
+    return messages
+
+
+def thinking_marks(family: Family) -> list[str]:
+    """The ids of the tokens that begin and end a thought, as keys of a ``logit_bias``: one token each, not letters."""
+    if not family.thought:
+        return []
+    asked = {"model": "tiny", "prompt": "<think></think>", "add_special_tokens": False}
+    tokens = asyncio.run(wire.send(f"{family.url}/tokenize", body=asked)).json()["tokens"]
+    assert len(tokens) == 2
+    return [str(token) for token in tokens]
+
+
+def sealed(url: str, episode: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The record of the episode after its reward, and the drift counters of all so far."""
+    with Rig(url) as rig:
+        assert rig.reward(episode).is_success
+        return rig.record(episode), rig.status()["drift"]
+
+
+def drifted(drift: dict[str, int]) -> int:
+    return drift.get("retokenized", 0) + drift.get("template", 0)
+
+
+def whole(call: dict[str, Any]) -> list[int]:
+    return [*call["prompt_token_ids"], *call["token_ids"]]
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["words", "tools"])
+def test_not_one_turn_drifts_with_it_and_some_do_without(family: Family, tools: bool) -> None:
+    name = "tools" if tools else "words"
+    messages = talk(family, family.on.url, name, tools=tools)
+    assert any(message.get("reasoning") for message in messages) or not family.thought
+    record, drift = sealed(family.on.url, name)
+    calls = record["calls"]
+    assert [call["continuity"] for call in calls[:1]] == ["first_turn"]
+    assert {call["continuity"] for call in calls[1:]} <= {"exact", "same"}
+    for before, call in itertools.pairwise(calls):
+        assert call["prompt_token_ids"][: len(whole(before))] == whole(before)
+    assert len(record["timelines"]) == 1
+    assert drifted(drift) == 0
+
+    talk(family, family.off.url, name, tools=tools)
+    record, drift = sealed(family.off.url, name)
+    assert {call.get("continuity") for call in record["calls"]} == {None}
+    assert len(record["timelines"]) > 1
+    assert drifted(drift) > 0
+
+
+@pytest.mark.parametrize("family", ["thinking"], indirect=True)
+def test_an_agent_that_leaves_the_reasoning_out_has_chosen_another_history(family: Family) -> None:
+    marks = dict.fromkeys(thinking_marks(family), 100)
+    body = {"structured_outputs": {"regex": family.thought + "yes"}, "logit_bias": marks}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    for _ in range(2):
+        said = ask(family.on.url, "left-out", messages, **body)
+        messages += [{"role": "assistant", "content": said["content"]}, {"role": "user", "content": "again"}]
+    record, _ = sealed(family.on.url, "left-out")
+    assert [call["continuity"] for call in record["calls"]] == ["first_turn", "reasoning_left_out"]
+    assert len(record["timelines"]) == 2
+
+
+def test_answers_in_a_set_form_go_on_too(family: Family) -> None:
+    schema = {"type": "object", "properties": {"say": {"enum": ["hello  ", "é\\n"]}}, "required": ["say"]}
+    form = {"type": "json_schema", "json_schema": {"name": "said", "schema": schema}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    for number in range(4):
+        messages.append(ask(family.on.url, "form", messages, response_format=form, seed=number, stream=number == 2))
+        messages.append({"role": "user", "content": "again"})
+        assert family.thought or messages[-2]["content"].startswith("{")
+    record, drift = sealed(family.on.url, "form")
+    assert {call["continuity"] for call in record["calls"][1:]} <= {"exact", "same"}
+    assert (len(record["timelines"]), drifted(drift)) == (1, 0)
+
+
+def test_anthropics_protocol_is_continued_as_well(family: Family) -> None:
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    for number in range(4):
+        asked = {"model": "tiny", "messages": messages, "max_tokens": 12, "stream": False, "temperature": 1.0}
+        answer = asyncio.run(wire.send(f"{family.on.url}/e/messages/v1/messages", body=asked)).json()
+        messages += [
+            {"role": "assistant", "content": answer["content"]},
+            {"role": "user", "content": [{"type": "text", "text": WORDS[number] or "more"}]},
+        ]
+    record, drift = sealed(family.on.url, "messages")
+    assert {call["continuity"] for call in record["calls"][1:]} <= {"exact", "same"}
+    assert (len(record["timelines"]), drifted(drift)) == (1, 0)
