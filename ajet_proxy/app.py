@@ -29,16 +29,19 @@ from ajet_proxy import service
 from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core.keys import SCOPES, Claims, Keys
 from ajet_proxy.core.ledger import LedgerSettings
+from ajet_proxy.core.retention import to_archive
 from ajet_proxy.io import authority
 from ajet_proxy.io.alarm import Alarm
 from ajet_proxy.io.authority import AuthorityError
 from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.compactor import Compactor
 from ajet_proxy.io.control import Control, ControlSettings
 from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
+from ajet_proxy.io.limits import DaemonLimits
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.tunnels import Interception, Tunnels
@@ -89,7 +92,15 @@ class App:
             HttpFront, store=store, gate=gate, engines=engines, keys=keys, clock=clock, metrics=metrics,
             settings=_front_settings(config),
         )
-        self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock))
+        store.limits = limits = DaemonLimits(
+            data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics
+        )
+        compactor = Compactor(
+            store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
+            max_bytes=config.archive_max_bytes,
+        )
+        self._stack.push_async_callback(compactor.stop)
+        self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock, limits, compactor))
         self._stack.push_async_callback(_end, self.ticker)
         if config.intercept:
             tunnels = Tunnels(
@@ -189,15 +200,18 @@ async def _run(app: App, announce: Callable[[str], None]) -> None:
         raise failed
 
 
-async def _tick(store: Store, clock: Clock) -> None:
-    """Let timeouts and leases run out, look for what an operator should know, and tell systemd's watchdog that the loop
-    turns."""
+async def _tick(store: Store, clock: Clock, limits: DaemonLimits, compactor: Compactor) -> None:
+    """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and tell
+    systemd's watchdog that the loop turns."""
     alarm = Alarm()
     while True:
         await asyncio.sleep(TICK_S)
         if store.healthy:
             store.post(store.ledger.expire(clock.now()))
+            store.post(to_archive(store.ledger, clock.now()))
         alarm.look(store.ledger.alerts())
+        limits.measure()
+        compactor.tick()
         service.notify("WATCHDOG=1", os.environ)
 
 

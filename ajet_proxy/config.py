@@ -34,7 +34,9 @@ FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "A
 """Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
 FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
 MIN_SECRET = 16
-MAY_BE_NONE = ("read_timeout", "keep_alive_s", "drift_limit")
+MAY_BE_NONE = (
+    "read_timeout", "keep_alive_s", "drift_limit", "archive_max_age", "archive_max_bytes", "max_disk", "max_memory",
+)
 """Settings for which 0 means: none."""
 LISTENING_MODES = ("regular", "socks5", "transparent")
 
@@ -103,6 +105,14 @@ class Config:
     )
     drain_s: float = _opt(60.0, "After SIGTERM, requests in flight have this long to finish.")
     key_ttl_s: float = _opt(7 * 86400.0, "Lifetime of an episode's key.")
+    archive_max_age: float = _opt(0.0, "Archived episodes lose their calls this long after their end; 0 keeps them.")
+    archive_max_bytes: int = _opt(
+        0, "Archived episodes may take so much disk, then the oldest lose their calls; 0 is no limit."
+    )
+    max_disk: int = _opt(
+        0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."
+    )
+    max_memory: int = _opt(0, "Memory of the process at which new episodes, and then new calls, get a 503; 0 is none.")
     max_body: int = _opt(64 << 20, "Largest request body.")
     max_header: int = _opt(64 << 10, "Largest request header, and longest request line.")
 

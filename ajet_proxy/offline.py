@@ -1,21 +1,24 @@
 """`ajet-proxy merge` and `ajet-proxy replay`: the live code, over lines of a file or over the journal.
 
-`replay` prints what leases delivered, batch by batch, and then what the ready episodes would deliver. Each sample went
-through the wire's codec, as the delivered one did, so it equals that bit for bit. Reading a journal takes no lock and
-changes nothing.
+`replay` prints what leases delivered, batch by batch, and then what the ready episodes would deliver, wherever they
+are by now: in the journal or in the archive. Each sample went through the wire's codec, as the delivered one did, so it
+equals that bit for bit. Reading takes no lock and changes nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from heapq import merge
 from pathlib import Path
 
-from ajet_proxy.core import events as ev
 from ajet_proxy.core.ledger import Ledger, LedgerSettings
 from ajet_proxy.core.samples import merge_calls, tree_rows
+from ajet_proxy.io import snapshot
+from ajet_proxy.io.archive import ArchiveFile
 from ajet_proxy.io.codec import UnknownRecord, decode
-from ajet_proxy.io.journal import JournalDamaged, records
+from ajet_proxy.io.journal import JournalDamaged, folder_of, records, snapshots
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch
 from ajet_sdk.sample import Batch, Call, Group, Sample
@@ -47,22 +50,38 @@ def merge_lines(lines: Iterable[str], policy: str = "strict", tree: bool = False
             yield _line(sample)
 
 
-def replay_lines(data_dir: str | Path) -> Iterator[str]:
-    """The samples of every batch delivered and of every ready episode, as JSON lines, from the journal alone."""
+def replay_lines(data_dir: str | Path, removed: Callable[[str], None] = lambda episode: None) -> Iterator[str]:
+    """The samples of every batch delivered and of every ready episode, as JSON lines; `removed` is told of delivered
+    episodes whose calls the archive keeps no longer."""
     folder = Path(data_dir)
-    if not (folder / "journal").is_dir():
-        raise BadRequest(f"{folder} holds no journal", param="DATA_DIR")
-    ledger = Ledger(LedgerSettings())
-    try:
-        for record in records(folder):
-            event = decode(record, ledger.episodes)
-            ledger.apply(event)
-            if isinstance(event, ev.BatchLeased):
-                yield from _delivered(ledger.batch(event.batch))
-    except UnknownRecord as error:
-        raise JournalDamaged(f"the journal in {folder} was written by a newer version: {error}") from error
-    ready = tuple(Group(episode.task, (episode,)) for episode in ledger.ready_episodes())
-    yield from _delivered(Batch("", 0.0, 0, ready))
+    with closing(ArchiveFile(folder)) as archive:
+        ledger = read_state(folder, archive)
+        known = {batch.number: batch for batch in (*ledger.batches.values(), *ledger.leaving_batches.values())}
+        archived = (batch for batch in archive.batches() if batch.number not in known)
+        for batch in merge(archived, (known[number] for number in sorted(known)), key=lambda batch: batch.number):
+            whole = ledger.batch(batch.id)
+            for episode in (episode for group in whole.groups for episode in group.episodes if not episode.samples):
+                removed(episode.episode)
+            yield from _delivered(whole)
+        yield from _delivered(Batch("", 0.0, 0, tuple(Group(e.task, (e,)) for e in ledger.ready_episodes())))
+
+
+def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
+    """The state at the end of the journal. A running daemon may compact it meanwhile: then it is read again."""
+    if not folder_of(data_dir).is_dir():
+        raise BadRequest(f"{data_dir} holds no journal", param="DATA_DIR")
+    while True:
+        before = snapshots(data_dir)[-1:]
+        try:
+            ledger = snapshot.load(data_dir, LedgerSettings(), archive)
+            for record in records(data_dir):
+                ledger.apply(decode(record, ledger.episodes))
+        except UnknownRecord as error:
+            raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
+        except FileNotFoundError:
+            continue
+        if snapshots(data_dir)[-1:] == before:
+            return ledger
 
 
 def _delivered(batch: Batch) -> Iterator[str]:

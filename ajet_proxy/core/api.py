@@ -169,7 +169,7 @@ def _list_episodes(asked: _Asked) -> Answer:
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 9 and 1 <= int(limit) <= MAX_RECORDS):
         raise BadRequest(f"limit must be 1 to {MAX_RECORDS}", param="limit")
     wanted = Wanted(int(limit), query.get("state"), query.get("task"), query.get("before"))
-    listed = records(asked.ledger.episodes, wanted)
+    listed = records(asked.ledger, wanted)
     return Answer(200, (), lambda: listed)
 
 
@@ -206,7 +206,8 @@ def _heartbeat(asked: _Asked) -> Answer:
 
 
 def _state(ledger: Ledger, episode: str) -> dict[str, Any]:
-    known = ledger.episodes[episode]
+    known = ledger.find(episode)
+    assert known is not None
     out = {"episode": episode, "state": known.state, "reward": known.reward()}
     return out if known.reason is None else out | {"reason": known.reason}
 
@@ -235,7 +236,8 @@ def _extend(asked: _Asked) -> Answer:
 
 
 def _batch(asked: _Asked) -> Body:
-    batch = asked.ledger.batches[asked.id]
+    batch = asked.ledger.find_batch(asked.id)
+    assert batch is not None
     return {"batch": batch.id, "state": batch.state, "lease_until": batch.lease_until}
 
 

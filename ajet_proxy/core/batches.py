@@ -21,13 +21,16 @@ Groups = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(slots=True)
 class LeasedBatch:
-    """A batch of one model, and what became of it: ``state`` is leased, trained or returned."""
+    """A batch of one model, and what became of it: ``state`` is leased, trained or returned. ``number`` counts leases;
+    ``given`` tells how many rewards each episode had when it was leased, because a later lease may deliver more."""
 
     id: str
     model: str
     lease_until: float
     policy_version: int
     groups: Groups
+    number: int = 0
+    given: dict[str, int] = field(default_factory=dict)
     state: str = "leased"
 
     def episodes(self) -> Iterator[str]:
@@ -66,6 +69,12 @@ class ReadyQueues:
         self._count(queue, 1)
         if not queue:
             del self._queues[model, task]
+
+    def regroup(self, group_size: int) -> None:
+        """Count by another size of groups."""
+        self.group_size, self.complete, self.waiting = group_size, 0, 0
+        for queue in self._queues.values():
+            self._count(queue, 1)
 
     def forget(self, model: str, episode: str) -> None:
         """`episode` never comes back."""

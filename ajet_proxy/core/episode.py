@@ -52,6 +52,8 @@ def takes(command: str, episode: Episode) -> bool:
         why = f" ({episode.reason})" if episode.reason else ""
         message = f"episode {episode.id} is {episode.state}{why}: too late for this {command}"
         raise Conflict(message, code=f"episode_{episode.state}")
+    if verdict == DO and episode.stored is not None:
+        raise Conflict(f"episode {episode.id} is archived: too late for this {command}", code="episode_archived")
     return verdict == DO
 
 
@@ -144,6 +146,8 @@ class Episode:
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
     tallied: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
+    stored: str | None = None
+    """``archive``: nothing happens to it any more; ``removed``: its calls are kept no longer. None: in memory."""
 
     def move(self, state: str, at: float, reason: str | None = None, detail: str | None = None) -> None:
         if state not in NEXT[self.state]:
@@ -235,12 +239,16 @@ class Episode:
         """What it earned, whatever the rewards' scope."""
         return total(self.rewards.values())
 
-    def drop_text(self) -> None:
-        """Forget token ids and logprobs; counts, ids and rewards stay."""
-        self.timelines = ()
-        for entry in self.calls.values():
-            if entry.turn is not None:
-                entry.turn = replace(entry.turn, logprobs=b"")
+    def size(self) -> int:
+        """Bytes of token ids and logprobs in its timelines."""
+        return sum(
+            len(timeline.tokens) + sum(len(turn.logprobs) for turn in timeline.turns) for timeline in self.timelines
+        )
+
+    def head(self) -> Episode:
+        """What is known of it without its calls."""
+        model = self.model or next((entry.model for entry in self.calls.values()), None)
+        return replace(self, model=model, calls={}, texts=[], timelines=(), stored="removed")
 
     def share_state(self) -> str:
         """The state that its shares add up to: leased before ready before trained."""

@@ -159,6 +159,16 @@ class BatchTrained:
 
 
 @dataclass(frozen=True, slots=True)
+class EpisodesArchived:
+    """Nothing can happen to them any more: from now on they are read in the archive. ``batches`` delivered nothing
+    else than archived episodes."""
+
+    at: float
+    episodes: tuple[str, ...]
+    batches: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PolicyAnnounced:
     at: float
     model: str
@@ -201,6 +211,7 @@ Event = (
     | LeaseExtended
     | BatchReturned
     | BatchTrained
+    | EpisodesArchived
     | PolicyAnnounced
     | GateClosed
     | GateOpened

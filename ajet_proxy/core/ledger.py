@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
 from ajet_proxy.core.batches import LeasedBatch
-from ajet_proxy.core.episode import CallEntry, Episode, repeats, takes
+from ajet_proxy.core.episode import CallEntry, Episode, repeats, takes, total
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState
 from ajet_proxy.core.history import History, Mark
@@ -44,7 +44,7 @@ class Ledger(State):
     def open_episode(
         self, body: OpenEpisode, *, episode: str, at: float, tenant: str, identified_by: str = "key"
     ) -> Events:
-        if episode in self.episodes:
+        if self.find(episode) is not None:
             raise Conflict(f"episode {episode} exists already", code="episode_exists")
         for name in ("idle_timeout", "wall_timeout"):
             value = getattr(body, name)
@@ -68,7 +68,7 @@ class Ledger(State):
         `metadata`."""
         at = self._time(at)
         started = ev.CallStarted(at, episode, calls, model, agent, identified_by, body_hash, idempotency_key)
-        known = self.episodes.get(episode)
+        known = self.find(episode)
         if known is None:
             body = OpenEpisode(task=task, eval=eval, metadata=metadata or {})
             opened = self.open_episode(body, episode=episode, at=at, tenant=tenant, identified_by=identified_by)
@@ -89,7 +89,7 @@ class Ledger(State):
         in an episode that ended it is lost."""
         episode, entry, at = self._episode(call.episode), self._entry(call.episode, call.call), self._time(at)
         if entry.state != "running":
-            return _late(call.episode, call.call, entry, marks, at)
+            return _late(episode, call.call, entry, marks, at)
         if episode.state not in ("open", "sealed"):
             return (ev.CallLost(at, call.episode, call.call, f"episode_{episode.state}"),)
         named: Events = ()
@@ -101,9 +101,9 @@ class Ledger(State):
         self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = ()
     ) -> Events:
         """`call` will never be trained. Nothing happens if it ended before."""
-        entry, at = self._entry(episode, call), self._time(at)
+        known, entry, at = self._episode(episode), self._entry(episode, call), self._time(at)
         if entry.state != "running":
-            return _late(episode, call, entry, marks, at)
+            return _late(known, call, entry, marks, at)
         return (ev.CallLost(at, episode, call, reason, marks),)
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
@@ -175,7 +175,7 @@ class Ledger(State):
             raise BadRequest("policy_version must be at least 0", param="policy_version")
         if known.state == "trained":
             return ()
-        episodes = [self.episodes[episode] for episode in known.episodes()]
+        episodes = [self._episode(episode) for episode in known.episodes()]
         if known.state == "returned" and any(episode.shares.get(known.model, "") is not None for episode in episodes):
             raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
         if known.state == "returned" and any(episode.state == "discarded" for episode in episodes):
@@ -282,20 +282,20 @@ class Ledger(State):
 
     def has_ended(self, episode: str) -> bool:
         """Whether `episode` is known and takes no more calls."""
-        known = self.episodes.get(episode)
+        known = self.find(episode)
         return known is not None and known.state != "open"
 
     def tenant_of(self, episode: str) -> str | None:
-        known = self.episodes.get(episode)
+        known = self.find(episode)
         return None if known is None else known.tenant
 
     def agent_of(self, episode: str) -> str | None:
-        known = self.episodes.get(episode)
+        known = self.find(episode)
         return None if known is None else known.agent
 
     def model_of(self, episode: str, agent: str) -> str | None:
         """The model that this agent of the episode was given when it opened."""
-        known = self.episodes.get(episode)
+        known = self.find(episode)
         return None if known is None else (known.members or {}).get(agent, known.model)
 
     def episode_of_call(self, call: str) -> str | None:
@@ -324,7 +324,7 @@ class Ledger(State):
         """What a lease delivers: a function of the state when it was leased."""
         known = self._batch(batch)
         groups = tuple(
-            Group(task, tuple(self._delivered(self.episodes[episode], known.model) for episode in episodes))
+            Group(task, tuple(self._delivered(episode, known.model, known.given[episode]) for episode in episodes))
             for task, episodes in known.groups
         )
         return Batch(batch, known.lease_until, known.policy_version, groups)
@@ -332,16 +332,18 @@ class Ledger(State):
     def ready_episodes(self) -> Iterator[BatchEpisode]:
         """What the ready episodes would deliver, the longest ready of each task first."""
         for model, episode in self.queues.ready(None):
-            yield self._delivered(self.episodes[episode], model)
+            yield self._delivered(episode, model, None)
 
-    def _delivered(self, episode: Episode, model: str) -> BatchEpisode:
-        rewards = tuple(episode.rewards.values())
+    def _delivered(self, name: str, model: str, given: int | None) -> BatchEpisode:
+        """What `model` learns from an episode that has the first `given` of its rewards."""
+        episode = self._episode(name)
+        rewards = tuple(episode.rewards.values())[:given]
         samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
         return BatchEpisode(
             episode=episode.id,
             task=episode.named_task,
             model=model,
-            reward=episode.reward() or 0.0,
+            reward=total(rewards) or 0.0,
             rewards=tuple(reward.to_json() for reward in rewards),
             samples=tuple(sample for sample in samples if sample.model == model),
         )
@@ -350,7 +352,7 @@ class Ledger(State):
         return max(at, self.now)
 
     def _episode(self, episode: str) -> Episode:
-        known = self.episodes.get(episode)
+        known = self.find(episode)
         if known is None:
             raise NotFound(f"no episode {episode}", code="unknown_episode")
         return known
@@ -362,7 +364,7 @@ class Ledger(State):
         return entry
 
     def _batch(self, batch: str) -> LeasedBatch:
-        known = self.batches.get(batch)
+        known = self.find_batch(batch)
         if known is None:
             raise NotFound(f"no batch {batch}", code="unknown_batch")
         return known
@@ -374,9 +376,10 @@ def _is_first(episode: Episode, call: Call) -> bool:
     return all(entry.turn is None or rank < entry.turn.rank for entry in episode.calls.values())
 
 
-def _late(episode: str, call: str, entry: CallEntry, marks: tuple[Mark, ...], at: float) -> Events:
+def _late(episode: Episode, call: str, entry: CallEntry, marks: tuple[Mark, ...], at: float) -> Events:
     """A call that a retry has replaced is answered all the same, and its client may go on from there."""
-    return (ev.CallLost(at, episode, call, "retried", marks),) if marks and entry.reason == "retried" else ()
+    goes_on = marks and entry.reason == "retried" and episode.stored is None
+    return (ev.CallLost(at, episode.id, call, "retried", marks),) if goes_on else ()
 
 
 def _is_base_url(url: str) -> bool:

@@ -7,10 +7,10 @@ come, so that reading them costs nothing.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
@@ -22,8 +22,29 @@ from ajet_proxy.core.tally import Tally
 from ajet_proxy.core.timeline import POLICIES, Policy, pack
 from ajet_sdk.routes import EPISODE_STATES
 
-KEPT_FINISHED = 1000
-"""So many episodes keep their token ids and logprobs in memory after their end; the journal keeps all."""
+
+class Archive(Protocol):
+    """Where ended episodes are read once they have left memory (see `ajet_proxy.core.retention`)."""
+
+    def episode(self, name: str) -> Episode | None: ...
+
+    def batch(self, name: str) -> LeasedBatch | None: ...
+
+    def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
+        """The heads of `limit` of them that were archived before the episode `before`, the latest first."""
+
+
+class Nowhere:
+    """The archive of a daemon that has archived nothing."""
+
+    def episode(self, name: str) -> Episode | None:
+        return None
+
+    def batch(self, name: str) -> LeasedBatch | None:
+        return None
+
+    def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +76,27 @@ class Served:
 
 
 class State:
-    """Everything the daemon remembers. Read it freely; only `apply` changes it."""
+    """Everything the daemon remembers. Read it freely; only `apply` changes it.
 
-    def __init__(self, settings: LedgerSettings) -> None:
+    An archived episode is no longer part of the state. It stays in ``leaving`` until whoever writes the archive says
+    that it is there, so that `find` always finds it.
+    """
+
+    def __init__(self, settings: LedgerSettings, archive: Archive | None = None) -> None:
         self.settings = settings
+        self.archive: Archive = archive or Nowhere()
         self.now = 0.0
         self.merge_policy: Policy = "strict"
         self.episodes: dict[str, Episode] = {}
         self.unsettled: dict[str, Episode] = {}
         """Those open or sealed."""
+        self.finished: dict[str, int] = {}
+        """Those that ended, in that order, and the size of their text."""
+        self.leaving: dict[str, Episode] = {}
+        self.leaving_batches: dict[str, LeasedBatch] = {}
+        self.opened = 0
+        self.archived: Counter[str] = Counter()
+        """How many of `counts` are archived."""
         self.counts: Counter[str] = Counter(dict.fromkeys(EPISODE_STATES, 0))
         self.discarded: Counter[str] = Counter()
         self.tokens: Counter[str] = Counter(prompt=0, sampled=0, merged=0, generated=0)
@@ -75,12 +108,12 @@ class State:
         self.queues = ReadyQueues(settings.group_size)
         self.batches: dict[str, LeasedBatch] = {}
         self.leased: dict[str, LeasedBatch] = {}
+        self.leases = 0
         self.served: dict[str, Served] = {}
         self.default_version = 0
         self.gate_now = Gate()
         self.lineage = Lineage()
         self.tally = Tally()
-        self._finished: deque[Episode] = deque()
         self._handlers: dict[type[Any], Callable[[Any], None]] = {
             ev.EpisodeOpened: self._opened,
             ev.TaskNamed: self._task_named,
@@ -96,6 +129,7 @@ class State:
             ev.LeaseExtended: self._extended,
             ev.BatchReturned: self._returned,
             ev.BatchTrained: self._trained,
+            ev.EpisodesArchived: self._archived,
             ev.PolicyAnnounced: self._announced,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
@@ -108,6 +142,21 @@ class State:
         if not isinstance(event, ev.ProxyStarted):
             self.now = max(self.now, event.at)
 
+    def find(self, episode: str) -> Episode | None:
+        """`episode`, wherever it is by now."""
+        return self.episodes.get(episode) or self.leaving.get(episode) or self.archive.episode(episode)
+
+    def find_batch(self, batch: str) -> LeasedBatch | None:
+        """`batch`, wherever it is by now."""
+        return self.batches.get(batch) or self.leaving_batches.get(batch) or self.archive.batch(batch)
+
+    def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
+        """They are in the archive."""
+        for name in episodes:
+            del self.leaving[name]
+        for name in batches:
+            del self.leaving_batches[name]
+
     def _opened(self, event: ev.EpisodeOpened) -> None:
         episode = Episode(
             id=event.episode, task=event.task, model=event.model, agent=event.agent, eval=event.eval,
@@ -116,6 +165,7 @@ class State:
         )
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
         self.counts["open"] += 1
+        self.opened += 1
 
     def _task_named(self, event: ev.TaskNamed) -> None:
         episode = self.episodes[event.episode]
@@ -227,9 +277,13 @@ class State:
         self.episodes[event.episode].active_at = event.at
 
     def _leased(self, event: ev.BatchLeased) -> None:
-        batch = LeasedBatch(event.batch, event.model, event.lease_until, event.policy_version, event.groups)
+        batch = LeasedBatch(
+            event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases
+        )
+        self.leases += 1
         self.batches[event.batch] = self.leased[event.batch] = batch
         for episode in map(self.episodes.__getitem__, batch.episodes()):
+            batch.given[episode.id] = len(episode.rewards)
             self.queues.remove(batch.model, episode.named_task, episode.id)
             self._share(episode, batch.model, batch.id, event.at)
 
@@ -251,6 +305,17 @@ class State:
             self._share(episode, batch.model, "", event.at)
         batch.state = "trained"
         self.leased.pop(batch.id, None)
+
+    def _archived(self, event: ev.EpisodesArchived) -> None:
+        for name in event.episodes:
+            episode = self.leaving[name] = self.episodes.pop(name)
+            episode.stored = "archive"
+            self.archived[episode.state] += 1
+            del self.finished[name]
+            for call in episode.calls:
+                del self.episode_by_call[call]
+        for name in event.batches:
+            self.leaving_batches[name] = self.batches.pop(name)
 
     def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
         episode.shares[model] = share
@@ -304,6 +369,4 @@ class State:
     def _finish(self, episode: Episode) -> None:
         for model in episode.shares:
             self.queues.forget(model, episode.id)
-        self._finished.append(episode)
-        if len(self._finished) > KEPT_FINISHED:
-            self._finished.popleft().drop_text()
+        self.finished[episode.id] = episode.size()

@@ -5,9 +5,9 @@ Reading changes nothing. `status` costs the same with ten episodes as with ten t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import dropwhile, islice
+from itertools import chain, dropwhile, islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from ajet_proxy.core.drift_rate import by_model
@@ -20,6 +20,7 @@ from ajet_sdk.routes import EPISODE_STATES
 
 if TYPE_CHECKING:
     from ajet_proxy.core.ledger import Ledger
+    from ajet_proxy.core.state import State
 
 
 Tokens = Literal["none", "timelines", "all"]
@@ -36,14 +37,15 @@ def status(ledger: Ledger) -> dict[str, Any]:
             model: {"policy_version": served.version, "gate": gate, "upstreams": list(served.upstreams)}
             for model, served in ledger.served.items()
         },
-        "episodes": {"opened": len(ledger.episodes), **{state: ledger.counts[state] for state in EPISODE_STATES}},
+        "episodes": {"opened": ledger.opened, **{state: ledger.counts[state] for state in EPISODE_STATES}},
+        "archived": sum(ledger.archived.values()),
         "discarded": dict(ledger.discarded),
         "groups": {
             "waiting": ledger.queues.waiting,
             "ready": ledger.queues.complete,
             "leased": sum(len(batch.groups) for batch in ledger.leased.values()),
         },
-        "batches": {"leased": len(ledger.leased), "total": len(ledger.batches)},
+        "batches": {"leased": len(ledger.leased), "total": ledger.leases},
         "calls": dict(ledger.calls),
         "tokens": dict(ledger.tokens),
         "drift": dict(ledger.drift),
@@ -94,7 +96,7 @@ def summary(episode: Episode) -> dict[str, Any]:
     extra = {
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
         "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
-        "tenant": episode.tenant or None, "shares": _shares(episode),
+        "tenant": episode.tenant or None, "shares": _shares(episode), "stored": episode.stored,
     }
     return out | {name: value for name, value in extra.items() if value is not None}
 
@@ -109,23 +111,33 @@ class Wanted:
     before: str | None = None
 
 
-def records(episodes: Mapping[str, Episode], wanted: Wanted) -> dict[str, Any]:
-    """``{"episodes": […], "next"?}``: newest first, and where there are more, what `Wanted.before` must be for them."""
+def records(ledger: State, wanted: Wanted) -> dict[str, Any]:
+    """``{"episodes": […], "next"?}``: newest first, those in memory before the archived; where there are more,
+    ``next`` is what `Wanted.before` must be for them."""
     if wanted.state is not None and wanted.state not in EPISODE_STATES:
         raise BadRequest(f"state must be one of {', '.join(EPISODE_STATES)}", param="state")
-    if wanted.before is not None and wanted.before not in episodes:
+    if wanted.before is not None and ledger.find(wanted.before) is None:
         raise BadRequest(f"no episode {wanted.before}", param="before")
-    newest_first = reversed(episodes.values())  # type: ignore[call-overload]
-    if wanted.before is not None:
-        newest_first = dropwhile(lambda episode: episode.id != wanted.before, newest_first)
-        next(newest_first)
     fitting = (
-        episode for episode in newest_first
+        episode for episode in _newest_first(ledger, wanted)
         if wanted.state in (None, episode.state) and wanted.task in (None, episode.task)
     )
     shown = [summary(episode) for episode in islice(fitting, wanted.limit)]
     more = next(fitting, None) is not None
     return {"episodes": shown} | ({"next": shown[-1]["episode"]} if more else {})
+
+
+def _newest_first(ledger: State, wanted: Wanted) -> Iterator[Episode]:
+    """Those in memory, then the archived, from where they were listed last."""
+    before, after = wanted.before, None
+    known: Iterator[Episode] = chain(reversed(ledger.episodes.values()), reversed(ledger.leaving.values()))
+    if before in ledger.episodes or before in ledger.leaving:
+        known = islice(dropwhile(lambda episode: episode.id != before, known), 1, None)
+    elif before is not None:
+        known, after = iter(()), before
+    yield from known
+    archived = ledger.archive.latest(wanted.state, wanted.task, after, wanted.limit + 1 + len(ledger.leaving))
+    yield from (episode for episode in archived if episode.id not in ledger.leaving)
 
 
 def _shares(episode: Episode) -> dict[str, str] | None:

@@ -194,7 +194,8 @@ class Control:
             models.setdefault(name, {"policy_version": version, "gate": self._store.ledger.gate})
             models[name] = models[name] | {"upstreams": list(self._engines.of(name))}
         requests = {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}
-        journal = {"healthy": self._store.healthy}
+        limits = self._store.limits
+        journal = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
         return {"version": __version__} | known | {"models": models, "requests": requests, "journal": journal}
 
     def _intercepting(self, http: web.Request) -> dict[str, Any]:
@@ -239,7 +240,9 @@ class Control:
         """Prometheus text: for a peer on this machine without a key, for others with an admin's."""
         if not _is_local(http) or self._settings.trusted_front:
             check_scope(self._claims(http), "admin")
-        read = gauges.read(self._store.ledger, self._gate, journal_healthy=self._store.healthy)
+        read = gauges.read(
+            self._store.ledger, self._gate, journal_healthy=self._store.healthy, limits=self._store.limits
+        )
         return web.Response(
             body=self._metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE}
         )

@@ -18,6 +18,7 @@ from pathlib import Path
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import METRICS, Metric, Values
+from ajet_proxy.io.store import Limits
 from ajet_sdk import __version__
 
 RECENT_EPISODES = 64
@@ -51,6 +52,8 @@ READ: tuple[Metric, ...] = (
     Metric("ajet_requests_in_flight", "gauge", "Requests inside the gate."),
     Metric("ajet_requests_waiting", "gauge", "Requests held at the gate."),
     Metric("ajet_journal_healthy", "gauge", "0 while the journal cannot write."),
+    Metric("ajet_intake_open", "gauge", "0 while a limit keeps new work out."),
+    Metric("ajet_disk_bytes", "gauge", "Size of journal and archive."),
     Metric("process_start_time_seconds", "gauge", "When the process started, in Unix time."),
     Metric("process_cpu_seconds_total", "counter", "CPU time of the process, user and system."),
     Metric("process_resident_memory_bytes", "gauge", "Memory that the process has in RAM."),
@@ -60,7 +63,9 @@ READ: tuple[Metric, ...] = (
 _DECLARED = {metric.name: metric for metric in READ}
 
 
-def read(ledger: Ledger, gate: Gatekeeper, *, journal_healthy: bool) -> Iterator[tuple[Metric, Values]]:
+def read(
+    ledger: Ledger, gate: Gatekeeper, *, journal_healthy: bool, limits: Limits | None
+) -> Iterator[tuple[Metric, Values]]:
     """Every row of `READ` that has values now."""
     figures = {
         "ajet_build_info": _by_label({__version__: 1}),
@@ -69,6 +74,8 @@ def read(ledger: Ledger, gate: Gatekeeper, *, journal_healthy: bool) -> Iterator
         "ajet_requests_in_flight": _one(gate.in_flight),
         "ajet_requests_waiting": _one(gate.waiting),
         "ajet_journal_healthy": _one(journal_healthy),
+        "ajet_intake_open": _one(limits is None or not limits.refused()),
+        "ajet_disk_bytes": _one(0 if limits is None else limits.disk),
         **process_figures(),
     }
     return ((_DECLARED[name], values) for name, values in figures.items())

@@ -328,7 +328,7 @@ class HttpFront:
             return f"rew-{key[:32]}"
         said = repr((http.method, identity.path, identity.agent, identity.reward)).encode("utf-8", "surrogatepass")
         name = f"rew-{hashlib.sha256(said + sent).hexdigest()[:32]}"
-        known = self._store.ledger.episodes.get(identity.episode or "")
+        known = self._store.ledger.find(identity.episode or "")
         before = sum(given.startswith(name) for given in known.rewards) if known is not None else 0
         return f"{name}-{max(0, before - 1) if is_retry(http.headers) else before}"
 

@@ -3,6 +3,8 @@
 Idea: records are appended to segment files; a writer thread takes all that is pending, writes it with one call and
 makes it durable with one fdatasync (group commit), so the cost of durability is shared by everyone who waits.
 
+A snapshot (`ajet_proxy.io.snapshot`) stands for all segments up to its number; only later ones are read.
+
 A segment is ``MAGIC`` and then records, each ``length, crc32`` (big-endian uint32) and ``length`` bytes. A record
 counts if its checksum fits; reading stops at the first that does not. At the end of the last segment that is a torn
 tail: it is cut off and reported. With a whole record behind it, or in an earlier segment, it is damage that no crash
@@ -31,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 MAGIC = b"ajet-journal-1\n"
 FRAME = Struct(">II")
-SEGMENT_BYTES = 64 << 20
+SEGMENT_BYTES = 16 << 20
 RETRY_S = 1.0
 MAX_RECORD = 1 << 30
 
@@ -60,9 +62,25 @@ def lock(data_dir: Path) -> int:
     return descriptor
 
 
+def folder_of(data_dir: Path) -> Path:
+    """Where segments and snapshots are."""
+    return data_dir / "journal"
+
+
+def snapshots(data_dir: Path) -> list[Path]:
+    """The snapshots, oldest first. All but the last are leftovers."""
+    return sorted(folder_of(data_dir).glob("*.snapshot"))
+
+
 def segments(data_dir: Path) -> list[Path]:
-    """The journal's files, oldest first."""
-    return sorted((data_dir / "journal").glob("*.log"))
+    """The segments behind the latest snapshot, oldest first."""
+    behind = max((path.stem for path in snapshots(data_dir)), default="")
+    return sorted(path for path in folder_of(data_dir).glob("*.log") if path.stem > behind)
+
+
+def framed(records: Iterable[bytes]) -> bytes:
+    """`records` as they stand in a file."""
+    return b"".join(part for record in records for part in (FRAME.pack(len(record), crc32(record)), record))
 
 
 def read(path: Path) -> Iterator[tuple[bytes, int]]:
@@ -89,7 +107,7 @@ def records(data_dir: Path) -> Iterator[bytes]:
         for record, end in read(path):  # noqa: B007
             yield record
         if path != paths[-1] or _more_follows(path, end):
-            _refuse_damage(path, end)
+            refuse_damage(path, end)
 
 
 def _more_follows(path: Path, end: int) -> bool:
@@ -107,7 +125,8 @@ def _more_follows(path: Path, end: int) -> bool:
         return bool(0 < length <= MAX_RECORD and crc32(file.read(length)) == checksum)
 
 
-def _refuse_damage(path: Path, end: int) -> None:
+def refuse_damage(path: Path, end: int) -> None:
+    """`JournalDamaged` if whole records do not fill the segment."""
     if max(end, len(MAGIC)) != path.stat().st_size:
         raise JournalDamaged(
             f"{path} is damaged at byte {end}, before the end of the journal: restore it from a copy, or give "
@@ -127,7 +146,7 @@ class Journal:
         self.appended = 0
         self.error: OSError | MemoryError | None = None
         """Why nothing can be written at the moment, if so."""
-        self._folder = data_dir / "journal"
+        self._folder = folder_of(data_dir)
         self._on_progress = on_progress
         self._segment_bytes = segment_bytes
         self._retry_s = retry_s
@@ -141,14 +160,15 @@ class Journal:
     def open(self) -> Iterator[bytes]:
         """Every record on disk; once they are all taken the torn tail, if there is one, is cut and writing begins."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        _sync_folder(self._folder.parent)
+        sync_folder(self._folder.parent)
         paths = segments(self._folder.parent)
+        self._number = max((int(path.stem) for path in snapshots(self._folder.parent)), default=0)
         for path in paths:
             self._number, self._end = int(path.stem), 0
             for record, self._end in read(path):
                 yield record
             if path != paths[-1] or _more_follows(path, self._end):
-                _refuse_damage(path, self._end)
+                refuse_damage(path, self._end)
         if paths:
             self._cut_tail(paths[-1])
         self._thread.start()
@@ -226,7 +246,7 @@ class Journal:
         """Append `batch` behind the last durable record and make it durable."""
         if self._descriptor < 0 or self._end >= self._segment_bytes:
             self._next_segment()
-        data = b"".join(part for record in batch for part in (FRAME.pack(len(record), crc32(record)), record))
+        data = framed(batch)
         os.ftruncate(self._descriptor, self._end)
         view, at = memoryview(data), self._end
         while view:
@@ -241,7 +261,7 @@ class Journal:
         try:
             os.pwrite(descriptor, MAGIC, 0)
             os.fsync(descriptor)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except OSError:
             os.close(descriptor)
             raise
@@ -250,7 +270,8 @@ class Journal:
         self._descriptor, self._number, self._end = descriptor, self._number + 1, len(MAGIC)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

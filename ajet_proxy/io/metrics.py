@@ -42,6 +42,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("ajet_upstream_errors_total", "counter", "Engine requests that failed, by kind.", ("kind",)),
     Metric("ajet_upstream_retries_total", "counter", "Engine requests repeated on a fresh connection."),
     Metric("ajet_commit_seconds", "histogram", "Time until events were on disk."),
+    Metric("ajet_refused_total", "counter", "Requests told to come back later, by the limit that is reached.",
+           ("reason",)),
+    Metric("ajet_compactions_total", "counter", "Compactions of the journal.", ("outcome",)),
+    Metric("ajet_removed_episodes_total", "counter", "Archived episodes whose calls retention removed."),
     Metric("ajet_intercepted_connections_total", "counter", "Connections to the HTTPS proxy.", ("kind",)),
 )
 

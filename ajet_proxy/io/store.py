@@ -14,15 +14,19 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.ledger import Ledger, LedgerSettings
+from ajet_proxy.io import snapshot
+from ajet_proxy.io.archive import ArchiveFile
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
+from ajet_proxy.io.compaction import alone
 from ajet_proxy.io.journal import Journal, JournalDamaged, lock
 from ajet_sdk.errors import NotReady
 
@@ -41,6 +45,19 @@ class Observer(Protocol):
     def observe(self, name: str, value: float, **labels: object) -> None: ...
 
 
+class Limits(Protocol):
+    """What the operator allows."""
+
+    disk: int
+    """Bytes used."""
+
+    def check(self, events: Sequence[Event]) -> None:
+        """Raise `NotReady` if there is no room for them."""
+
+    def refused(self) -> Mapping[str, Sequence[str]]:
+        """For each limit that is reached, what is kept out."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiter:
     number: int
@@ -54,9 +71,11 @@ class Store:
 
     def __init__(self, ledger: Ledger, metrics: Observer | None = None) -> None:
         self.ledger = ledger
+        self.limits: Limits | None = None
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._journal: Journal
+        self._archive: ArchiveFile
         self._lock = -1
         self._waiters: deque[_Waiter] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
@@ -73,11 +92,13 @@ class Store:
         """
         held = lock(data_dir)
         try:
-            store = cls(Ledger(settings), metrics)
-            store._lock = held
-            store._journal = journal(data_dir, store._on_progress)
-            for record in store._journal.open():
-                store.ledger.apply(decode(record, store.ledger.episodes))
+            archive = ArchiveFile(data_dir)
+            with alone(data_dir):
+                store = cls(snapshot.load(data_dir, settings, archive), metrics)
+                store._lock, store._archive = held, archive
+                store._journal = journal(data_dir, store._on_progress)
+                for record in store._journal.open():
+                    store.ledger.apply(decode(record, store.ledger.episodes))
         except UnknownRecord as error:
             os.close(held)
             raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
@@ -115,12 +136,21 @@ class Store:
             return
         if not self.healthy and not all(isinstance(event, ENDS) for event in events):
             raise self._not_ready()
+        if self.limits is not None:
+            self.limits.check(events)
         records = []
         for event in events:
             records.append(encode(event, self.ledger.episodes))
             self.ledger.apply(event)
         self._journal.append(records)
         self._tell(events)
+
+    def forget_archived(self, most: int) -> bool:
+        """Let go of what has arrived in the archive, at most so much of it; whether there may be more."""
+        leaving, batches = (list(islice(some, most)) for some in (self.ledger.leaving, self.ledger.leaving_batches))
+        episodes, batches = self._archive.holds("episodes", leaving), self._archive.holds("batches", batches)
+        self.ledger.arrived(episodes, batches)
+        return most in (len(episodes), len(batches))
 
     async def changed(self, timeout: float) -> None:
         """Return after the next change of state, or after `timeout` seconds."""
@@ -151,6 +181,7 @@ class Store:
             _resolve(self._waiters.popleft().future, self._not_ready())
         for queue in self._subscribers:
             queue.put_nowait(None)
+        self._archive.close()
         os.close(self._lock)
 
     def _tell(self, events: Sequence[Event]) -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from itertools import count
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import count, islice
 from typing import Any
+from unittest import mock
 
+from ajet_proxy.core import retention
+from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.call import prompt_hash
+from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.overview import overview
-from ajet_proxy.core.state import LedgerSettings, State
+from ajet_proxy.core.state import Archive, LedgerSettings, State
 from ajet_sdk.routes import EPISODE_STATES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
 from tests.kit.strategies import make_call
 
@@ -41,10 +46,17 @@ def picture(state: State) -> str:
 
 def check(state: State) -> None:
     """The ledger identity, and every counter against a slow count."""
-    episodes = list(state.episodes.values())
+    live, gone = list(state.episodes.values()), list(state.leaving.values())
+    episodes = live + gone
     shown = {name: state.counts[name] for name in EPISODE_STATES}
     assert shown == {name: sum(episode.state == name for episode in episodes) for name in EPISODE_STATES}
-    assert sum(shown.values()) == len(episodes)
+    assert state.archived == Counter(episode.state for episode in gone)
+    assert sum(shown.values()) == len(episodes) == state.opened
+    assert {episode.stored for episode in live} <= {None}
+    assert {episode.stored for episode in gone} <= {"archive"}
+    assert state.finished == {episode.id: episode.size() for episode in live if episode.ended_at is not None}
+    assert len(state.batches) + len(state.leaving_batches) == state.leases
+    assert state.episode_by_call == {call: episode.id for episode in live for call in episode.calls}
     entries = [entry for episode in episodes for entry in episode.calls.values()]
     for name in ("running", "complete", "lost"):
         assert state.calls[name] == sum(entry.state == name for entry in entries)
@@ -64,11 +76,39 @@ def check(state: State) -> None:
     assert sum(state.discarded.values()) == shown["discarded"]
 
 
+class Shelf:
+    """An archive in memory."""
+
+    def __init__(self) -> None:
+        self.episodes: dict[str, Episode] = {}
+        self.batches: dict[str, LeasedBatch] = {}
+
+    def take(self, state: State, episodes: int) -> None:
+        """The first `episodes` that are leaving `state`, and all batches."""
+        self.episodes |= dict(islice(state.leaving.items(), episodes))
+        self.batches |= state.leaving_batches
+        state.arrived(list(state.leaving)[:episodes], list(state.leaving_batches))
+
+    def episode(self, name: str) -> Episode | None:
+        return self.episodes.get(name)
+
+    def batch(self, name: str) -> LeasedBatch | None:
+        return self.batches.get(name)
+
+    def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
+        names = list(self.episodes)
+        names = names[: names.index(before)] if before is not None else names
+        found = [self.episodes[name] for name in reversed(names)]
+        return [item for item in found if state in (None, item.state) and task in (None, item.task)][:limit]
+
+
 class LedgerRig:
     """`events` is all that happened; `pictures` what could be seen after each."""
 
-    def __init__(self, settings: LedgerSettings = SETTINGS, *, watch: bool = False) -> None:
-        self.ledger = Ledger(settings)
+    def __init__(
+        self, settings: LedgerSettings = SETTINGS, *, watch: bool = False, archive: Archive | None = None
+    ) -> None:
+        self.ledger = Ledger(settings, archive)
         self.events: list[Event] = []
         self.pictures: list[str] = []
         self.at = 1000.0
@@ -110,7 +150,9 @@ class LedgerRig:
         self, episode: str, call: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), *,
         version: int | None = None,
     ) -> Sequence[Event]:
-        entry = self.ledger.episodes[episode].calls[call]
+        known = self.ledger.find(episode)
+        assert known is not None
+        entry = known.calls[call]
         version = self.ledger.policy_version(entry.model) if version is None else version
         done = make_call(
             call, prompt, sampled, at=entry.started_at, model=entry.model, agent=entry.agent, episode=episode,
@@ -164,6 +206,11 @@ class LedgerRig:
     def restart(self) -> Sequence[Event]:
         return self.run(self.ledger.restarted(self.at))
 
+    def archive(self, kept: int = 0) -> Sequence[Event]:
+        """Archive what ended, but for the latest `kept`."""
+        with mock.patch.object(retention, "KEPT_EPISODES", kept):
+            return self.run(retention.to_archive(self.ledger, self.at))
+
     def ready(self, task: str = "t", *, model: str = "m", version: int | None = None) -> str:
         """An episode that is ready."""
         episode = self.open(task=task)
@@ -173,7 +220,9 @@ class LedgerRig:
         return episode
 
     def state(self, episode: str) -> str:
-        return self.ledger.episodes[episode].state
+        known = self.ledger.find(episode)
+        assert known is not None
+        return known.state
 
     def in_state(self, state: str) -> str:
         """A new episode in `state`."""

@@ -81,3 +81,15 @@ def test_a_batch_lists_its_episodes() -> None:
     batch = LeasedBatch("b", "m", 0.0, 1, (("t", ("x", "y")), ("u", ("z",))))
     assert list(batch.episodes()) == ["x", "y", "z"]
     assert batch.state == "leased"
+
+
+def test_groups_are_counted_again_by_another_size() -> None:
+    queues = ReadyQueues(2)
+    for episode in "abc":
+        queues.add("m", "t", episode)
+    queues.add("m", "u", "d")
+    assert (queues.complete, queues.waiting) == (1, 1)
+    queues.regroup(3)
+    assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 1)
+    queues.regroup(1)
+    assert (queues.complete, queues.waiting) == (4, 0)

@@ -138,7 +138,7 @@ def test_shares_add_up_to_a_state() -> None:
         assert blank(shares=shares).share_state() == state
 
 
-def test_text_is_kept_as_timelines_and_can_be_dropped() -> None:
+def test_text_is_kept_as_timelines_and_a_head_has_none() -> None:
     episode = blank()
     models(episode, "a", "b")
     before = episode.merged("strict")
@@ -149,14 +149,16 @@ def test_text_is_kept_as_timelines_and_can_be_dropped() -> None:
     assert not episode.texts
     assert not any(entry.text for entry in episode.calls.values())
     assert [turn.call for turn in episode.turns()] == ["c0", "c1"]
-    blank().drop_text()
-    episode.calls["lost"] = entry_of(make_call("x", [1], [2]))
-    episode.calls["lost"].turn = None
-    episode.drop_text()
-    assert episode.timelines == ()
-    assert [(turn.start, turn.end, turn.logprobs) for turn in episode.turns()] == [(1, 2, b"")] * 2
-    episode.state = "trained"
-    assert episode.merged("strict") == ()
+    tokens = sum(len(timeline) for timeline in before)
+    sampled = sum(turn.end - turn.start for turn in episode.turns())
+    assert episode.size() == 4 * tokens + 8 * sampled
+    episode.model = "named"
+    assert episode.head().model == "named"
+    episode.model = None
+    head = episode.head()
+    assert (head.calls, head.timelines, head.stored, head.model) == ({}, (), "removed", "m")
+    head.state = "trained"
+    assert head.merged("strict") == ()
     assert episode.named_task == ""
 
 
@@ -265,3 +267,10 @@ def test_an_answer_that_a_later_call_goes_on_from_was_received() -> None:
     assert repeats(known, "same", None, True) == (one, two)
     rig.call(episode, (1, 2, 3), (5,), body="later")
     assert repeats(known, "same", None, True) == ()
+
+
+def test_what_is_archived_takes_nothing_but_repetitions() -> None:
+    episode = blank(state="recorded", stored="archive")
+    assert not takes("seal", episode)
+    with pytest.raises(Conflict, match="archived"):
+        takes("reward", episode)

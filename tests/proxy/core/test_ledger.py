@@ -323,7 +323,7 @@ def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
     rig.finish(episode, call, (1, 2), (3,))
     found = ledger.packed(episode, call)
     assert found is not None and (found.turn.start, unpack_tokens(found.text)) == (2, (1, 2, 3))
-    assert [item["episode"] for item in records(ledger.episodes, Wanted(5, "open"))["episodes"]] == [episode]
+    assert [item["episode"] for item in records(ledger, Wanted(5, "open"))["episodes"]] == [episode]
 
 
 def test_every_refusal_leaves_the_ledger_as_it_was(rig: LedgerRig) -> None:

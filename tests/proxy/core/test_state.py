@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from ajet_proxy.core import events as ev
-from ajet_proxy.core import state as state_module
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.lineage import Lineage
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import GateClose, GateOpen
-from tests.kit.ledger_rig import SETTINGS, LedgerRig, check, picture
+from tests.kit.ledger_rig import SETTINGS, LedgerRig, Shelf, check, picture
 from tests.kit.strategies import make_call
 
 EPISODES = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -91,7 +90,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def aborts_late(self, data: st.DataObject) -> None:
-        episode = data.draw(st.sampled_from(sorted(self.rig.ledger.episodes)))
+        episode = data.draw(st.sampled_from(sorted({**self.rig.ledger.episodes, **self.rig.ledger.leaving})))
         self.attempt(lambda: self.rig.abort(episode))
 
     @rule(episode=EPISODES, action=st.sampled_from(["seal", "abort"]))
@@ -118,8 +117,8 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(data=st.data(), action=st.sampled_from(["ack", "nack", "extend"]))
     def answers(self, data: st.DataObject, action: str) -> None:
-        if self.rig.ledger.batches:
-            batch = data.draw(st.sampled_from(sorted(self.rig.ledger.batches)))
+        if self.rig.ledger.leases:
+            batch = data.draw(st.sampled_from(sorted({**self.rig.ledger.batches, **self.rig.ledger.leaving_batches})))
             self.attempt(lambda: getattr(self.rig, action)(batch))
 
     @rule(model=MODELS, version=st.integers(0, 3))
@@ -141,6 +140,10 @@ class AnythingHappens(RuleBasedStateMachine):
         if often == 0:
             self.rig.restart()
             self.running.clear()
+
+    @rule(kept=st.sampled_from([0, 1, 3]))
+    def archives(self, kept: int) -> None:
+        self.rig.archive(kept)
 
     @invariant()
     def identity(self) -> None:
@@ -188,14 +191,33 @@ def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
     assert rig.ledger.drifts["m"].to_json() == {"turns": 2, "broken_by": {"new_chain": 1}, "rate": None}
 
 
-def test_old_episodes_lose_their_text_and_keep_their_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "KEPT_FINISHED", 1)
+def test_archived_episodes_leave_the_state_and_are_still_found() -> None:
     rig = LedgerRig(watch=True)
     old, new = rig.in_state("trained"), rig.in_state("recorded")
-    (forgotten,), (kept,) = (rig.ledger.record(name, tokens="all")["calls"] for name in (old, new))
-    assert (forgotten["prompt_tokens"], forgotten["sampled_tokens"], forgotten["complete"]) == (2, 1, True)
-    assert (kept["prompt_token_ids"], kept["token_ids"]) == ([1, 2], [3])
-    assert rig.reward(old, 1.0, id="given") == ()
+    before = rig.ledger.record(old, tokens="all")
+    (batch,) = rig.ledger.batches
+    rig.archive(kept=1)
+    assert (old in rig.ledger.episodes, new in rig.ledger.episodes, rig.ledger.batches) == (False, True, {})
+    assert rig.ledger.record(old, tokens="all") == before | {"stored": "archive"}
+    assert rig.ledger.status()["archived"] == 1
+    (found,) = [rig.ledger.find_batch(batch)]
+    assert found is not None and found.state == "trained"
+    rig.ledger.arrived([old], [batch])
+    assert (rig.ledger.find(old), rig.ledger.find_batch(batch)) == (None, None)
+    assert list(rig.ledger.archive.latest(None, None, None, 5)) == []
+
+
+def test_what_is_archived_is_read_from_the_archive() -> None:
+    shelf = Shelf()
+    rig = LedgerRig(archive=shelf)
+    episode = rig.in_state("trained")
+    (batch,) = rig.ledger.batches
+    rig.archive()
+    shelf.take(rig.ledger, 1)
+    assert rig.ledger.leaving == rig.ledger.leaving_batches == {}
+    assert rig.ledger.find(episode) is shelf.episodes[episode]
+    assert rig.ledger.find_batch(batch) is shelf.batches[batch]
+    assert rig.ack(batch) == ()
 
 
 def test_a_call_of_a_dead_episode_leaves_no_text() -> None:

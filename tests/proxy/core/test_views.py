@@ -9,7 +9,7 @@ import pytest
 from ajet_proxy.core.views import Wanted, records
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES, GateClose
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, Shelf
 
 
 @pytest.fixture
@@ -106,14 +106,14 @@ def test_the_parts_of_an_episode_over_several_models(rig: LedgerRig) -> None:
 def test_records_come_newest_first(rig: LedgerRig) -> None:
     names = [rig.open() for _ in range(4)]
     rig.abort(names[1])
-    shown = records(rig.ledger.episodes, Wanted(3))["episodes"]
+    shown = records(rig.ledger, Wanted(3))["episodes"]
     assert [item["episode"] for item in shown] == [names[3], names[2], names[1]]
     assert listed(rig, Wanted(3, "open")) == ([names[3], names[2], names[0]], None)
     assert "calls" not in shown[0]
     with pytest.raises(BadRequest):
-        records(rig.ledger.episodes, Wanted(3, "asleep"))
+        records(rig.ledger, Wanted(3, "asleep"))
     with pytest.raises(BadRequest):
-        records(rig.ledger.episodes, Wanted(before="ep-none"))
+        records(rig.ledger, Wanted(before="ep-none"))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
@@ -130,6 +130,25 @@ def test_pages_of_records_add_up_to_the_whole_list(rig: LedgerRig, limit: int) -
         assert seen == expected
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 9])
+def test_pages_go_on_into_the_archive(limit: int) -> None:
+    shelf = Shelf()
+    rig = LedgerRig(archive=shelf)
+    names = [rig.in_state("trained" if number % 2 else "open") for number in range(8)]
+    rig.archive(kept=1)
+    shelf.take(rig.ledger, 2)
+    for state, expected in (
+        ("trained", [names[number] for number in (7, 5, 3, 1)]),
+        (None, [names[number] for number in (7, 6, 4, 2, 0, 5, 3, 1)]),
+    ):
+        seen, before = [], None
+        while not seen or before is not None:
+            page, before = listed(rig, Wanted(limit, state, before=before))
+            seen += page
+        assert seen == expected
+    assert listed(rig, Wanted(9, task="none")) == ([], None)
+
+
 def listed(rig: LedgerRig, wanted: Wanted) -> tuple[list[str], str | None]:
-    answer = records(rig.ledger.episodes, wanted)
+    answer = records(rig.ledger, wanted)
     return [item["episode"] for item in answer["episodes"]], answer.get("next")

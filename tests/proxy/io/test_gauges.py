@@ -21,7 +21,7 @@ LINE = re.compile(r'[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\.)*"(,[a-z_]+="(?:[^"\\\n]|
 
 def rendered(rig: LedgerRig) -> list[str]:
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
-    return Metrics().render(read(rig.ledger, gate, journal_healthy=True)).splitlines()
+    return Metrics().render(read(rig.ledger, gate, journal_healthy=True, limits=None)).splitlines()
 
 
 def test_what_the_ledger_knows() -> None:

@@ -1,0 +1,201 @@
+"""The archive: ended episodes and their batches, each found by its name, in one SQLite file.
+
+Idea: one row an episode, with a ``head`` that is kept for good and a ``body``, the whole episode, that retention may
+take away. SQLite brings what this needs: an index that is not in memory, transactions that survive a kill, a full disk
+and a power cut, and readers that no writer holds up (its write-ahead log). Only the compaction writes.
+
+Writing an episode again changes nothing, so a compaction that was killed is simply run again.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from ajet_proxy.core.batches import LeasedBatch
+from ajet_proxy.core.episode import Episode
+from ajet_proxy.core.retention import to_remove
+from ajet_proxy.io.snapshot import pack, unpack
+from ajet_sdk.errors import NotReady
+
+NAME = "archive.sqlite"
+RETRY_AFTER_S = 2.0
+BUSY_S = 60.0
+TABLES = """
+BEGIN IMMEDIATE;
+CREATE TABLE IF NOT EXISTS episodes (
+    name TEXT PRIMARY KEY, state TEXT NOT NULL, task TEXT, ended REAL NOT NULL, size INTEGER NOT NULL,
+    head BLOB NOT NULL, body BLOB
+);
+CREATE INDEX IF NOT EXISTS by_state ON episodes (state);
+CREATE INDEX IF NOT EXISTS by_task ON episodes (task, state);
+CREATE INDEX IF NOT EXISTS kept ON episodes (ended, size) WHERE body IS NOT NULL;
+CREATE TABLE IF NOT EXISTS batches (name TEXT PRIMARY KEY, number INTEGER NOT NULL, record BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS by_number ON batches (number);
+PRAGMA user_version = 1;
+COMMIT;
+"""
+
+
+class ArchiveFile:
+    """The archive of one data directory, for reading. It need not exist yet."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._path = data_dir / NAME
+        self._connection: sqlite3.Connection | None = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def episode(self, name: str) -> Episode | None:
+        """The whole episode; its head if its body was removed."""
+        for head, body in self._ask("SELECT head, body FROM episodes WHERE name = ?", name):
+            return _episode(head if body is None else body)
+        return None
+
+    def batch(self, name: str) -> LeasedBatch | None:
+        for (record,) in self._ask("SELECT record FROM batches WHERE name = ?", name):
+            return _batch(record)
+        return None
+
+    def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterator[Episode]:
+        """The heads of `limit` of them that were archived before the episode `before`, the latest first."""
+        wanted = {
+            "state = ?": state, "task = ?": task, "rowid < (SELECT rowid FROM episodes WHERE name = ?)": before,
+        }
+        given = {term: value for term, value in wanted.items() if value is not None}
+        where = f"WHERE {' AND '.join(given)}" if given else ""
+        rows = self._ask(f"SELECT head FROM episodes {where} ORDER BY rowid DESC LIMIT ?", *given.values(), limit)
+        return (_episode(head) for (head,) in rows)
+
+    def episodes(self, states: Iterable[str]) -> Iterator[Episode]:
+        """Every whole episode in one of `states`, the oldest first."""
+        wanted = tuple(states)
+        marks = ",".join("?" * len(wanted))
+        question = f"SELECT body FROM episodes WHERE body IS NOT NULL AND state IN ({marks}) ORDER BY rowid"
+        rows = self._rows(question, wanted)
+        return (_episode(body) for (body,) in rows)
+
+    def batches(self) -> Iterator[LeasedBatch]:
+        """Every batch in the order of its lease."""
+        return (_batch(record) for (record,) in self._ask("SELECT record FROM batches ORDER BY number"))
+
+    def holds(self, table: str, names: Iterable[str]) -> list[str]:
+        """The first of `names`, as far as they are in `table`; names leave memory in the order in which they come here.
+        """
+        return list(takewhile(lambda name: self._ask(f"SELECT 1 FROM {table} WHERE name = ?", name), names))
+
+    def _ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
+        """All rows at once, or `NotReady`. A name that nobody could have given has none."""
+        if any(isinstance(value, str) and not value.isprintable() for value in values):
+            return []
+        try:
+            return list(self._rows(question, values))
+        except sqlite3.Error as error:
+            raise NotReady(
+                f"{self._path} cannot be read: {error}", code="archive", retry_after=RETRY_AFTER_S
+            ) from error
+
+    def _rows(self, question: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        if self._connection is None:
+            self._connection = _connected(self._path)
+        if self._connection is not None:
+            yield from self._connection.execute(question, values)
+
+
+class Archiver:
+    """Writes the archive of one data directory; there is one at a time."""
+
+    def __init__(self, data_dir: Path) -> None:
+        path = data_dir / NAME
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+        self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
+        try:
+            for setting in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL"):
+                self._connection.execute(f"PRAGMA {setting}").close()
+            self._connection.executescript(TABLES)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def put(self, episodes: Iterable[Episode], batches: Iterable[LeasedBatch]) -> None:
+        """Keep them; durable when this returns."""
+        self._begin()
+        try:
+            self._connection.executemany(
+                "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", map(_row, episodes)
+            )
+            self._connection.executemany(
+                "INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
+                ((batch.id, batch.number, pack(batch)) for batch in batches),
+            )
+        except BaseException:
+            self._connection.rollback()
+            raise
+        self._connection.execute("COMMIT")
+
+    def retain(self, ended_after: float, limit: int) -> int:
+        """Remove the bodies of episodes that ended before, and of the oldest until no more than `limit` bytes are left
+        (0: as many as there are). Returns how many were removed."""
+        self._begin()
+        old = [name for (name,) in self._connection.execute(
+            "SELECT rowid FROM episodes WHERE body IS NOT NULL AND ended < ?", (ended_after,)
+        )]
+        self._remove(old)
+        large: list[int] = []
+        if limit:
+            (total,) = self._connection.execute(
+                "SELECT coalesce(sum(size), 0) FROM episodes WHERE body IS NOT NULL"
+            ).fetchone()
+            with closing(self._connection.execute(
+                "SELECT rowid, size FROM episodes WHERE body IS NOT NULL ORDER BY ended"
+            )) as rows:
+                large = list(to_remove(rows, total, limit))
+            self._remove(large)
+        self._connection.execute("COMMIT")
+        if old or large:
+            self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+        return len(old) + len(large)
+
+    def _begin(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def _remove(self, rows: Iterable[int]) -> None:
+        self._connection.executemany("UPDATE episodes SET body = NULL WHERE rowid = ?", ((row,) for row in rows))
+
+
+def _connected(path: Path) -> sqlite3.Connection | None:
+    """For reading: what only reads must not become the one that writes. None while there are no tables."""
+    if not path.exists():
+        return None
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
+    connection.execute("PRAGMA query_only = 1").close()
+    if connection.execute("PRAGMA user_version").fetchone() != (0,):
+        return connection
+    connection.close()
+    return None
+
+
+def _row(episode: Episode) -> tuple[Any, ...]:
+    body = pack(episode)
+    return episode.id, episode.state, episode.task, episode.ended_at, len(body), pack(episode.head()), body
+
+
+def _episode(record: bytes) -> Episode:
+    episode: Episode = unpack(record)
+    return episode
+
+
+def _batch(record: bytes) -> LeasedBatch:
+    batch: LeasedBatch = unpack(record)
+    return batch

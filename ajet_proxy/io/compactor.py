@@ -1,0 +1,88 @@
+"""When the daemon compacts its journal, and what it lets go of afterwards.
+
+The compaction is a process of its own (`ajet_proxy.io.compaction`): replaying takes seconds, and no agent may wait for
+it. If it fails, nothing is lost and it is tried again later; until then ended episodes stay in memory and segments on
+disk, which is what the limits are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from ajet_proxy.core.retention import is_due
+from ajet_proxy.io.journal import segments, snapshots
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.store import Store
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 60.0
+RETAIN_S = 3600.0
+"""Retention is looked after at least this often."""
+AT_ONCE = 500
+COMMAND = ("-P", "-m", "ajet_proxy.io.compaction")
+
+
+class Compactor:
+    """Call `tick` now and then, and `stop` at the end."""
+
+    def __init__(
+        self, store: Store, data_dir: Path, *, metrics: Metrics, now: Callable[[], float], max_age: float = 0.0,
+        max_bytes: int = 0,
+    ) -> None:
+        self._store = store
+        self._data_dir = data_dir
+        self._metrics = metrics
+        self._now = now
+        self._limits = (str(max_age), str(max_bytes))
+        self._retains = bool(max_age or max_bytes)
+        self._task: asyncio.Task[None] | None = None
+        self._not_before, self._at_latest = 0.0, 0.0
+        self._arrived = True
+
+    def tick(self) -> None:
+        """Let go of what is archived, and start a compaction if one is due."""
+        if self._arrived:
+            self._arrived = self._store.forget_archived(AT_ONCE)
+        if (self._task is None or self._task.done()) and self._is_due():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """End a compaction that runs; the next one begins anew."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _is_due(self) -> bool:
+        now = self._now()
+        if now < self._not_before:
+            return False
+        sealed = sum(path.stat().st_size for path in segments(self._data_dir)[:-1])
+        snapshot = sum(path.stat().st_size for path in snapshots(self._data_dir)[-1:])
+        return is_due(sealed, snapshot) or (self._retains and now >= self._at_latest)
+
+    async def _run(self) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *COMMAND, str(self._data_dir), *self._limits,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            out, errors = await process.communicate()
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+            raise
+        self._at_latest = self._now() + RETAIN_S
+        if process.returncode == 0:
+            self._metrics.inc("ajet_removed_episodes_total", int(out))
+            self._arrived = True
+        else:
+            self._not_before = self._now() + RETRY_S
+            logger.error("%s", errors.decode("utf-8", "replace").strip() or "a compaction was killed")
+        self._metrics.inc("ajet_compactions_total", outcome="done" if process.returncode == 0 else "failed")

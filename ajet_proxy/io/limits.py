@@ -1,0 +1,85 @@
+"""How much disk and memory the daemon uses, and who is told to come back later.
+
+What counts on disk is the journal and the archive; in memory, what the process really holds (its resident set). Both
+are measured on every tick, not on every request. Which events there is no room for is decided by the core.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ajet_proxy.core.events import Event
+from ajet_proxy.core.retention import NEARLY, closed_to
+from ajet_proxy.io.archive import NAME
+from ajet_proxy.io.journal import folder_of
+from ajet_proxy.io.metrics import Metrics
+from ajet_sdk.errors import NotReady
+
+RETRY_AFTER_S = 10.0
+STATM = Path("/proc/self/statm")
+
+
+class DaemonLimits:
+    """Measure with `measure`; `disk` and `memory` are the bytes used. A limit of 0 is none."""
+
+    def __init__(
+        self, data_dir: Path, *, max_disk: int, max_memory: int, metrics: Metrics,
+        resident: Callable[[], int] | None = None,
+    ) -> None:
+        self.disk, self.memory = 0, 0
+        self._data_dir = data_dir
+        self._limits = {"disk": max_disk, "memory": max_memory}
+        self._metrics = metrics
+        self._resident = resident or resident_bytes
+        self.measure()
+
+    def measure(self) -> None:
+        """Look again."""
+        self.disk, self.memory = disk_bytes(self._data_dir), self._resident()
+        if self._limits["memory"] and self.memory >= NEARLY * self._limits["memory"]:
+            give_back()
+            self.memory = self._resident()
+
+    def refused(self) -> dict[str, list[str]]:
+        """For each limit that is reached, the events that are not taken in."""
+        closed = {name: closed_to(getattr(self, name), limit) for name, limit in self._limits.items()}
+        return {name: [kind.__name__ for kind in kinds] for name, kinds in closed.items() if kinds}
+
+    def check(self, events: Sequence[Event]) -> None:
+        """`NotReady` if a limit has no room for one of `events`."""
+        for name, limit in self._limits.items():
+            kinds = closed_to(getattr(self, name), limit)
+            if kinds and any(isinstance(event, kinds) for event in events):
+                self._metrics.inc("ajet_refused_total", reason=name)
+                raise NotReady(
+                    f"the proxy uses {getattr(self, name)} of the {limit} bytes of {name} that it may: come back when "
+                    "the trainer has taken some episodes", code=f"{name}_limit", retry_after=RETRY_AFTER_S,
+                )
+
+
+def disk_bytes(data_dir: Path) -> int:
+    """The size of the journal and the archive."""
+    total = 0
+    for path in (*data_dir.glob(f"{NAME}*"), *folder_of(data_dir).glob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory; 0 where the system does not say."""
+    try:
+        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def give_back() -> None:
+    """Let the C library return memory that was freed; it keeps some for itself otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

@@ -1,0 +1,141 @@
+"""Random histories of a daemon: commands drawn one after another, refusals left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from ajet_proxy.core.events import Event
+from ajet_proxy.core.state import State
+from ajet_proxy.io.codec import encode
+from ajet_proxy.io.journal import MAGIC, folder_of, framed
+from ajet_sdk.errors import AjetError
+from ajet_sdk.routes import GateClose, GateOpen
+from tests.kit.ledger_rig import SETTINGS, LedgerRig
+
+EPISODES = st.sampled_from(["a", "b", "c", "d"])
+SHORT = st.lists(st.integers(0, 2), max_size=4)
+
+
+def _open(rig: LedgerRig, draw: Any) -> None:
+    members = {"x": "m", "y": "n"} if draw(st.integers(0, 4)) == 0 else None
+    rig.open(draw(EPISODES), task=draw(st.sampled_from([None, "s", "t"])), members=members)
+
+
+def _call(rig: LedgerRig, draw: Any) -> None:
+    model = draw(st.sampled_from(["m", "m", "n"]))
+    choices, evaluates = draw(st.integers(1, 2)), draw(st.integers(0, 9)) == 0
+    for call in rig.begin(draw(EPISODES), model=model, choices=choices, eval=evaluates):
+        if draw(st.integers(0, 3)):
+            episode = rig.ledger.episode_of_call(call) or ""
+            rig.finish(episode, call, (1, *draw(SHORT)), draw(SHORT))
+
+
+def _reward(rig: LedgerRig, draw: Any) -> None:
+    rig.reward(draw(EPISODES), draw(st.sampled_from([0.0, 0.5])), final=draw(st.booleans()))
+
+
+def _ready(rig: LedgerRig, draw: Any) -> None:
+    rig.ready(draw(st.sampled_from(["s", "t"])), model=draw(st.sampled_from(["m", "n"])))
+
+
+def _lease(rig: LedgerRig, draw: Any) -> None:
+    rig.lease(group_size=draw(st.integers(1, 2)), lease_s=draw(st.sampled_from([10.0, 500.0])))
+
+
+def _answer(rig: LedgerRig, draw: Any) -> None:
+    if rig.ledger.batches:
+        getattr(rig, draw(st.sampled_from(["ack", "ack", "nack"])))(draw(st.sampled_from(sorted(rig.ledger.batches))))
+
+
+def _lose(rig: LedgerRig, draw: Any) -> None:
+    running = [
+        (episode.id, call) for episode in rig.ledger.episodes.values()
+        for call, entry in episode.calls.items() if entry.state == "running"
+    ]
+    if running:
+        rig.lose(*draw(st.sampled_from(running)))
+
+
+def _end(rig: LedgerRig, draw: Any) -> None:
+    getattr(rig, draw(st.sampled_from(["seal", "abort"])))(draw(EPISODES))
+
+
+def _weights(rig: LedgerRig, draw: Any) -> None:
+    ledger, version = rig.ledger, draw(st.integers(0, 3))
+    rig.announce(draw(st.sampled_from(["m", "n"])), version)
+    shut = draw(st.booleans())
+    rig.run(ledger.gate_close(GateClose(), at=rig.at) if shut else ledger.gate_open(GateOpen(version), at=rig.at))
+
+
+def _time(rig: LedgerRig, draw: Any) -> None:
+    rig.at += draw(st.sampled_from([1.0, 20.0, 600.0]))
+    rig.expire()
+
+
+def _archive(rig: LedgerRig, draw: Any) -> None:
+    rig.archive(draw(st.integers(0, 3)))
+
+
+STEPS = (_open, _call, _call, _reward, _ready, _ready, _lease, _lease, _answer, _answer, _lose, _end, _weights, _time,
+         _archive, _archive)
+
+
+@st.composite
+def histories(draw: st.DrawFn, longest: int = 40) -> LedgerRig:
+    """A rig that has lived through anything, restarts included."""
+    rig = LedgerRig()
+    for step in draw(st.lists(st.sampled_from((*STEPS, None)), max_size=longest)):
+        if step is None:
+            rig.restart()
+            continue
+        with suppress(AjetError):
+            step(rig, draw)
+    return rig
+
+
+def everything(state: State) -> dict[str, Any]:
+    """All that `state` holds, private parts and kinds of containers included, so that two of them can be compared."""
+    apart = ("_handlers", "archive", "leaving", "leaving_batches")
+    return {name: _plain(value) for name, value in vars(state).items() if name not in apart}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value), {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple, deque)):
+        return type(value), [_plain(item) for item in value], getattr(value, "maxlen", None)
+    if dataclasses.is_dataclass(value):
+        return type(value), [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return (type(value), _plain(vars(value))) if hasattr(value, "__dict__") else (type(value), value)
+
+
+def folded(events: Iterable[Event]) -> State:
+    state = State(SETTINGS)
+    for event in events:
+        state.apply(event)
+    return state
+
+
+def encoded(events: Iterable[Event]) -> list[bytes]:
+    """The records of `events`, each as the daemon writes it in its moment."""
+    state, records = State(SETTINGS), []
+    for event in events:
+        records.append(encode(event, state.episodes))
+        state.apply(event)
+    return records
+
+
+def write_segments(data_dir: Path, records: Sequence[bytes], ends: Iterable[int]) -> None:
+    """A journal of `records` whose segments end behind these numbers of records, the last one with the last."""
+    folder_of(data_dir).mkdir(parents=True)
+    begin = 0
+    for number, end in enumerate((*sorted(ends), len(records)), 1):
+        (folder_of(data_dir) / f"{number:08d}.log").write_bytes(MAGIC + framed(records[begin:end]))
+        begin = end

@@ -1,0 +1,134 @@
+"""The daemon's side of compaction: when it starts, what leaves memory, and what happens when it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core import retention
+from ajet_proxy.io import compactor as module
+from ajet_proxy.io.compactor import Compactor
+from ajet_proxy.io.journal import Journal, segments, snapshots
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.store import Store
+from ajet_proxy.offline import replay_lines
+from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
+
+
+def opened(data: Path) -> Store:
+    return Store.open(data, SETTINGS, journal=lambda data, told: Journal(data, told, segment_bytes=2000, retry_s=0.01))
+
+
+@pytest.fixture
+async def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Store]:
+    monkeypatch.setattr(retention, "KEPT_EPISODES", 2)
+    store = opened(tmp_path)
+    yield store
+    await store.close()
+
+
+class Daemon:
+    """A store that lives, and its compactor."""
+
+    def __init__(self, store: Store, data: Path, **options: Any) -> None:
+        self.store, self.data, self.metrics, self.at = store, data, Metrics(), 1000.0
+        self.rig = LedgerRig()
+        self.rig.ledger = store.ledger
+        self.rig.run = self.post  # type: ignore[method-assign, assignment]
+        self.compactor = Compactor(store, data, metrics=self.metrics, now=lambda: self.at, **options)
+
+    def post(self, events: Any) -> Any:
+        self.store.post(events)
+        return events
+
+    async def trains(self, episodes: int) -> list[str]:
+        names = []
+        for _ in range(episodes):
+            names.append(self.rig.in_state("trained"))
+            self.store.post(retention.to_archive(self.store.ledger, 1000.0))
+            await self.store.commit(())
+        return names
+
+    async def ticks(self) -> None:
+        """Until there is nothing more to do."""
+        for _ in range(400):
+            self.compactor.tick()
+            task = self.compactor._task
+            rests = task is None or task.done()
+            if rests and not self.compactor._arrived and not self.compactor._is_due():
+                return
+            await asyncio.sleep(0.02)
+        raise AssertionError("it never came to rest")
+
+
+async def test_what_is_trained_leaves_memory_and_is_still_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "KEPT_EPISODES", 2)
+    store = opened(tmp_path)
+    daemon = Daemon(store, tmp_path)
+    names = await daemon.trains(30)
+    whole = {name: store.ledger.record(name, tokens="all") for name in names}
+    said = list(replay_lines(tmp_path))
+    assert len(store.ledger.leaving) == 28
+    await daemon.ticks()
+    assert len(snapshots(tmp_path)) == 1
+    assert len(segments(tmp_path)) <= 2
+    assert len(store.ledger.leaving) < 10 and len(store.ledger.leaving_batches) < 10
+    assert {name: store.ledger.record(name, tokens="all") for name in names} == whole
+    assert list(replay_lines(tmp_path)) == said
+    assert 'ajet_compactions_total{outcome="done"} 1' in daemon.metrics.render()
+    left = picture(store.ledger)
+    await store.close()
+    again = opened(tmp_path)
+    assert picture(again.ledger) == left
+    assert {name: again.ledger.record(name, tokens="all") for name in names} == whole
+    await again.close()
+
+
+async def test_a_compaction_that_fails_is_tried_again_later(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = Daemon(store, tmp_path)
+    await daemon.trains(30)
+    first = segments(tmp_path)[0]
+    whole = first.read_bytes()
+    first.write_bytes(whole[:-1])
+    await daemon.ticks()
+    assert "is damaged at byte" in caplog.text
+    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render()
+    assert len(store.ledger.leaving) == 28
+    first.write_bytes(whole)
+    assert not daemon.compactor._is_due()
+    daemon.at += module.RETRY_S
+    await daemon.ticks()
+    assert len(store.ledger.leaving) < 10
+
+
+async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_path: Path) -> None:
+    daemon = Daemon(store, tmp_path, max_age=3600.0)
+    names = await daemon.trains(30)
+    await daemon.ticks()
+    assert store.ledger.record(names[0], tokens="none")["stored"] == "removed"
+    assert "ajet_removed_episodes_total" in daemon.metrics.render()
+    assert not daemon.compactor._is_due()
+    daemon.at += module.RETAIN_S
+    assert daemon.compactor._is_due()
+
+
+async def test_a_compaction_ends_with_the_daemon(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(store, tmp_path)
+    await daemon.compactor.stop()
+    await daemon.trains(30)
+    monkeypatch.setattr(module.sys, "executable", "/bin/sh")
+    monkeypatch.setattr(module, "COMMAND", ("-c", "exec sleep 60"))
+    daemon.compactor.tick()
+    await asyncio.sleep(0.1)
+    await asyncio.wait_for(daemon.compactor.stop(), 5)
+    assert len(store.ledger.leaving) == 28

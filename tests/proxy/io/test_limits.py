@@ -1,0 +1,61 @@
+"""Limits on disk and memory: told to come back, counted, and let in again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ajet_proxy.core import events as ev
+from ajet_proxy.io import limits as module
+from ajet_proxy.io.limits import DaemonLimits, disk_bytes, give_back, resident_bytes
+from ajet_proxy.io.metrics import Metrics
+from ajet_sdk.errors import NotReady
+
+OPENED = ev.EpisodeOpened(1.0, "e", None, None, None, False, 1.0, 1.0)
+STARTED = ev.CallStarted(1.0, "e", ("c",), "m", "", "path", "")
+OTHERS = [ev.EpisodeSealed(1.0, "e"), ev.BatchTrained(1.0, "b", 1), ev.EpisodesArchived(1.0, ("e",), ())]
+
+
+def refuses(limits: DaemonLimits, event: ev.Event) -> bool:
+    try:
+        limits.check([event])
+    except NotReady as error:
+        return bool(error.retry_after)
+    return False
+
+
+def test_nearly_used_up_takes_no_new_episode_and_used_up_no_new_call(tmp_path: Path) -> None:
+    held, metrics = [0], Metrics()
+    limits = DaemonLimits(tmp_path, max_disk=0, max_memory=1000, metrics=metrics, resident=lambda: held[0])
+    for used, opened, started in ((899, False, False), (900, True, False), (1000, True, True), (100, False, False)):
+        held[0] = used
+        limits.measure()
+        assert (refuses(limits, OPENED), refuses(limits, STARTED)) == (opened, started)
+        assert not any(refuses(limits, event) for event in OTHERS)
+        assert bool(limits.refused()) == opened
+        assert limits.memory == used
+    assert 'ajet_refused_total{reason="memory"} 3' in metrics.render()
+
+
+def test_the_disk_is_what_journal_and_archive_take(tmp_path: Path) -> None:
+    limits = DaemonLimits(tmp_path, max_disk=1000, max_memory=0, metrics=Metrics())
+    assert limits.disk == 0
+    assert not refuses(limits, OPENED)
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal/00000001.log").write_bytes(b"x" * 600)
+    (tmp_path / "archive.sqlite-wal").write_bytes(b"x" * 300)
+    (tmp_path / "secret").write_bytes(b"x" * 5000)
+    limits.measure()
+    assert disk_bytes(tmp_path) == limits.disk == 900
+    assert limits.refused() == {"disk": ["EpisodeOpened"]}
+    with pytest.raises(NotReady, match="uses 900 of the 1000 bytes of disk") as caught:
+        limits.check([STARTED, OPENED])
+    assert caught.value.code == "disk_limit"
+
+
+def test_memory_is_what_the_process_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resident_bytes() > 1 << 20
+    give_back()
+    monkeypatch.setattr(module, "STATM", Path("/nowhere"))
+    assert resident_bytes() == 0
