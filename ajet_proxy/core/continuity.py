@@ -8,7 +8,9 @@ none, with a word of `OUTCOMES`.
 Idea: each message is brought to one form in which only text and structure count, and a conversation is known by a chain
 of digests, one for each of its beginnings. A call is kept under the digest of its request with its answer behind it, so
 that the next request finds it under the digest of its own beginning up to its last assistant message. Fields that can
-shape a prompt (`tools`, `chat_template`, and every field that is not known to be harmless) must be the same.
+shape a prompt (`tools`, `chat_template`, and every field that is not known to be harmless) must be the same. Some
+clients sign the model's messages with a name, which no answer has: history is found without it, and whoever goes on
+from there has to see that the engine does not render the names (`Outline.unsigned`).
 
 Invariant: a call is found only by a request whose messages, up to the last answer and with it, are the call's own. What
 follows is new, and not the assistant's.
@@ -122,6 +124,15 @@ class Outline:
         """`rendering` of all messages."""
         return self.rendering(self.fields["messages"])
 
+    @property
+    def signed(self) -> bool:
+        """Whether an assistant's message has a name, which is not among its words here."""
+        return any(_unsigned(message) != message for message in self.fields["messages"])
+
+    def unsigned(self) -> dict[str, Any]:
+        """`whole` without the assistant's names."""
+        return self.rendering([_unsigned(message) for message in self.fields["messages"]])
+
     def asked_before(self) -> dict[str, Any]:
         """`rendering` of what the call that gave the last answer was asked."""
         return self.rendering(self.fields["messages"][: self.answer])
@@ -151,7 +162,7 @@ def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) 
     digests = [_digest(b"", [episode, model, agent])]
     try:
         for message in messages:
-            digests.append(_digest(digests[-1], normal(message)))
+            digests.append(_digest(digests[-1], normal(_unsigned(message))))
         outer = _digest(b"", shape)
     except RecursionError:
         return None
@@ -218,6 +229,12 @@ def normal(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = message.get("tool_calls")
     out["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
     return {name: kept for name, value in out.items() if (kept := _pruned(value)) is not None}
+
+
+def _unsigned(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    if message.get("role") != "assistant":
+        return message
+    return {name: value for name, value in message.items() if name != "name"}
 
 
 def _text(content: Any) -> Any:

@@ -182,6 +182,8 @@ class Turn:
         rendered, length = await self._render(request, asked.whole())
         if begins_with(rendered, history):
             return SAME, None
+        if asked.signed and (await self._render(request, asked.unsigned()))[0] != rendered:
+            return UNKNOWN_HISTORY, None
         await self._get_ready(request, asked, before, history)
         if not engine.takes_ids:
             engine.silent_until = now + RETRY_S

@@ -62,7 +62,8 @@ class Stage:
 
 @contextmanager
 def stage(folder: Path) -> Iterator[Stage]:
-    with stub_process() as engine, ProxyProcess(engine, folder / "data") as proxy:
+    """The engine drifts: it reads some words of a history as other tokens than it samples."""
+    with stub_process("--drift") as engine, ProxyProcess(engine, folder / "data") as proxy:
         yield Stage(engine, proxy.url)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.integrations import test_frameworks, test_programs
 from tests.integrations.stage import AJET, FOLDER, LOCKS, Stage
+from tests.kit.engine_script import Rule
 from tests.kit.proxy_process import PROXY
 from tests.kit.rig import Rig
 
@@ -39,7 +40,7 @@ def test_with_openai(theatre: Stage) -> None:
 @pytest.mark.parametrize(("wanted", "reward"), [("4", 0.0), ("number", 1.0)])
 def test_with_curl(theatre: Stage, wanted: str, reward: float) -> None:
     question = f'What is "2" + \\2? ({wanted})'
-    theatre.script(())
+    theatre.script((Rule("What is", "It is a number."),))
     assert theatre.run("sh", str(FOLDER / "with_curl.sh"), question, wanted) == f"reward {reward:g}\n"
     with Rig(theatre.proxy) as rig:
         newest = rig.get("/episodes").json()["episodes"][0]

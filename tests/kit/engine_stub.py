@@ -329,7 +329,11 @@ def _json(body: bytes, status: int = 200) -> web.Response:
 
 async def _serve(arguments: argparse.Namespace) -> None:
     stub = EngineStub(
-        models=arguments.model or (), split_seed=arguments.split_seed, delay_s=arguments.delay, port=arguments.port
+        models=arguments.model or (),
+        split_seed=arguments.split_seed,
+        delay_s=arguments.delay,
+        drift=arguments.drift,
+        port=arguments.port,
     )
     async with stub:
         sys.stdout.write(f"engine stub ready on {stub.url}\n")
@@ -343,6 +347,7 @@ def main() -> None:
     parser.add_argument("--model", action="append")
     parser.add_argument("--split-seed", type=int)
     parser.add_argument("--delay", type=float, default=0.0, help="seconds before each event")
+    parser.add_argument("--drift", action="store_true", help="read some words as other tokens than it samples")
     asyncio.run(_serve(parser.parse_args()))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ _TEXT_OF = {token: text for text, token in SPECIALS.items()}
 MERGED = 260
 """The first of the tokens that stand for whole words, which the model never samples."""
 WORDS = ("naïve", "hello", "guess", "日本", "higher", "lower", "yes", "🙂", "number", "seven", "done")
-MAX_MODEL_LEN = 100_000
+MAX_MODEL_LEN = 131_072
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,8 @@ class Output:
 def encode(text: str, *, merged: bool = False) -> list[int]:
     """Specials by name, everything else byte by byte; words of `WORDS` as one token each if they are `merged`."""
     names = SPECIALS | ({word: MERGED + place for place, word in enumerate(WORDS)} if merged else {})
-    for name, token in names.items():
-        if name in text:
-            head, tail = text.split(name, 1)
-            return [*encode(head, merged=merged), token, *encode(tail, merged=merged)]
-    return list(text.encode())
+    parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
+    return [token for part in parts for token in ((names[part],) if part in names else part.encode())]
 
 
 def decode(token_ids: Sequence[int], *, skip_chat_marks: bool = True) -> str:

@@ -116,6 +116,19 @@ def test_why_a_turn_goes_on_from_none(request_: Outline, word: str) -> None:
     assert word in OUTCOMES
 
 
+def test_a_name_on_the_models_messages_is_not_among_their_words() -> None:
+    signed = {**SAID, "name": "Calculator"}
+    after = outlined(HELLO, signed, AGAIN)
+    assert isinstance(recalled(after), Known)
+    assert (after.signed, outlined(HELLO, SAID, AGAIN).signed) == (True, False)
+    assert (after.whole()["messages"][1], after.unsigned()["messages"]) == (signed, [HELLO, SAID, AGAIN])
+
+
+def test_a_name_on_anothers_message_is() -> None:
+    after = outlined({**HELLO, "name": "bob"}, SAID, AGAIN)
+    assert (recalled(after), after.signed) == ("unknown_history", False)
+
+
 def test_sampling_may_change_from_turn_to_turn() -> None:
     later = outlined(HELLO, SAID, AGAIN, temperature=0.5, max_tokens=3, stream=True, stop=["x"], tools=None, user="u")
     assert isinstance(recalled(later), Known)

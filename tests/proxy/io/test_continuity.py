@@ -12,7 +12,7 @@ import pytest
 from ajet_proxy.core.timeline import merge
 from ajet_sdk.sample import Call
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.kit.engine_tokens import render
+from tests.kit.engine_tokens import MAX_MODEL_LEN, render
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
 
@@ -201,6 +201,24 @@ async def test_a_template_without_a_joint_that_holds(renderer: Any, word: str) -
         assert front.calls[-1].altered == ("return_token_ids", "logprobs")
 
 
+def naming(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> str:
+    """A template that says who speaks."""
+    roles = [{**message, "role": f"{message['role']} {message.get('name', '')}"} for message in messages]
+    return render(roles, tools)
+
+
+@pytest.mark.parametrize(("renderer", "word"), [(render, "exact"), (naming, "unknown_history")])
+async def test_answers_that_the_client_signs_with_a_name(renderer: Any, word: str) -> None:
+    async with EngineStub(drift=True, renderer=renderer) as stub, Front(stub.url) as front:
+        history: list[dict[str, Any]] = [{"role": "user", "content": "say: higher"}]
+        for _ in range(2):
+            answer = await turn(front, history)
+            history[-1] = {**answer, "name": "Calculator"}
+            history.append(dict(MORE))
+        await turn(front, history)
+        assert words(front) == ["first_turn", word, word]
+
+
 async def test_a_stop_string() -> None:
     async with EngineStub(drift=True) as stub, Front(stub.url) as front:
         assert await second_turn(front, "say: higher lower", stop=["low"]) == "stop_string"
@@ -210,7 +228,7 @@ async def test_a_prompt_without_room_for_an_answer() -> None:
     async with EngineStub(drift=True) as stub, Front(stub.url) as front:
         history: list[dict[str, Any]] = [{"role": "user", "content": "say: higher"}]
         await turn(front, history)
-        await turn(front, [*history, MORE], max_tokens=99_990)
+        await turn(front, [*history, MORE], max_tokens=MAX_MODEL_LEN - 10)
         assert words(front)[-1] == "too_long"
 
 
