@@ -160,17 +160,11 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
 @click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS")
 @proxy_option
 def top(every: float, proxy: str | None) -> None:
-    """Show the status again and again, until Ctrl-C."""
-    import time
-
-    from ajet_sdk.views import status_view
+    """Watch the run: throughput, rewards, queue, drift, slow agents; until Ctrl-C."""
+    from ajet_sdk.top import watch
 
     with client_for(proxy, LOOK_S) as client:
-        while True:
-            view = status_view(client.ask("status").json())
-            click.clear()
-            click.echo(view)
-            time.sleep(every)
+        watch(client, every, sys.stdout)
 
 
 def client_for(proxy: str | None, deadline: float | None = None) -> Client:

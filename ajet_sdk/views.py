@@ -32,7 +32,7 @@ def status_view(status: Mapping[str, Any]) -> str:
     for name, value in status.items():
         if name not in ("version", "models", "episodes", "now"):
             lines.append(f"{name}: {_brief(value)}")
-    return _plain("\n".join(lines))
+    return plain("\n".join(lines))
 
 
 def episode_view(record: Mapping[str, Any]) -> str:
@@ -57,7 +57,7 @@ def episode_view(record: Mapping[str, Any]) -> str:
     if timelines:
         lines.append(f"\n{len(timelines)} {'timeline' if len(timelines) == 1 else 'timelines'}")
         lines += [f"  {_timeline(item)}" for item in timelines]
-    return _plain("\n".join(lines))
+    return plain("\n".join(lines))
 
 
 def _call(call: Mapping[str, Any]) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ def _short(value: Any) -> bool:
     return value not in (None, "") and not (isinstance(value, (list, Mapping)) and len(value) > 8)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """`text` without what a terminal would obey: an agent chooses its own task and names."""
     return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 

@@ -1,0 +1,252 @@
+"""``ajet top``: the run in a terminal, over HTTP alone.
+
+Idea: a frame is a function of what the proxy answered and of the terminal's size, so that it can be tested without
+either; `watch` asks, draws and waits. In a terminal the frames take the place of one another on a screen of their own,
+and the old screen comes back at the end; anywhere else they follow one another as plain text.
+
+Invariant: no line is wider than the terminal and no frame higher, and nothing that an agent wrote can move the cursor.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TextIO
+from unicodedata import combining, east_asian_width
+
+from ajet_sdk.errors import AjetError, Forbidden, NotFound, Unauthorized
+from ajet_sdk.results import align
+from ajet_sdk.routes import EPISODE_STATES
+from ajet_sdk.views import plain
+
+if TYPE_CHECKING:
+    from ajet_sdk.client import Client
+
+BARS = "▁▂▃▄▅▆▇█"
+RECENT = 64
+"""A mean reward is that of so many of the latest episodes, or a few more."""
+NAME = 28
+"""A task, model or agent name is cut behind so many characters."""
+STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "quiet": "\033[2m", "": ""}
+ENTER, LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+Lines = list[tuple[str, str]]
+"""Each with its style."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second, over the time between two answers."""
+
+    tokens: float
+    calls: float
+
+
+def frame(
+    status: Mapping[str, Any], seen: Mapping[str, Any] | None, rates: Rates | None, width: int, height: int
+) -> Lines:
+    """The screen. `seen` is the overview; None if the key does not reach it."""
+    lines: Lines = _top(status, rates)
+    rest: list[Lines] = [] if seen is None else [_tasks(seen), _quiet(seen)]
+    if seen is None:
+        lines.append(("quiet", "rewards and agents: with an admin's key"))
+    else:
+        lines += _rewards(seen, width) + _leases(seen)
+    lines += _drift(status)
+    for number, table in enumerate(rest):
+        room = (height - len(lines)) // (len(rest) - number)
+        lines += table[:room] if room > 2 else []
+    return [(style, fit(plain(line).replace("\n", " "), width)) for style, line in lines[:height]]
+
+
+def fit(line: str, width: int) -> str:
+    """`line` as far as `width` columns reach; wide characters take two."""
+    taken = 0
+    for at, char in enumerate(line):
+        taken += 0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1
+        if taken > width:
+            return line[:at]
+    return line
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """`values` as at most `width` bars, neighbours as their mean, from the lowest to the highest."""
+    if not values:
+        return ""
+    count = min(width, len(values))
+    cuts = [index * len(values) // count for index in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    low, high = min(means), max(means)
+    reach = high - low or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int((mean - low) / reach * len(BARS)))] for mean in means)
+
+
+def recent_mean(points: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean reward of the latest points that have `RECENT` episodes together."""
+    count, total = 0, 0.0
+    for point in reversed(points):
+        count, total = count + point["episodes"], total + point["mean"] * point["episodes"]
+        if count >= RECENT:
+            break
+    return total / count if count else None
+
+
+def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
+    requests, gate = status.get("requests") or {}, status.get("gate") or {}
+    head = [f"ajet {status.get('version', '')}".rstrip(), f"gate {gate.get('state', 'unknown')}"]
+    head += [f"{requests[name]} {word}" for name, word in (("in_flight", "in flight"), ("waiting", "held"))
+             if name in requests]
+    if rates is not None:
+        head.append(f"{rates.tokens:,.0f} tokens/s, {rates.calls:.1f} calls/s")
+    lines: Lines = [("head", " · ".join(head))]
+    lines += [("alert", alert) for alert in status.get("alerts") or ()]
+    if (status.get("journal") or {}).get("healthy") is False:
+        lines.append(("alert", "the journal cannot write: the disk is full or failing"))
+    for name, model in (status.get("models") or {}).items():
+        engines = len(model.get("upstreams") or ())
+        word = "engine" if engines == 1 else "engines"
+        lines += [("", f"{_cut(name)}  policy version {model.get('policy_version')}, {engines} {word}")]
+    episodes = status.get("episodes") or {}
+    terms = " + ".join(f"{state} {episodes.get(state, 0)}" for state in EPISODE_STATES)
+    lines.append(("", f"opened {episodes.get('opened', 0)} = {terms}"))
+    groups = status.get("groups") or {}
+    queue = ", ".join(f"{count} {state}" for state, count in groups.items())
+    return [*lines, ("", f"groups  {queue}")] if queue else lines
+
+
+def _rewards(seen: Mapping[str, Any], width: int) -> Lines:
+    lines: Lines = []
+    for kind, curve in (seen.get("rewards") or {}).items():
+        mean = recent_mean(curve["points"])
+        if mean is not None:
+            start = f"reward, {kind}  {mean:.3f} latest of {curve['episodes']:,}  "
+            bars = sparkline([point["mean"] for point in curve["points"]], max(8, min(60, width - len(start))))
+            lines.append(("", start + bars))
+    return lines
+
+
+def _leases(seen: Mapping[str, Any]) -> Lines:
+    return [
+        ("", f"leased  {lease['batch']}: {lease['episodes']} episodes of {_cut(lease['model'])}, runs out in "
+             f"{age(lease['lease_until'] - seen['now'])}")
+        for lease in (seen.get("leases") or ())[:3]
+    ]
+
+
+def _drift(status: Mapping[str, Any]) -> Lines:
+    drift = sorted((status.get("drift") or {}).items(), key=lambda item: -item[1])
+    lost = status.get("discarded") or {}
+    return [
+        ("", f"{name}  " + ", ".join(f"{reason} {count}" for reason, count in counts))
+        for name, counts in (("broken chains", drift), ("discarded", list(lost.items()))) if counts
+    ]
+
+
+def _tasks(seen: Mapping[str, Any]) -> Lines:
+    rows = [
+        (_cut(task["task"]) + (" (eval)" if task["eval"] else ""), f"{task['episodes']:,}", f"{task['mean']:.3f}",
+         f"{task['recent_mean']:.3f}", sparkline(task["recent"], 8))
+        for task in seen.get("tasks") or ()
+    ]
+    return _table(("task", "episodes", "mean", "latest", ""), rows)
+
+
+def _quiet(seen: Mapping[str, Any]) -> Lines:
+    rows = [
+        (age(one["quiet_s"]), "the model" if one["in_flight"] else "the agent", _cut(one["task"] or "-"),
+         _cut(one["agent"] or "-"), str(one["calls"]), one["episode"])
+        for one in seen.get("quiet") or ()
+    ]
+    return _table(("quiet for", "waits for", "task", "agent", "calls", "episode"), rows)
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Lines:
+    """An empty line, the head and the rows; nothing if there are none."""
+    if not rows:
+        return []
+    first, *lines = align([head, *rows]).split("\n")
+    return [("", ""), ("head", first), *(("", line) for line in lines)]
+
+
+def _cut(name: str) -> str:
+    name = plain(str(name)).replace("\n", " ")
+    return name if len(name) <= NAME else name[: NAME - 1] + "…"
+
+
+def age(seconds: float) -> str:
+    """A span of time in one unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+class Asking:
+    """What the proxy says from time to time, and what that makes a second."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._before: tuple[float, int, int] | None = None
+
+    def ask(self) -> tuple[dict[str, Any], dict[str, Any] | None, Rates | None]:
+        status = self._client.ask("status").json()
+        try:
+            seen = self._client.ask("overview").json()
+        except (Forbidden, Unauthorized, NotFound):
+            seen = None
+        tokens, calls = status.get("tokens") or {}, status.get("calls") or {}
+        now = (time.monotonic(), tokens.get("generated", 0), calls.get("complete", 0))
+        before, self._before = self._before, now
+        if before is None or now[0] <= before[0] or "generated" not in tokens:
+            return status, seen, None
+        span = now[0] - before[0]
+        return status, seen, Rates(max(0, now[1] - before[1]) / span, max(0, now[2] - before[2]) / span)
+
+
+def watch(client: Client, every: float, out: TextIO) -> None:
+    """Draw again and again. A proxy that is away at first is an error; later it is waited for."""
+    asking = Asking(client)
+    answer = asking.ask()
+    trouble: str | None = None
+    with _screen(out):
+        while True:
+            _draw(out, answer, trouble)
+            time.sleep(every)
+            try:
+                answer, trouble = asking.ask(), None
+            except AjetError as error:
+                trouble = f"no answer, trying again: {error.message}"
+
+
+def _draw(out: TextIO, answer: tuple[Any, Any, Rates | None], trouble: str | None) -> None:
+    if not out.isatty():
+        lines = frame(*answer, width=10_000, height=10_000)
+        out.write("\n".join([line for _, line in lines] + ([plain(trouble)] if trouble else [])) + "\n\n")
+        out.flush()
+        return
+    width, height = shutil.get_terminal_size()
+    lines = frame(*answer, width=width, height=height - 1 if trouble else height)
+    if trouble is not None:
+        lines.insert(0, ("alert", fit(plain(trouble).replace("\n", " "), width)))
+    styles = dict.fromkeys(STYLES, "") if "NO_COLOR" in os.environ else STYLES
+    shown = [f"{styles[style]}{line}\033[0m\033[K" for style, line in lines]
+    out.write("\033[H" + "\r\n".join(shown) + "\033[J")
+    out.flush()
+
+
+@contextmanager
+def _screen(out: TextIO) -> Iterator[None]:
+    """A terminal's second screen, without a cursor; the first one as it was afterwards."""
+    if not out.isatty():
+        yield
+        return
+    out.write(ENTER)
+    try:
+        yield
+    finally:
+        out.write(LEAVE)
+        out.flush()
