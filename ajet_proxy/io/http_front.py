@@ -47,7 +47,7 @@ from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.templates import Templates
-from ajet_proxy.io.upstream import EngineRequest, Upstream, request_headers
+from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
 from ajet_sdk.routes import HEADER_REWARD, KEY_PREFIX, OpenEpisode, Reward
 
@@ -76,7 +76,7 @@ _STARTED = web.RequestKey("started", tuple[str, float])
 
 
 def headers_as_sent(http: web.Request) -> Mapping[str, str]:
-    return http.headers
+    return as_written(http.raw_headers)
 
 
 class HttpFront:
@@ -145,8 +145,7 @@ class HttpFront:
             or (path.startswith("/v1/") and plain not in CONTROL_ROUTES)
         )
         disguised = any(part in (".", "..") for part in path.split("/")) or "//" in path or "\\" in path
-        hidden = disguised or "%2f" in written.lower()
-        if not allowed or hidden or not path.isprintable():
+        if not allowed or disguised or not path.isprintable():
             raise NotFound(f"no route {http.method} {path[:200]}", code="unknown_route")
         return CAPTURED.get(plain) if http.method == "POST" else None
 

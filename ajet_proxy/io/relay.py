@@ -18,8 +18,9 @@ from aiohttp import web
 
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
 from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.identity import split_path
 from ajet_proxy.io.recorder import Recorder
-from ajet_proxy.io.upstream import EngineRequest, Upstream, response_headers
+from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 
@@ -41,7 +42,7 @@ class Streamed(web.StreamResponse):
     """An engine's answer that leaves as it comes, with its headers; `keep_length` if its body stays as it is."""
 
     def __init__(self, answer: aiohttp.ClientResponse, *, keep_length: bool) -> None:
-        headers = response_headers(answer.headers, keep_length=keep_length)
+        headers = response_headers(as_written(answer.raw_headers), keep_length=keep_length)
         super().__init__(status=answer.status, reason=answer.reason, headers=headers)
         self.lacking = _lacking(headers)
 
@@ -50,7 +51,7 @@ class Document(web.Response):
     """An engine's answer in one piece, with the engine's headers, `body` in place of its body, and perhaps `status`."""
 
     def __init__(self, answer: aiohttp.ClientResponse, body: bytes, status: int | None) -> None:
-        headers = response_headers(answer.headers, keep_length=False)
+        headers = response_headers(as_written(answer.raw_headers), keep_length=False)
         reason = answer.reason if status is None else None
         super().__init__(status=status or answer.status, reason=reason, headers=headers, body=body)
         self.lacking = _lacking(headers)
@@ -120,6 +121,12 @@ async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) 
     answer = await upstream.send(request)
     try:
         response = Streamed(answer, keep_length=True)
+        if (location := response.headers.get("Location")) is not None:
+            path = http.rel_url.raw_path
+            response.headers["Location"] = leading_back(
+                location, engine=str(answer.url).removesuffix(request.target),
+                prefix=path.removesuffix(split_path(path)[1]),
+            )
         await response.prepare(http)
         while True:
             try:

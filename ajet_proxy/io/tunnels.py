@@ -22,6 +22,7 @@ from yarl import URL
 
 from ajet_proxy.core.keys import Claims, check_scope, proxy_key_in
 from ajet_proxy.io.errors import Handler, error_response
+from ajet_proxy.io.upstream import as_written
 from ajet_sdk.errors import AjetError, Forbidden
 from ajet_sdk.routes import KEY_PREFIX
 
@@ -108,7 +109,7 @@ class Tunnels:
     def headers(self, http: web.Request) -> CIMultiDict[str]:
         """The request's headers, with the caller's key of ours in the place of what was meant for its provider."""
         out = CIMultiDict(
-            (name, value) for name, value in http.headers.items()
+            (name, value) for name, value in as_written(http.raw_headers).items()
             if name.lower() not in PROVIDER_CREDENTIALS or _is_ours(name, value)
         )
         key = self._key(http)

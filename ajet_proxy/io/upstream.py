@@ -160,11 +160,28 @@ def request_headers(
     return out
 
 
+def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
+    """Headers with their names as they were written: aiohttp's own views put those that it knows into its spelling."""
+    pairs = ((name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+             for name, value in raw_headers)  # fmt: skip
+    return CIMultiDict(pairs)
+
+
 def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMultiDict[str]:
     """The engine's headers as the client gets them; `keep_length` only where the body stays as it is."""
     pairs = list(headers.items())
     dropped = HOP_BY_HOP | _named_in_connection(pairs) | (frozenset() if keep_length else {"content-length"})
     return CIMultiDict((name, value) for name, value in pairs if name.lower() not in dropped)
+
+
+def leading_back(location: str, *, engine: str, prefix: str) -> str:
+    """Where a client of ours goes when the engine at the base URL `engine` sends it to `location`: not past us.
+    `prefix` is what stands before ``/v1`` in the client's own path."""
+    if location.startswith(f"{engine}/"):
+        return prefix + location.removeprefix(engine)
+    if location.startswith("/") and not location.startswith("//"):
+        return prefix + location.removeprefix(URL(engine).raw_path.rstrip("/"))
+    return location
 
 
 def _named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:

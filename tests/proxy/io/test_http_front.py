@@ -74,7 +74,8 @@ async def test_a_head_request_passes() -> None:
     "/", "/pause", "/resume", "/reset_prefix_cache", "/stub/requests", "/metrics", "/v1", "/v2/rerank", "/e/x/pause",
     "/e/x", "/e/", "/e/x/e/y/v1/models", "//v1/models", "/v1/../pause", "/v1/%2e%2e/pause", "/v1/..%2fpause",
     "/v1/load_lora_adapter", "/v1/load_lora_adapter/", "/v1//load_lora_adapter", "/v1/unload%5Flora_adapter",
-    "/v1/models%0a", "/v1/x%5c..", "/inference/v1/generate",
+    "/v1/models%0a", "/v1/x%5c..", "/v1%2fload_lora_adapter", "/v1/x%2f..%2f..%2fpause", "/v1/%2fpause",
+    "/inference/v1/generate",
 ])  # fmt: skip
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_no_other_route_is_reachable(path: str, method: str) -> None:
