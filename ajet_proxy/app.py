@@ -44,6 +44,7 @@ from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.limits import DaemonLimits
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
+from ajet_proxy.io.traces import Traces, exporting
 from ajet_proxy.io.tunnels import Interception, Tunnels
 
 logger = logging.getLogger(__name__)
@@ -80,8 +81,13 @@ class App:
         config = self.config
         data_dir = open_data_dir(config)
         clock, metrics = Clock(), Metrics()
+        traces = Traces(exporting()) if config.traces else None
+        if traces is not None:
+            self._stack.push_async_callback(traces.close)
         store = Store.open(data_dir, _ledger_settings(config), metrics=metrics)
         self._stack.push_async_callback(store.close)
+        if traces is not None:
+            traces.follow(store)
         await store.commit(store.ledger.restarted(clock.now()))
         ledger = store.ledger
         gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s)

@@ -113,6 +113,10 @@ class Config:
         0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."
     )
     max_memory: int = _opt(0, "Memory of the process at which new episodes, and then new calls, get a 503; 0 is none.")
+    traces: bool = _opt(
+        False, "Send an OpenTelemetry span for each captured call, where OTEL_EXPORTER_OTLP_ENDPOINT says; needs "
+        "ajet[traces]."
+    )
     max_body: int = _opt(64 << 20, "Largest request body.")
     max_header: int = _opt(64 << 10, "Largest request header, and longest request line.")
 

@@ -1,0 +1,101 @@
+"""One OpenTelemetry span for each captured call, where the operator asks for it (``traces``) and has its library.
+
+Idea: spans are made of the same events that the journal keeps, read behind it like any other reader of events. So
+tracing costs the path of a call nothing, and a collector that is away delays nobody. Where spans go, and how they are
+sampled, is said in OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, …).
+
+Names are those of the GenAI conventions where they have one. A span has no prompt, no answer and no key in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ajet_proxy.config import ConfigError
+from ajet_proxy.core.events import CallFinished, CallLost, CallStarted, Event
+from ajet_proxy.io.store import Store
+from ajet_sdk import __version__
+
+MISSING = "traces needs OpenTelemetry's libraries: pip install 'ajet[traces]'"
+
+
+def exporting() -> Any:
+    """A provider of tracers that sends spans over OTLP, or `ConfigError` where the libraries are missing."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    name = os.environ.get("OTEL_SERVICE_NAME", "ajet-proxy")
+    provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": __version__}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+class Traces:
+    """The spans of a store's calls. `provider` is OpenTelemetry's (`exporting`)."""
+
+    def __init__(self, provider: Any) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("ajet_proxy", __version__)
+        self._kind = SpanKind.CLIENT
+        self._failed: Callable[[str], Any] = lambda reason: Status(StatusCode.ERROR, reason)
+        self._started: dict[str, CallStarted] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    def follow(self, store: Store) -> None:
+        """Make spans of all that happens in `store` from now on."""
+        self._reader = asyncio.get_running_loop().create_task(self._read(store))
+
+    async def _read(self, store: Store) -> None:
+        """A reader that is too far behind is let go, and begins anew."""
+        while True:
+            async for event in store.subscribe():
+                self.take(event)
+            self._started.clear()
+
+    def take(self, event: Event) -> None:
+        """A call's end makes its span; its start is needed for those that end without a result."""
+        match event:
+            case CallStarted():
+                self._started |= dict.fromkeys(event.calls, event)
+            case CallFinished(call=call) if self._started.pop(call.call, None) is not None:
+                span = self._span(call.episode, call.call, call.model, call.agent, call.started_at)
+                span.set_attribute("gen_ai.usage.input_tokens", len(call.prompt_token_ids))
+                span.set_attribute("gen_ai.usage.output_tokens", len(call.token_ids))
+                span.set_attribute("gen_ai.response.finish_reasons", [call.finish_reason])
+                span.set_attribute("ajet.policy_versions", sorted({version for version, _ in call.policy_versions}))
+                span.end(_nanoseconds(event.at))
+            case CallLost() if (started := self._started.pop(event.call, None)) is not None:
+                span = self._span(event.episode, event.call, started.model, started.agent, started.at)
+                span.set_attribute("error.type", event.reason)
+                span.set_status(self._failed(event.reason))
+                span.end(_nanoseconds(event.at))
+
+    async def close(self) -> None:
+        """After the store: take what happened last, and send what is left for as long as the exporter allows itself."""
+        if self._reader is not None:
+            await asyncio.sleep(0)  # in which it reads what the store had for it to the end
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        await asyncio.to_thread(self._provider.shutdown)
+
+    def _span(self, episode: str, call: str, model: str, agent: str, at: float) -> Any:
+        attributes = {
+            "session.id": episode, "gen_ai.response.id": call, "gen_ai.request.model": model,
+            **({"gen_ai.agent.name": agent} if agent else {}),
+        }
+        return self._tracer.start_span(
+            "ajet.call", kind=self._kind, attributes=attributes, start_time=_nanoseconds(at)
+        )
+
+
+def _nanoseconds(at: float) -> int:
+    return int(at * 1e9)
