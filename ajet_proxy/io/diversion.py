@@ -112,6 +112,7 @@ class Diversion:
 
     async def server_connect(self, data: ServerConnectionHookData) -> None:
         """A connection is about to be made: to the front, if it may be for a listed host."""
+        await asyncio.sleep(0)  # let mitmproxy begin to read the client: an error before that would never close it
         server, mode = data.server, data.client.proxy_mode
         decided = server.id in self._meant or server.id in self._settled
         if decided or server.error or server.transport_protocol != "tcp" or server.address is None:
