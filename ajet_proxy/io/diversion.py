@@ -203,7 +203,7 @@ class Diversion:
     def tls_failed_client(self, data: tls.TlsData) -> None:
         """Most often the program does not trust our CA."""
         self._count("tls_failed")
-        logger.warning("a client refused our certificate (%s); does it trust the CA?", data.conn.error)
+        logger.warning("a program got no TLS with us; does it trust the CA? %s", data.conn.error)
 
     def _count(self, kind: str) -> None:
         self._metrics.inc("ajet_intercepted_connections_total", kind=kind)
