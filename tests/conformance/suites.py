@@ -68,7 +68,7 @@ class Suite:
     def _installs(self, env: Path) -> Iterator[list[str]]:
         base = getattr(sys, "_base_executable", sys.executable)
         if self.name in MOCKED:
-            yield ["sync", "--quiet", "--locked", "--all-extras", "--python", base]
+            yield ["sync", "--quiet", "--frozen", "--all-extras", "--python", base]
             return
         if not self.python.exists():
             yield ["venv", "--quiet", "--no-project", "--python", base, str(env)]
