@@ -7,9 +7,10 @@
 # make lint        ruff and mypy alone
 # make bench       the figures of the proxy and the SDK
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/conformance.md)
+# make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/fuzz.md)
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test test-page test-integrations lint bench conformance clean
+.PHONY: setup quickstart proof test test-page test-integrations lint bench conformance fuzz clean
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +50,10 @@ bench: setup
 conformance:
 	@.ci/setup daemon
 	@.venv/bin/python -m tests.conformance $(SUITE) $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
+
+fuzz:
+	@.ci/setup daemon
+	@.venv/bin/python -m tests.fuzz $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT)) $(if $(CASE),--case $(CASE))
 
 clean:
 	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info

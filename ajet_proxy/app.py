@@ -43,6 +43,7 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.limits import DaemonLimits
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.server import Runner
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.traces import Traces, exporting
 from ajet_proxy.io.tunnels import Interception, Tunnels
@@ -62,7 +63,7 @@ class App:
         self.url = ""
         self.interception: Interception | None = None
         self.ticker: asyncio.Task[None] | None = None
-        self._runners: list[web.AppRunner] = []
+        self._runners: list[Runner] = []
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
@@ -135,7 +136,7 @@ class App:
     ) -> tuple[str, int]:
         """Serve `application` at `address` and return the real one."""
         config = self.config
-        runner = web.AppRunner(
+        runner = Runner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s,
             max_line_size=config.max_header, max_field_size=config.max_header, keepalive_timeout=75.0,
             logger=http_logger,

@@ -30,7 +30,7 @@ class _Discreet(logging.Filter):
     """Malformed requests are their senders' affair: one line without their text, which may hold a key."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError):
             record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
         return True
 
@@ -42,14 +42,14 @@ http_logger.addFilter(_Discreet())
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def error_response(request: web.Request, error: AjetError) -> web.Response:
-    """`error` as the answer to `request`; ``Retry-After`` in whole seconds where the error carries one."""
+def error_response(path: str, error: AjetError) -> web.Response:
+    """`error` as the answer to a request for `path`; ``Retry-After`` in whole seconds where the error carries one."""
     headers = {}
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    body = body_of(error) if speaks_anthropic(split_path(request.path)[1]) else error.to_body()
+    body = body_of(error) if speaks_anthropic(split_path(path)[1]) else error.to_body()
     return web.json_response(body, status=error.status, headers=headers)
 
 
@@ -59,15 +59,18 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except AjetError as error:
-        return error_response(request, error)
+        return error_response(request.path, error)
     except web.HTTPRequestEntityTooLarge as error:
         too_large = TooLarge(f"the request body is over the limit: {error.text}", code="body_too_large")
-        return error_response(request, too_large)
+        return error_response(request.path, too_large)
+    except web.RequestPayloadError:
+        broken = BadRequest("the request body cannot be read: its framing or its encoding is broken", code="bad_body")
+        return error_response(request.path, broken)
     except web.HTTPNotFound:
-        return error_response(request, NotFound(f"no route {request.method} {request.path}", code="unknown_route"))
+        return error_response(request.path, NotFound(f"no route {request.method} {request.path}", code="unknown_route"))
     except web.HTTPMethodNotAllowed as error:
         refused = BadRequest(f"{request.method} does not work on {request.path}", code="method_not_allowed")
-        answer = error_response(request, refused)
+        answer = error_response(request.path, refused)
         answer.set_status(405)
         answer.headers["Allow"] = error.headers["Allow"]
         return answer
@@ -82,7 +85,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     except Exception:
         logger.exception("unexpected error in %s %s", request.method, split_path(request.path)[1])
         defect = AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")
-        return error_response(request, defect)
+        return error_response(request.path, defect)
 
 
 def refuse_foreign_pages(names: Collection[str] | None) -> Any:

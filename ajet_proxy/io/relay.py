@@ -28,6 +28,8 @@ _NO_ROUTE: Final = (404, 405, 501)
 """How an engine says that it does not have a route."""
 _REFUSED: Final = (400, 403, 422)
 """How an engine says that it does not take a field, or not from everybody."""
+MAX_NAMED: Final = 100
+"""An answer names so many of its calls at most: clients refuse headers of more than about 8 kB."""
 _BROKEN: Final = (aiohttp.ClientError, TimeoutError)
 
 
@@ -132,6 +134,7 @@ async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) 
             try:
                 data = await answer.content.readany()
             except _BROKEN:
+                await _write(response, [_left(answer)])
                 return _cut(http, response)
             if not data:
                 break
@@ -173,7 +176,7 @@ async def _stream(
         try:
             data = await _read(answer, keep_alive_s if exchange.patient else 0)
         except _BROKEN:
-            rest = exchange.abort()
+            rest = [*exchange.feed(_left(answer)), *exchange.abort()]
             await recorder.end(exchange.outcomes)
             await _write(response, rest)
             return _cut(http, response)
@@ -208,14 +211,19 @@ async def _read(answer: aiohttp.ClientResponse, patience_s: float) -> bytes | No
         raise
 
 
+def _left(answer: aiohttp.ClientResponse) -> bytes:
+    """What came before an answer broke off and was not read yet: aiohttp tells of the break first, and keeps it."""
+    return answer.content._read_nowait(-1)
+
+
 def _name(response: web.StreamResponse, recorder: Recorder) -> None:
     response.headers[HEADER_EPISODE] = recorder.origin.episode
-    response.headers[HEADER_CALL] = ",".join(recorder.origin.calls)
+    response.headers[HEADER_CALL] = ",".join(recorder.origin.calls[:MAX_NAMED])
 
 
 async def _write(response: web.StreamResponse, parts: list[bytes]) -> None:
-    if parts:
-        await response.write(b"".join(parts))
+    if data := b"".join(parts):
+        await response.write(data)
 
 
 def _cut(http: web.Request, response: web.StreamResponse) -> web.StreamResponse:

@@ -21,7 +21,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.dialects.lax import flag
+from ajet_proxy.core.dialects.lax import flag, unread
 from ajet_proxy.core.dialects.quiet import QuietReading
 from ajet_proxy.core.dialects.reading import (
     ID,
@@ -76,6 +76,7 @@ class Chat:
             fields = {"return_token_ids": "true", **fields}
         if quiet:
             fields["include_reasoning"] = "true"
+        fields = {name: value for name, value in fields.items() if not unread(request, name) or name == "top_logprobs"}
         return Ask(
             fields=fields, choices=choices, hide_ids=quiet or not wants_ids, hide_logprobs=quiet or wants_no_logprobs,
             hide_reasoning=quiet, show_prompt=wants_ids, echo=Echo() if flag(request, "echo") else None,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet_proxy.core.dialects.echo import EchoReading
-from ajet_proxy.core.dialects.lax import flag, integer
+from ajet_proxy.core.dialects.lax import flag, integer, unread
 from ajet_proxy.core.dialects.reading import (
     ID,
     KEEP_ALIVE,
@@ -74,7 +74,8 @@ class Completions:
             texts = tuple(prompt if hide_ids else "" for prompt in prompts for _ in range(n))
             echo = Echo(texts, request.get("prompt_logprobs") is not None)
         return Ask(
-            fields=({"return_token_ids": "true"} if hide_ids else {}) | ({"logprobs": "0"} if hide_logprobs else {}),
+            fields=({"return_token_ids": "true"} if hide_ids and not unread(request, "return_token_ids") else {})
+            | ({"logprobs": "0"} if hide_logprobs else {}),
             choices=n * len(prompts), hide_ids=hide_ids, hide_logprobs=hide_logprobs,
             show_prompt=echo is not None and streamed, echo=echo,
         )

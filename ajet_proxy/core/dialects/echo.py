@@ -31,11 +31,12 @@ class EchoReading(Reading):
         values, spans = choice.values, choice.spans
         if values.get("prompt_logprobs") is not None and self._ask.hide_logprobs and not self._echo.prompt_logprobs:
             edits[spans["prompt_logprobs"]] = "null"
-        words = self._echo.texts[values["index"]]
-        if not words or values.get("token_ids") is None:
+        index = values["index"]
+        words = self._echo.texts[index] if type(index) is int and 0 <= index < len(self._echo.texts) else ""
+        if not words or values.get("token_ids") is None or not isinstance(values["text"], str):
             return
-        if values["index"] not in self._begun:
-            self._begun.add(values["index"])
+        if index not in self._begun:
+            self._begun.add(index)
             start = spans["text"][0] + 1
             edits[start, start] = json.dumps(words, ensure_ascii=False)[1:-1]
         elif values.get("logprobs") is not None and not self._ask.hide_logprobs:

@@ -24,6 +24,11 @@ def flag(request: Mapping[str, Any], name: str) -> bool | None:
     return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
 
 
+def unread(request: Mapping[str, Any], name: str) -> bool:
+    """Whether the truth value `name` is there and cannot be read, so that the engine must see it and refuse it."""
+    return request.get(name) is not None and flag(request, name) is None
+
+
 def integer(request: Mapping[str, Any], name: str) -> int | None:
     """The whole number `name`; None where it is left out, null or unreadable."""
     value = request.get(name)

@@ -28,7 +28,7 @@ from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, Lost, Outcome
 from ajet_proxy.core.dialects.messages_error import error_body
-from ajet_proxy.core.dialects.reading import DONE, ID, NUMBER, STRING, UNREADABLE, Ask, OpenAIDialect, Reading
+from ajet_proxy.core.dialects.reading import DONE, ID, NUMBER, STRING, UNREADABLE, Ask, OpenAIDialect, Reading, is_utf8
 from ajet_proxy.core.dialects.spans import scan
 from ajet_proxy.core.sse import SseEvent
 
@@ -67,6 +67,8 @@ class MessagesReading(Reading):
         at = 0
         tally = self._tallies[0]
         while self._blocks and not self._over and (found := _USUAL.match(stream, at)):
+            if not is_utf8(found[0]):
+                break
             said, name, text, logprob, token = found.groups()
             if said:
                 kind = _KINDS[name]

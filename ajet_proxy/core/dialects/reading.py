@@ -40,7 +40,7 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, Recur
 """What reading an answer may raise that is not of the dialect."""
 KEEP_ALIVE = b": waiting for the engine\n\n"
 """A comment: every reader of server-sent events skips it."""
-STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+STRING = rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"'
 NUMBER = rb"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?"
 ID = rb"(?:0|[1-9]\d{0,9})"
 
@@ -149,6 +149,17 @@ class OpenAIDialect(Protocol):
         """Whether the engine sends this event only because ids or logprobs were asked for."""
 
 
+def is_utf8(raw: bytes) -> bool:
+    """Whether `raw` is UTF-8, which no pattern of bytes can tell."""
+    if raw.isascii():
+        return True
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def choices_of(request: Mapping[str, Any]) -> int:
     """``n``; one where it is left out or where the engine will refuse it."""
     return max(1, integer(request, "n") or 1)
@@ -197,6 +208,8 @@ class Reading:
             if (place := int(index)) >= len(self._tallies):
                 break
             tally = self._tallies[place]
+            if not is_utf8(found[0]):
+                break
             tally.ids.append(int(token))
             tally.logprobs.append(float(logprob))
             tally.told = True

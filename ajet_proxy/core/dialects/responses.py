@@ -33,7 +33,7 @@ from ajet_proxy.core.call import (
     Outcome,
     Unscored,
 )
-from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, NUMBER, STRING, UNREADABLE, Ask
+from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, NUMBER, STRING, UNREADABLE, Ask, is_utf8
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice
 from ajet_proxy.core.sse import SseEvent
@@ -110,6 +110,8 @@ class ResponseReading:
         seen: list[bytes] = []
         at = 0
         while found := _USUAL.match(stream, at):
+            if not is_utf8(found[0]):
+                break
             head, rows, tail = found.groups()
             if rows and self._ask.hide_logprobs:
                 seen += (head, tail)

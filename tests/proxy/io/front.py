@@ -13,10 +13,11 @@ from ajet_proxy.core.keys import Claims, Keys
 from ajet_proxy.core.ledger import Ledger, LedgerSettings
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
-from ajet_proxy.io.errors import error_middleware
+from ajet_proxy.io.errors import error_middleware, http_logger
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.server import Runner
 from ajet_sdk.errors import NotReady
 from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode
 from ajet_sdk.sample import Call
@@ -68,7 +69,7 @@ class Front:
     async def __aenter__(self) -> Front:
         app = web.Application(middlewares=[error_middleware])
         self.front.add_routes(app)
-        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
+        self._runner = Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1, logger=http_logger)
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         host, port = self._runner.addresses[0][:2]

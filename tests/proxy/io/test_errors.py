@@ -95,6 +95,14 @@ async def test_a_body_over_the_limit_is_413(url: str) -> None:
         assert (await reply.json())["error"]["code"] == "body_too_large"
 
 
+async def test_a_body_that_cannot_be_unpacked_is_400(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with aiohttp.ClientSession() as session:
+        headers = {"Content-Encoding": "gzip"}
+        reply = await session.post(url + "/body", data=b"no gzip", headers=headers)
+        assert (reply.status, (await reply.json())["error"]["code"]) == (400, "bad_body")
+    assert not [record for record in caplog.records if record.levelname != "INFO" or record.exc_info]
+
+
 async def test_what_is_no_failure_stays_as_it_is(url: str) -> None:
     async with aiohttp.ClientSession() as session, session.get(url + "/redirect") as reply:
         assert (reply.status, await reply.json()) == (200, "fine")

@@ -223,6 +223,37 @@ async def test_a_stream_cut_in_the_middle_is_cut_for_the_agent_too(after: int) -
     assert front.lost == ["truncated"] and front.running == 0
 
 
+async def test_what_came_before_the_cut_is_not_lost_while_the_proxy_was_busy() -> None:
+    end = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
+    cut = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n" + end)
+        await until(lambda: front.lost)
+        writer.write(b": a last word\n\n")
+        writer.close()
+        await writer.wait_closed()
+        cut.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server, Front(f"http://{host}:{port}") as front:
+        front.store.slow.clear()
+        asking = asyncio.create_task(read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True)))
+        await cut.wait()
+        await asyncio.sleep(0.05)
+        front.store.slow.set()
+        assert await asking == (200, end + b": a last word\n\n", False)
+
+
+async def test_an_answer_names_its_first_hundred_calls() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, n=150, max_tokens=1))
+    assert answer.headers["x-ajet-call"].split(",") == [call.call for call in front.calls][:100]
+    assert len(front.calls) == 150
+
+
 async def test_a_document_cut_in_the_middle_is_a_502() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
         stub.faults.append(Fault("cut", after=100))

@@ -31,6 +31,8 @@ LOGPROBS = {"logprobs": "true"}
     ({"top_logprobs": 5}, IDS, (True, False)),
     ({"top_logprobs": -1, "logprobs": False}, IDS, (True, False)),
     ({"logprob_token_ids": [1]}, IDS, (True, False)),
+    ({"return_token_ids": "2"}, LOGPROBS, (True, True)),
+    ({"logprobs": [], "top_logprobs": None}, IDS | {"top_logprobs": "0"}, (True, True)),
 ])  # fmt: skip
 def test_what_the_engine_is_asked(request_: dict[str, Any], fields: dict[str, str], hidden: tuple[bool, bool]) -> None:
     ask = DIALECT.ask(request_)

@@ -22,6 +22,7 @@ LOGPROBS = {"logprobs": "0"}
     ({"logprobs": 0}, IDS, (True, False)),
     ({"logprobs": 2, "return_token_ids": True}, {}, (False, False)),
     ({"logprob_token_ids": [1]}, IDS, (True, False)),  # the engine refuses it, and must go on refusing it
+    ({"return_token_ids": "2"}, LOGPROBS, (True, True)),
 ])  # fmt: skip
 def test_what_the_engine_is_asked(request_: dict[str, Any], fields: dict[str, str], hidden: tuple[bool, bool]) -> None:
     ask = DIALECT.ask(request_)

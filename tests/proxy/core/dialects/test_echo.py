@@ -93,3 +93,14 @@ def test_fewer_logprobs_than_ids_are_no_capture() -> None:
     seen, outcomes = stream(COMPLETIONS, [part("x", [5, 6], [-0.5], prompt=[1], finish="stop"), "[DONE]"], STREAMED)
     assert event(seen[0]).startswith(b"data:")
     assert reasons(outcomes) == ["no_logprobs"]
+
+
+@pytest.mark.parametrize("change", [
+    {"text": None}, {"text": 3}, {"index": -1}, {"index": 1}, {"index": True}, {"index": "0"},
+])  # fmt: skip
+def test_the_prompt_is_put_into_texts_of_its_choice_alone(change: dict[str, Any]) -> None:
+    odd = {**FIRST, "choices": [{**FIRST["choices"][0], **change}]}
+    seen, _ = stream(COMPLETIONS, [odd, FIRST, END, "[DONE]"], STREAMED)
+    hidden = {"token_ids": None, "logprobs": None}
+    assert seen[0]["choices"][0] == odd["choices"][0] | hidden
+    assert seen[1] == completion_event('a "é"\nx', prompt=[1, 2])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.dialects.lax import flag, integer
+from ajet_proxy.core.dialects.lax import flag, integer, unread
 
 
 @pytest.mark.parametrize(("value", "expected"), [
@@ -17,6 +17,8 @@ from ajet_proxy.core.dialects.lax import flag, integer
 ])  # fmt: skip
 def test_truth_values(value: Any, expected: bool | None) -> None:
     assert flag({"x": value}, "x") is expected
+    assert unread({"x": value}, "x") is (expected is None and value is not None)
+    assert not unread({}, "x")
 
 
 @pytest.mark.parametrize(("value", "expected"), [

@@ -216,6 +216,14 @@ def test_a_stream_that_cannot_be_read_ends_with_an_error(bad: bytes) -> None:
         assert reasons(running.outcomes) == ["capture_failed"] and not running.patient
 
 
+def test_text_that_is_no_utf_8_ends_a_stream_with_an_error() -> None:
+    bad = chunk({"content": "WORD"}).replace(b"WORD", b"\xff")
+    for parts in ([start() + chunk({"content": "a"}), bad], [start() + chunk({"content": "a"}), bad[:9], bad[9:]]):
+        stream, running = run(*parts)
+        assert b"event: error" in stream and b"\xff" not in stream
+        assert reasons(running.outcomes) == ["capture_failed"]
+
+
 def test_a_stream_that_just_stops_stops() -> None:
     stream, running = run(start() + chunk({"content": "a"}) + b'data: {"half')
     assert [item["type"] for item in events(stream)][-1] == "error"

@@ -94,6 +94,13 @@ def test_the_fast_way_is_for_usual_events_alone() -> None:
     assert here._tallies[0].ids == [5, 6, 5]
 
 
+@pytest.mark.parametrize("word", [b"\xff", b"a\xc3", b"\x00", b"a\nb", b"\\q", b"\\u12", b"\\ud80"])
+def test_the_fast_way_is_not_for_what_is_no_json(word: bytes) -> None:
+    usual = b"data: %b\n\n" % dump(chat_event({"content": "WORD"}, ids=[5], logprobs=[-0.5])).encode()
+    assert reading(CHAT).usual(usual)[1] == len(usual)
+    assert reading(CHAT).usual(usual.replace(b"WORD", word)) == ([], 0)
+
+
 def test_an_event_without_text_for_several_tokens_is_taken_out() -> None:
     filler = chat_event({}, ids=[3, 4], logprobs=[-0.5, -0.25])
     seen, outcomes = stream(CHAT, [chat_start([1]), filler, chat_event({}, ids=[5], logprobs=[-1.0], finish="stop")])

@@ -198,6 +198,13 @@ def test_the_fast_way_and_the_slow_way_see_alike() -> None:
     assert (crlf[0].replace(b"\r\n", b"\n"), *crlf[1:]) == expected
 
 
+@pytest.mark.parametrize("word", [b"\xff", b"\x00", b"\\q"])
+def test_a_delta_that_is_no_json_passes_as_it_came(word: bytes) -> None:
+    spoiled = delta("WORD", rows(-0.5)).replace(b"WORD", word)
+    for parts in ([begin(0), spoiled], [begin(0), spoiled[:9], spoiled[9:]]):
+        assert replay(parts)[0].endswith(spoiled)
+
+
 def test_an_agent_that_asked_for_logprobs_gets_them_in_the_stream() -> None:
     parts = [begin(0), delta("a", rows(-0.5)), delta("b", [{**rows(-1.0)[0], "top_logprobs": [{"token": "b"}]}])]
     parts.append(end(response([text(rows(-0.5, -1.0))])))

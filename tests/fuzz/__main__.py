@@ -1,0 +1,146 @@
+"""The differential fuzz: what a client sees through the proxy, against what it would have seen without.
+
+    python -m tests.fuzz [--seed N] [--count N] [--sockets N] [--case NAME]
+
+Each case follows from its name, ``SEED/NUMBER``, alone, so that one line repeats a failure. Most are played in the core
+(`core_cases`), some over real sockets (`socket_cases`). Exits 1 when a case failed, and 2 on bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.fuzz import core_cases, socket_cases
+from tests.fuzz.core_cases import Case
+
+LIMIT_S = 20.0
+"""A case that takes longer hangs."""
+SHOWN = 10
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of the cases so far."""
+
+    cases: int = 0
+    failed: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    began: float = field(default_factory=time.monotonic)
+    told: float = 0.0
+
+    def note(self, case: Case, error: BaseException | None) -> None:
+        self.cases += 1
+        if error is None:
+            return
+        self.failed.append(case.seed)
+        if len(self.failed) <= SHOWN:
+            say(f"\nfailed: {case.seed}; to repeat it alone: make fuzz CASE={case.seed}")
+            for line in (*case.notes, *traceback.format_exception(error)):
+                say(f"  {line[:4000]}")
+
+    def progress(self, total: int, *, last: bool = False) -> None:
+        now = time.monotonic()
+        if last or now - self.told > 2.0:
+            self.told = now
+            so_far = f"{self.cases:,} of {total:,} cases, {len(self.failed)} failed, {now - self.began:.0f} s"
+            sys.stderr.write(f"\r{so_far}" + ("\n" if last else ""))
+            sys.stderr.flush()
+
+
+class Hang(BaseException):
+    """A case does not come to an end. No `Exception`, so that nothing on the way can take it for its own."""
+
+
+@contextlib.contextmanager
+def limit() -> Iterator[None]:
+    """Raise `Hang` in code that takes too long."""
+
+    def late(_number: int, _frame: object) -> None:
+        raise Hang(f"no end after {LIMIT_S} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def play(name: str, tally: Tally) -> None:
+    """One case of the core."""
+    case = Case(name, counts=tally.counts)
+    try:
+        with limit():
+            core_cases.run(case)
+    except (Exception, Hang) as error:
+        tally.note(case, error)
+    else:
+        tally.note(case, None)
+
+
+async def play_over_sockets(names: list[str], tally: Tally, total: int) -> None:
+    """The cases `names`, one after another, through one proxy."""
+    async with socket_cases.Wire() as wire:
+        for name in names:
+            case = Case(name, counts=tally.counts)
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    await wire.play(case)
+            except Exception as error:
+                tally.note(case, error)
+            else:
+                tally.note(case, None)
+            tally.progress(total)
+
+
+def run(seed: int, count: int, sockets: int) -> Tally:
+    """`count` cases in all, `sockets` of them over sockets."""
+    tally = Tally()
+    for number in range(count - sockets):
+        play(f"{seed}/{number}", tally)
+        tally.progress(count)
+    asyncio.run(play_over_sockets([f"{seed}/s{number}" for number in range(sockets)], tally, count))
+    tally.progress(count, last=True)
+    return tally
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="The differential fuzz.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--count", type=int, default=100_000, help="cases in all")
+    parser.add_argument("--sockets", type=int, help="of these over sockets; a fortieth")
+    parser.add_argument("--case", help="play this one alone, by the name that a failure printed")
+    given = parser.parse_args()
+    logging.getLogger("ajet_proxy").setLevel(logging.ERROR)  # engines that break off are no news here
+    if given.case is not None:
+        tally = Tally()
+        if given.case.partition("/")[2].startswith("s"):
+            asyncio.run(play_over_sockets([given.case], tally, 1))
+        else:
+            play(given.case, tally)
+    else:
+        tally = run(given.seed, given.count, given.count // 40 if given.sockets is None else given.sockets)
+    for name, number in sorted(tally.counts.items()):
+        say(f"{number:>9,}  {name}")
+    seconds = time.monotonic() - tally.began
+    say(f"{tally.cases:,} cases in {seconds:.0f} s, {len(tally.failed)} failed (seed {given.seed})")
+    sys.exit(1 if tally.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
