@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TextIO, TypeVar
+from typing import Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -82,7 +82,36 @@ def replay(data_dir: str) -> None:
     """Rebuild samples from a journal, bit for bit what was delivered."""
     from ajet_proxy import offline
 
-    _write(offline.replay_lines(data_dir))
+    removed: set[str] = set()
+    _write(offline.replay_lines(data_dir, removed.add))
+    _say_removed(removed)
+
+
+@cli.command()
+@click.argument("data_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--as", "form", type=click.Choice(["samples", "sft", "preferences"]), default="samples",
+              show_default=True, help="Samples as they are delivered, rows for fine-tuning, or pairs.")
+@click.option("--format", "kind", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True,
+              help="JSON lines, or Parquet, which needs pyarrow.")
+@click.option("--out", type=click.File("wb", lazy=True), default="-", metavar="FILE", help="Instead of stdout.")
+@click.option("--state", "states", multiple=True, type=click.Choice(["ready", "leased", "trained", "recorded"]),
+              default=("ready", "leased", "trained"), show_default=True, help="Of which episodes; repeatable.")
+@click.option("--task", help="Of this task alone.")
+@click.option("--min-reward", type=float, help="Only samples with this reward or a higher one.")
+def export(
+    data_dir: Path, form: str, kind: str, out: BinaryIO, states: tuple[str, ...], task: str | None,
+    min_reward: float | None,
+) -> None:
+    """Write the samples of a data directory, live and archived, for other programs."""
+    from ajet_proxy import export as exported
+
+    removed: set[str] = set()
+    found = exported.rows(data_dir, form, exported.Choice(states, task, min_reward), removed.add)
+    if kind == "parquet":
+        exported.write_parquet(found, out, form)
+    else:
+        exported.write_jsonl(found, out)
+    _say_removed(removed)
 
 
 @cli.command()
@@ -141,6 +170,11 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     path.write_text(text)
     scope = " --user" if user else ""
     click.echo(f"wrote {path}\nnow run: systemctl{scope} daemon-reload && systemctl{scope} enable --now {path.name}")
+
+
+def _say_removed(episodes: set[str]) -> None:
+    if episodes:
+        click.echo(f"ajet-proxy: left out {len(episodes)} episodes whose calls retention has removed", err=True)
 
 
 def _write(lines: Iterator[str]) -> None:

@@ -56,8 +56,8 @@ class ArchiveFile:
 
     def episode(self, name: str) -> Episode | None:
         """The whole episode; its head if its body was removed."""
-        for head, body in self._ask("SELECT head, body FROM episodes WHERE name = ?", name):
-            return _episode(head if body is None else body)
+        for (record,) in self._ask("SELECT coalesce(body, head) FROM episodes WHERE name = ?", name):
+            return _episode(record)
         return None
 
     def batch(self, name: str) -> LeasedBatch | None:
@@ -76,12 +76,11 @@ class ArchiveFile:
         return (_episode(head) for (head,) in rows)
 
     def episodes(self, states: Iterable[str]) -> Iterator[Episode]:
-        """Every whole episode in one of `states`, the oldest first."""
+        """Every episode in one of `states` as `episode` gives it, the oldest first."""
         wanted = tuple(states)
         marks = ",".join("?" * len(wanted))
-        question = f"SELECT body FROM episodes WHERE body IS NOT NULL AND state IN ({marks}) ORDER BY rowid"
-        rows = self._rows(question, wanted)
-        return (_episode(body) for (body,) in rows)
+        question = f"SELECT coalesce(body, head) FROM episodes WHERE state IN ({marks}) ORDER BY rowid"
+        return (_episode(record) for (record,) in self._rows(question, wanted))
 
     def batches(self) -> Iterator[LeasedBatch]:
         """Every batch in the order of its lease."""

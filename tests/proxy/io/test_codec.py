@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.history import Mark
+from ajet_proxy.io import snapshot
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig, picture
@@ -154,3 +155,28 @@ def test_a_history_that_is_not_there_says_so() -> None:
     record = encode(ev.CallFinished(2.0, make_call(two[0], (1, 2, 3, 4), (5,), episode="ep")), rig.ledger.episodes)
     with pytest.raises(UnknownRecord, match="ep"):
         decode(record)
+
+
+def test_journal_snapshot_and_archive_grow_in_a_straight_line() -> None:
+    """Bytes in the journal, in a snapshot and in the archive, of one agent that grows its history turn by turn."""
+    sizes: dict[int, list[int]] = {}
+    prompt, news, sampled = tuple(range(1000)), 30, 20
+    for turns in (50, 100, 200):
+        live, history, written = LedgerRig(), prompt, 0
+        episode = live.open(task="t")
+        for turn in range(turns):
+            (call,) = live.begin(episode)
+            answer = tuple(range(turn, turn + sampled))
+            event = ev.CallFinished(2.0, make_call(call, history, answer, episode=episode))
+            written += len(encode(event, live.ledger.episodes))
+            live.run([event])
+            history = (*history, *answer, *range(turn, turn + news))
+        growing = sum(map(len, snapshot.pack_state(live.ledger)))
+        live.reward(episode)
+        sizes[turns] = [written, growing, len(snapshot.pack(live.ledger.episodes[episode]))]
+    distinct = 4 * (news + sampled) + 8 * sampled
+    for fifty, hundred, two_hundred in zip(*sizes.values(), strict=True):
+        assert abs((two_hundred - hundred) - 2 * (hundred - fifty)) < 0.02 * two_hundred  # a straight line
+        assert two_hundred - hundred < 100 * (distinct + 600)  # a turn's own tokens and what is said about the call
+    repeated = 4 * sum(len(prompt) + turn * (news + sampled) for turn in range(200))
+    assert sizes[200][0] < repeated / 20

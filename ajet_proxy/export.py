@@ -1,0 +1,144 @@
+"""`ajet-proxy export`: the samples of a data directory, live and archived, in the forms that other programs read.
+
+Episodes are read one after another, so a large archive needs no more memory than a small one; only pairs are planned
+first, over a few words for each sample. Reading takes no lock and changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ajet_proxy.core.episode import Episode
+from ajet_proxy.core.export import pairs, place, preference_row, sft_row
+from ajet_proxy.core.ledger import Ledger
+from ajet_proxy.core.samples import samples_of
+from ajet_proxy.io.archive import ArchiveFile
+from ajet_proxy.offline import read_state
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.sample import Sample
+
+FORMS = ("samples", "sft", "preferences")
+FORMATS = ("jsonl", "parquet")
+ROWS_AT_ONCE = 500
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """Which samples: of episodes in one of ``states``, of ``task``, with at least ``min_reward``."""
+
+    states: tuple[str, ...] = ("ready", "leased", "trained")
+    task: str | None = None
+    min_reward: float | None = None
+
+    def takes(self, sample: Sample) -> bool:
+        low = self.min_reward is not None and (sample.reward is None or sample.reward < self.min_reward)
+        return not low
+
+
+def rows(data_dir: Path, form: str, choice: Choice, removed: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The rows of one of `FORMS`; `removed` is told of episodes whose calls the archive keeps no longer."""
+    with closing(ArchiveFile(data_dir)) as archive:
+        ledger = read_state(data_dir, archive)
+        if form == "preferences":
+            yield from _pairs(ledger, archive, choice, removed)
+            return
+        for sample in _samples(ledger, archive, choice, removed):
+            yield sft_row(sample) if form == "sft" else sample.to_json()
+
+
+def _pairs(
+    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    places = [
+        known for episode in _episodes(ledger, archive, choice, removed)
+        for number, sample in enumerate(_of(episode)) if choice.takes(sample)
+        if (known := place(sample, number)) is not None
+    ]
+    for better, worse in pairs(places):
+        chosen, rejected = (_of(episode) for episode in map(ledger.find, (better.episode, worse.episode)))
+        yield preference_row(chosen[better.number], rejected[worse.number])
+
+
+def _samples(
+    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[str], None]
+) -> Iterator[Sample]:
+    for episode in _episodes(ledger, archive, choice, removed):
+        yield from filter(choice.takes, _of(episode))
+
+
+def _episodes(
+    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[str], None]
+) -> Iterator[Episode]:
+    """The archived ones first, then those in memory, each once."""
+    live = {**ledger.leaving, **ledger.episodes}
+    archived = (episode for episode in archive.episodes(choice.states) if episode.id not in live)
+    for episode in chain(archived, live.values()):
+        if episode.state not in choice.states or choice.task not in (None, episode.task):
+            continue
+        if episode.stored == "removed":
+            removed(episode.id)
+            continue
+        yield episode
+
+
+def _of(episode: Episode | None) -> tuple[Sample, ...]:
+    """The samples that a lease delivers, or delivered; of other episodes, every model's."""
+    assert episode is not None
+    samples = samples_of(
+        episode.timelines, episode=episode.id, task=episode.named_task, rewards=episode.rewards.values()
+    )
+    return tuple(sample for sample in samples if not episode.shares or sample.model in episode.shares)
+
+
+def write_jsonl(found: Iterable[Mapping[str, Any]], out: BinaryIO) -> None:
+    """One JSON object a line."""
+    for row in found:
+        out.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n")
+
+
+def write_parquet(found: Iterator[dict[str, Any]], out: BinaryIO, form: str) -> None:
+    """A Parquet file of the same columns; pairs and triples are lists of structs."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise BadRequest("Parquet needs pyarrow, which is missing here: pip install pyarrow", param="format") from error
+    schema = _schema(pyarrow, form)
+    with parquet.ParquetWriter(out, schema) as writer:
+        while part := list(islice(found, ROWS_AT_ONCE)):
+            writer.write_table(pyarrow.Table.from_pylist([_columns(row) for row in part], schema=schema))
+
+
+def _schema(arrow: Any, form: str) -> Any:
+    text, ids, mask, number = arrow.string(), arrow.list_(arrow.int32()), arrow.list_(arrow.int8()), arrow.float64()
+    if form == "sft":
+        own = {"reward": number, "input_ids": ids, "labels": ids}
+    elif form == "preferences":
+        own = {
+            "rejected_sample": text, "prompt_ids": ids, "chosen_ids": ids, "chosen_mask": mask,
+            "chosen_reward": number, "rejected_ids": ids, "rejected_mask": mask, "rejected_reward": number,
+        }
+    else:
+        versions = arrow.struct([("version", arrow.int64()), ("count", arrow.int64())])
+        span = arrow.struct([("call", text), ("start", arrow.int64()), ("end", arrow.int64())])
+        own = {
+            "episode": text, "token_ids": ids, "loss_mask": mask, "logprobs": arrow.list_(number),
+            "policy_versions": arrow.list_(versions), "calls": arrow.list_(text), "spans": arrow.list_(span),
+            "reward": number, "broken_by": text,
+        }
+    return arrow.schema(list({"sample": text, "task": text, "model": text, "agent": text, **own}.items()))
+
+
+def _columns(row: dict[str, Any]) -> dict[str, Any]:
+    structs = {"policy_versions": ("version", "count"), "spans": ("call", "start", "end")}
+    return {name: _structs(value, structs[name]) if name in structs else value for name, value in row.items()}
+
+
+def _structs(values: Iterable[Sequence[Any]], names: Sequence[str]) -> list[dict[str, Any]]:
+    return [dict(zip(names, value, strict=True)) for value in values]

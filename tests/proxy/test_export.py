@@ -1,0 +1,123 @@
+"""`export` over the journal and the archive, as a user calls it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_proxy.export import Choice, rows
+from ajet_proxy.io.compaction import compact
+from ajet_proxy.offline import replay_lines
+from tests.kit.histories import encoded, write_segments
+from tests.kit.ledger_rig import LedgerRig
+from tests.proxy.test_cli import run
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    """Two tasks of four trained episodes with rewards 0 to 3, all archived, and one that is ready."""
+    rig = LedgerRig()
+    for number in range(8):
+        episode = rig.open(task=f"t{number // 4}")
+        rig.call(episode, (1, 2, number // 4), (5, number))
+        rig.reward(episode, float(number % 4))
+    batch = rig.lease(group_size=4, groups=2)
+    assert batch is not None
+    rig.ack(batch)
+    rig.in_state("recorded")
+    rig.archive()
+    rig.ready("t0")
+    return rig
+
+
+@pytest.fixture(params=["journal", "archive"])
+def data(request: pytest.FixtureRequest, rig: LedgerRig, tmp_path: Path) -> Path:
+    """The same history in the journal alone, and with the archived part in the archive."""
+    records = encoded(rig.events)
+    write_segments(tmp_path, records, [len(records) - 5])
+    if request.param == "archive":
+        compact(tmp_path)
+    return tmp_path
+
+
+def exported(data: Path, *arguments: str) -> list[dict[str, Any]]:
+    done = run("export", str(data), *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_samples_are_those_that_were_delivered(data: Path) -> None:
+    def by_name(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(samples, key=lambda sample: str(sample["sample"]))
+
+    found = exported(data)
+    replayed = [json.loads(line) for line in replay_lines(data)]
+    for sample in (*found, *replayed):
+        sample["logprobs"] = [round(value, 5) for value in sample["logprobs"]]
+    assert by_name(found) == by_name(replayed)
+    assert len(found) == 9
+
+
+def test_what_is_exported_can_be_chosen(data: Path) -> None:
+    assert [row["reward"] for row in exported(data, "--task", "t1", "--min-reward", "2")] == [2.0, 3.0]
+    assert [row["task"] for row in exported(data, "--state", "recorded")] == ["only recorded"]
+    assert len(exported(data, "--state", "ready")) == 1
+
+
+def test_rows_for_fine_tuning(data: Path) -> None:
+    found = exported(data, "--as", "sft", "--min-reward", "3")
+    assert [(row["input_ids"], row["labels"]) for row in found] == [
+        ([1, 2, 0, 5, 3], [-100, -100, -100, 5, 3]), ([1, 2, 1, 5, 7], [-100, -100, -100, 5, 7]),
+    ]
+
+
+def test_pairs(data: Path) -> None:
+    found = exported(data, "--as", "preferences")
+    assert [(row["task"], row["chosen_reward"], row["rejected_reward"]) for row in found] == [
+        ("t0", 3.0, 0.0), ("t0", 2.0, 1.0), ("t1", 3.0, 0.0), ("t1", 2.0, 1.0),
+    ]
+    assert (found[0]["prompt_ids"], found[0]["chosen_ids"], found[0]["rejected_ids"]) == ([1, 2, 0], [5, 3], [5, 0])
+
+
+def test_into_a_file(data: Path) -> None:
+    out = data / "rows.jsonl"
+    assert exported(data, "--out", str(out)) == []
+    assert len(out.read_text().splitlines()) == 9
+
+
+def test_what_retention_removed_is_left_out_and_counted(rig: LedgerRig, tmp_path: Path) -> None:
+    records = encoded(rig.events)
+    write_segments(tmp_path, records, [len(records) - 5])
+    compact(tmp_path, ended_after=rig.ledger.now + 1)
+    for arguments in (["export"], ["export", "--as", "preferences"], ["replay"]):
+        done = run(arguments[0], str(tmp_path), *arguments[1:])
+        assert done.returncode == 0
+        assert done.stderr == "ajet-proxy: left out 8 episodes whose calls retention has removed\n"
+    removed: list[str] = []
+    assert len(list(rows(tmp_path, "samples", Choice(), removed.append))) == 1
+    assert len(removed) == 8
+
+
+@pytest.mark.parametrize(("arguments", "code", "words"), [
+    (["--as", "poems"], 2, "poems"), (["--state", "happy"], 2, "happy"), (["--min-reward", "much"], 2, "much"),
+])
+def test_bad_usage(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
+    done = run("export", str(tmp_path), *arguments)
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_directory_without_a_journal(tmp_path: Path) -> None:
+    done = run("export", str(tmp_path))
+    assert done.returncode == 1 and "holds no journal" in done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="tests/e2e/test_parquet.py writes it")
+def test_parquet_without_its_library_says_what_is_missing(data: Path) -> None:
+    done = run("export", str(data), "--format", "parquet", "--out", str(data / "rows"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "pip install pyarrow" in done.stderr
+    assert not (data / "rows").exists()
