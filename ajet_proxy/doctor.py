@@ -22,6 +22,7 @@ from typing import Any, Literal
 import aiohttp
 
 from ajet_proxy.config import Config
+from ajet_proxy.core.continuity import trial
 from ajet_proxy.io import authority
 from ajet_proxy.io.engines import base_url
 
@@ -156,6 +157,8 @@ async def _engine(session: aiohttp.ClientSession, url: str, check: str, config: 
     found = [Finding(check, "ok", f"serves {', '.join(map(str, names))}"), *_clock(check, date)]
     found.append(await _version(session, url, check))
     found += [item for name in names[:1] for item in await _generation(session, url, check, str(name))]
+    if config.continuity == "auto":
+        found.append(await _continuity(session, url, check, str(names[0])))
     if config.gate_mode == "pause":
         found.append(await _pause(session, url, check))
     return found
@@ -214,6 +217,22 @@ async def _generation(session: aiohttp.ClientSession, url: str, check: str, mode
     return found
 
 
+async def _continuity(session: aiohttp.ClientSession, url: str, check: str, model: str) -> Finding:
+    """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity`)."""
+    said = {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
+    status, rendered = await _post(session, f"{url}/tokenize", said)
+    ids = rendered.get("tokens")
+    if status != 200 or not isinstance(ids, list) or not ids:
+        return Finding(check, "warning", "its /tokenize renders no conversations: history goes as text, and may drift",
+                       "use vLLM, or --continuity off to have this no longer looked for")
+    ids = ids[:1] * 3
+    status, answer = await _post(session, f"{url}/v1/chat/completions", trial(model, ids))
+    if status != 200 or answer.get("prompt_token_ids") != ids:
+        return Finding(check, "warning", "its chat route takes no prompt ids: history goes as text, and may drift",
+                       "use a tested vLLM, or --continuity off to have this no longer looked for")
+    return Finding(check, "ok", "takes history as exact ids")
+
+
 async def _sees_temperature(session: aiohttp.ClientSession, url: str, model: str) -> bool | None:
     """Whether logprobs are those of the distribution that was sampled from; None where it cannot be told.
 
@@ -233,7 +252,11 @@ async def _sees_temperature(session: aiohttp.ClientSession, url: str, model: str
 
 async def _chat(session: aiohttp.ClientSession, url: str, model: str, **more: Any) -> tuple[int, dict[str, Any]]:
     body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **more}
-    async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
+    return await _post(session, f"{url}/v1/chat/completions", body)
+
+
+async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async with session.post(url, json=body) as answer:
         return answer.status, await _json(answer)
 
 

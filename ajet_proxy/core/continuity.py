@@ -86,6 +86,8 @@ _BEYOND = (
     "mm_processor_kwargs", "media_io_kwargs", "use_beam_search", "prompt_embeds",
 )  # fmt: skip
 _TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
+FIELD = "kv_transfer_params"
+"""Where vLLM's chat route takes prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,14 @@ class Memory:
         self._known.move_to_end(digest)
         if len(self._known) > self._capacity:
             self._known.popitem(last=False)
+
+
+def trial(model: str, ids: Sequence[int]) -> dict[str, Any]:
+    """A chat request whose answer shows by its one token whether the engine reads the `ids` that it is given."""
+    return {
+        "model": model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1, "return_token_ids": True,
+        FIELD: {"prompt_token_ids": list(ids)},
+    }  # fmt: skip
 
 
 def ended(captured: Captured) -> str:

@@ -28,6 +28,7 @@ from ajet_proxy.core.call import Captured, Origin
 from ajet_proxy.core.continuity import (
     ENGINE,
     EXACT,
+    FIELD,
     IGNORED,
     NOT_PROVEN,
     NOT_RENDERED,
@@ -41,6 +42,7 @@ from ajet_proxy.core.continuity import (
     Outline,
     ended,
     outline,
+    trial,
 )
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.joint import begins_with, joined
@@ -54,7 +56,6 @@ from ajet_sdk.errors import AjetError
 logger = logging.getLogger(__name__)
 
 CHAT = "/v1/chat/completions"
-FIELD = "kv_transfer_params"
 LIMIT_S = 10.0
 """For all that a turn asks the engine before it is sent; the engine is busy then, and the plain request is as good."""
 RETRY_S = 300.0
@@ -208,6 +209,8 @@ class Turn:
             })
         if engine.takes_ids is None:
             engine.takes_ids = await self._takes_ids(request, history[:1] * 3)
+            as_what = "exact ids" if engine.takes_ids else "text alone: its chat route takes no prompt ids"
+            logger.info("the engine of model %r is sent history as %s", request.model, as_what)
         if asked.shape not in engine.shapes and before.turn.continuity != EXACT and len(engine.shapes) < SHAPES:
             rendered, _ = await self._render(request, asked.asked_before())
             if rendered == history[: before.turn.start]:
@@ -215,11 +218,7 @@ class Turn:
 
     async def _takes_ids(self, request: EngineRequest, ids: Ids) -> bool:
         """Whether the engine's chat route reads `ids` when it is given them, by the one token that it generates."""
-        asked = {
-            "model": request.model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1,
-            "return_token_ids": True, FIELD: {"prompt_token_ids": ids},
-        }
-        status, answer = await self._ask(request, CHAT, asked)
+        status, answer = await self._ask(request, CHAT, trial(request.model, ids))
         if status >= 500:
             raise NotRendered
         return status == 200 and answer.get("prompt_token_ids") == list(ids)

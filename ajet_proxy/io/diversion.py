@@ -112,6 +112,7 @@ class Diversion:
 
     async def server_connect(self, data: ServerConnectionHookData) -> None:
         """A connection is about to be made: to the front, if it may be for a listed host."""
+        await asyncio.sleep(0)  # let mitmproxy begin to read the client: an error before that would never close it
         server, mode = data.server, data.client.proxy_mode
         decided = server.id in self._meant or server.id in self._settled
         if decided or server.error or server.transport_protocol != "tcp" or server.address is None:
@@ -202,7 +203,7 @@ class Diversion:
     def tls_failed_client(self, data: tls.TlsData) -> None:
         """Most often the program does not trust our CA."""
         self._count("tls_failed")
-        logger.warning("a client refused our certificate (%s); does it trust the CA?", data.conn.error)
+        logger.warning("a program got no TLS with us; does it trust the CA? %s", data.conn.error)
 
     def _count(self, kind: str) -> None:
         self._metrics.inc("ajet_intercepted_connections_total", kind=kind)

@@ -27,6 +27,8 @@ from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.tunnels import Listening, Tunnels
 
 logger = logging.getLogger(__name__)
+logging.getLogger("mitmproxy.addons.proxyserver").setLevel(logging.CRITICAL)  # `start` raises what it would say
+logging.getLogger("mitmproxy.proxy.server").setLevel(logging.ERROR)  # `Diversion` tells of clients without trust
 
 CLOSE_TURNS = 500
 SILENCE_S = 7 * 86400
@@ -56,7 +58,8 @@ class Interceptor:
             proxyauth="keys" if self._tunnels.needs_key else "",
         )
         if not await self._server.setup_servers():
-            reason = "; ".join(str(item.last_exception) for item in self._server.servers if item.last_exception)
+            faults = [item.last_exception for item in self._server.servers if item.last_exception]
+            reason = "; ".join(str(fault).partition("Stack backtrace")[0].strip() for fault in faults)
             await self.close()
             raise OSError(f"cannot intercept: {reason or 'unknown reason'}")
         await self._master.running()

@@ -23,7 +23,7 @@ from yarl import URL
 from ajet_proxy.core.keys import Claims, check_scope, proxy_key_in
 from ajet_proxy.io.errors import Handler, error_response
 from ajet_proxy.io.upstream import as_written
-from ajet_sdk.errors import AjetError, Forbidden
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden
 from ajet_sdk.routes import KEY_PREFIX
 
 PROVIDER_CREDENTIALS = frozenset((
@@ -137,6 +137,12 @@ class Tunnels:
                     f"requests to {host[:100]} are not carried, only those to {', '.join(sorted(self.hosts))}; for the "
                     "tunnels to other hosts set HTTPS_PROXY alone, and not HTTP_PROXY", code="foreign_host",
                 )
+            if http.headers.get("Upgrade", "").lower() == "websocket":
+                wanted = BadRequest("WebSockets are not carried here; ask by plain HTTP", code="no_websockets")
+                answer = error_response(http, wanted)
+                answer.set_status(426)  # at which Codex goes over to HTTP, and not only after some tries
+                answer.headers["Upgrade"] = "HTTP/1.1"
+                return answer
             return await handler(http)
 
         return guarded

@@ -14,7 +14,7 @@ async function ask(path, options = {}) {
 }
 
 const control = (path) => ask(`v1/${path}`);
-const link = (episode) => h("a", { href: `#/e/${encodeURIComponent(episode)}` }, episode);
+const link = (episode, shown = episode) => h("a", { href: `#/e/${encodeURIComponent(episode)}`, title: episode }, shown);
 const age = (seconds) => seconds < 90 ? `${Math.max(0, Math.round(seconds))} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : seconds < 129600 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86400)} d`;
 
 // -- text of tokens, from the engine that sampled them
@@ -159,8 +159,8 @@ function board(status, seen, rates, width) {
       h("section", { class: "card" }, h("h2", {}, "Reward by task"), rows(["task", ">episodes", ">mean", ">latest", ""], seen.tasks.slice(0, 10).map((task) => [
         task.task + (task.eval ? " (eval)" : ""), whole(task.episodes), figure(task.mean), figure(task.recent_mean), h("div", { class: "meter" }, h("i", { "--share": Math.min(1, Math.max(0, task.recent_mean)) }))]), "No task has been rewarded yet."),
         seen.tasks.length > 10 ? h("p", { class: "note" }, "The ten tasks that were rewarded last.") : null),
-      h("section", { class: "card" }, h("h2", {}, "Quiet agents"), rows([">quiet", "waits for", "task", ">calls", ">age", "episode"], seen.quiet.slice(0, 10).map((one) => [
-        h("span", { class: one.quiet_s > one.idle_timeout / 2 ? "bad" : null }, age(one.quiet_s)), one.in_flight ? "the model" : "the agent", one.task || "–", whole(one.calls), age(one.age_s), link(one.episode)]), "No episode is open.")),
+      h("section", { class: "card" }, h("h2", {}, "Quiet agents"), rows([">quiet", "waits for", "task", "agent", ">calls", ">age"], seen.quiet.slice(0, 10).map((one) => [
+        h("span", { class: one.quiet_s > one.idle_timeout / 2 ? "bad" : null }, age(one.quiet_s)), one.in_flight ? "the model" : "the agent", link(one.episode, one.task || one.episode), one.agent || "–", whole(one.calls), age(one.age_s)]), "No episode is open.")),
       h("div", {}, broken(status), h("section", { class: "card" }, h("h2", {}, "Leases"), rows(["batch", "model", ">groups", ">episodes", ">runs out in"], seen.leases.map((one) => [one.batch, one.model, whole(one.groups), whole(one.episodes), age(one.lease_until - now)]), "No batch is leased."))))];
 }
 

@@ -2,9 +2,10 @@
 
     python -m tests.conformance CHECKOUT [--engine vllm|stub|URL] [pytest's options]
 
-Four runs: directly, directly again (what differs between the two is flaky), through the proxy, and through the proxy
-with the episode in the path. Exits 1 when a test came out differently or the engine received other requests, 2 on bad
-usage. What is the same in all runs, failures included, is no matter here: the engine, not the suite's author, decides.
+Five runs: directly, directly again (what differs between the two is flaky), through the proxy, through the proxy with
+the episode in the path, and through a proxy that sends no ids of its own. Exits 1 when a test came out differently or
+the engine received other requests, 2 on bad usage. What is the same in all runs, failures included, is no matter here:
+the engine, not the suite's author, decides.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from tests.bench import table
 from tests.conformance import compare
 from tests.conformance.engines import Engine, EngineFailed
-from tests.conformance.suites import Suite, SuiteFailed, addresses, recognise
+from tests.conformance.suites import MOCKED, Suite, SuiteFailed, recognise
 from tests.kit.proxy_process import ProxyFailed, ProxyProcess
 
 LIMIT_S = 3600
@@ -45,9 +46,9 @@ def run(suite: Suite, name: str, root: str, engine: Engine, options: Sequence[st
     """Run the tests of `suite` against `root`."""
     report = suite.folder / f"{name}.xml"
     report.unlink(missing_ok=True)
-    model = engine.model()
+    model = "" if suite.name in MOCKED else engine.model()
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("AJET_", "PYTHON", "VIRTUAL_ENV"))}
-    environment = {**clean, **addresses(root, model), "PYTHONDONTWRITEBYTECODE": "1", "NO_PROXY": "127.0.0.1"}
+    environment = {**clean, **suite.addresses(root, model), "PYTHONDONTWRITEBYTECODE": "1", "NO_PROXY": "127.0.0.1"}
     command = [str(suite.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *suite.tests]
     mark, began = engine.mark, time.monotonic()
     with (suite.folder / f"{name}.log").open("wb") as log:
@@ -66,17 +67,26 @@ def conformance(suite: Suite, engine: Engine, options: Sequence[str]) -> bool:
     """All runs of `suite` and what they show; whether all is the same."""
     direct = run(suite, "direct", engine.url, engine, options)
     again = run(suite, "direct-again", engine.url, engine, options)
-    with tempfile.TemporaryDirectory() as data, ProxyProcess(engine.url, Path(data) / "journal") as proxy:
-        proxied = run(suite, "proxied", proxy.url, engine, options)
-        by_path = run(suite, "by-path", f"{proxy.url}/e/conformance", engine, options)
-        with urllib.request.urlopen(f"{proxy.url}/ajet/v1/status", timeout=10) as answer:
-            calls = json.load(answer)["calls"]
-        said = proxy.errors()
-    same = judge(suite, direct, again, (proxied, by_path))
-    say(f"calls: {calls['complete']} complete, {calls['lost']} lost, {calls['running']} running")
+    with tempfile.TemporaryDirectory() as data:
+        with ProxyProcess(engine.url, Path(data) / "journal") as proxy:
+            proxied = run(suite, "proxied", proxy.url, engine, options)
+            by_path = run(suite, "by-path", f"{proxy.url}/e/conformance", engine, options)
+            calls, said = captured(proxy), proxy.errors()
+        with ProxyProcess(engine.url, Path(data) / "plain", options=("--continuity", "off")) as proxy:
+            plain = run(suite, "continuity-off", proxy.url, engine, options)
+            calls, said = calls + captured(proxy), said + proxy.errors()
+    same = judge(suite, direct, again, (proxied, by_path, plain))
+    say(", ".join(f"{number:,} {state}" for state, number in calls.items()) + " calls")
     if said:
         say(f"the proxy wrote to its standard error:\n{said}")
     return same and not said
+
+
+def captured(proxy: ProxyProcess) -> Counter[str]:
+    """How many calls of `proxy` are complete, lost and running."""
+    with urllib.request.urlopen(f"{proxy.url}/ajet/v1/status", timeout=10) as answer:
+        calls = json.load(answer)["calls"]
+    return Counter({state: calls[state] for state in ("complete", "lost", "running")})
 
 
 def judge(suite: Suite, direct: Run, again: Run, through: Sequence[Run]) -> bool:
@@ -110,8 +120,8 @@ def say(line: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__.partition("\n")[0])
-    parser.add_argument("checkout", type=Path, help="a checkout of openai-python or of langchain-tests")
-    parser.add_argument("--engine", help="vllm, stub or a URL (default: the mock for openai-python, else vllm)")
+    parser.add_argument("checkout", type=Path, help="openai-python, anthropic-sdk-python or langchain-tests")
+    parser.add_argument("--engine", help="vllm, stub, a URL, or the OpenAPI description of a mock")
     known, options = parser.parse_known_args(arguments)
     try:
         suite = recognise(known.checkout)

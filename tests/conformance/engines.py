@@ -69,10 +69,12 @@ def _request(line: bytes) -> str | None:
 
 
 def under_v1(spec: str) -> str:
-    """An OpenAPI description in YAML whose paths begin with ``/v1``, as its server's address says they do."""
+    """An OpenAPI description in YAML whose paths begin with ``/v1``: where they do not, the server's address does."""
     head, start, rest = spec.partition("\npaths:\n")
     if not start:
         raise EngineFailed("the OpenAPI description has no line 'paths:'")
+    if re.match(r"\s*\"?/v1/", rest):
+        return spec
     end = re.search(r"^\S", rest, re.MULTILINE)
     paths, tail = (rest[: end.start()], rest[end.start() :]) if end else (rest, "")
     return head + start + re.sub(r"^  /", "  /v1/", paths, flags=re.MULTILINE) + tail

@@ -6,7 +6,6 @@ none for what we need, from those pinned here. A checkout is only read: nothing 
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -23,6 +22,8 @@ from tests.kit.source import ROOT
 
 LANGCHAIN = ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7")
 """What langchain-tests is run on: the chat models, which are not part of it."""
+MOCKED = ("openai", "anthropic")
+"""The suites of SDKs, which run against a mock of their API."""
 HERE = Path(__file__).parent
 
 
@@ -46,7 +47,7 @@ class Suite:
     @property
     def tests(self) -> list[str]:
         """What pytest is given; it runs in the checkout, with the suite's own configuration."""
-        if self.name == "openai":
+        if self.name in MOCKED:
             return ["tests/api_resources"]
         session = ["-o", "asyncio_default_test_loop_scope=session", "-o", "asyncio_default_fixture_loop_scope=session"]
         config = ["-c", str(self.checkout / "pyproject.toml"), "--rootdir", str(HERE), "--confcutdir", str(HERE)]
@@ -66,8 +67,8 @@ class Suite:
 
     def _installs(self, env: Path) -> Iterator[list[str]]:
         base = getattr(sys, "_base_executable", sys.executable)
-        if self.name == "openai":
-            yield ["sync", "--quiet", "--locked", "--all-extras", "--python", base]
+        if self.name in MOCKED:
+            yield ["sync", "--quiet", "--frozen", "--all-extras", "--python", base]
             return
         if not self.python.exists():
             yield ["venv", "--quiet", "--no-project", "--python", base, str(env)]
@@ -76,20 +77,41 @@ class Suite:
 
     @contextmanager
     def engine(self, wanted: str | None) -> Iterator[Engine]:
-        """The engine that was asked for (``vllm``, ``stub`` or a URL), or the one that suits the suite."""
+        """The engine that was asked for (``vllm``, ``stub``, a URL, an OpenAPI description), or the one that suits."""
         if wanted is not None and wanted.startswith(("http://", "https://")):
             yield Engine(wanted.rstrip("/").removesuffix("/v1"))
         elif wanted == "stub":
             with engines.stub() as engine:
                 yield engine
-        elif wanted == "vllm" or self.name != "openai":
+        elif wanted == "vllm" or (wanted is None and self.name not in MOCKED):
             with engines.vllm(self.folder) as engine:
                 yield engine
         else:
-            spec = self.checkout / "api_reference" / "openapi.transformed.yml"
-            tools = json.loads((self.checkout / "package.json").read_text())["devDependencies"]
-            with engines.mock(spec, tools["@stdy/cli"], self.folder) as engine:
+            with engines.mock(self._description(wanted), self._mock_version(), self.folder) as engine:
                 yield engine
+
+    def _description(self, wanted: str | None) -> Path:
+        """The OpenAPI description for the mock."""
+        own = self.checkout / "api_reference" / "openapi.transformed.yml"
+        found = own if wanted is None else Path(wanted)
+        if not found.is_file():
+            raise SuiteFailed(f"there is no OpenAPI description {found}: name one as the engine")
+        return found
+
+    def _mock_version(self) -> str:
+        """Of ``@stdy/cli``, as the suite's own script says."""
+        found = re.search(r"@stdy/cli@([\d.]+)", (self.checkout / "scripts" / "mock").read_text())
+        if found is None:
+            raise SuiteFailed(f"{self.checkout}/scripts/mock does not name the mock's version")
+        return found[1]
+
+    def addresses(self, root: str, model: str) -> dict[str, str]:
+        """The environment that sends the tests to the engine or proxy at `root`."""
+        told = root if self.name == "anthropic" else f"{root}/v1"
+        return {
+            "TEST_API_BASE_URL": told, "OPENAI_BASE_URL": f"{root}/v1", "ANTHROPIC_BASE_URL": root,
+            "OPENAI_API_KEY": "conformance", "ANTHROPIC_API_KEY": "conformance", "CONFORMANCE_MODEL": model,
+        }  # fmt: skip
 
 
 def recognise(checkout: Path, within: Path = ROOT / ".venv-conformance") -> Suite:
@@ -99,18 +121,10 @@ def recognise(checkout: Path, within: Path = ROOT / ".venv-conformance") -> Suit
         raise SuiteFailed(f"{checkout} is no checkout of a suite: it has no pyproject.toml")
     text = project.read_text()
     name = re.search(r'^name = "([^"]+)"', text, re.MULTILINE)
-    if name is None or name[1] not in ("openai", "langchain-tests"):
-        raise SuiteFailed(f"{checkout} is neither openai-python nor langchain-tests")
+    if name is None or name[1] not in (*MOCKED, "langchain-tests"):
+        raise SuiteFailed(f"{checkout} is none of openai-python, anthropic-sdk-python and langchain-tests")
     version = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
     return Suite(checkout.resolve(), name[1], version[1] if version else "unknown", within / name[1])
-
-
-def addresses(root: str, model: str) -> dict[str, str]:
-    """The environment that sends each suite's tests to the engine or proxy at `root`."""
-    return {
-        "TEST_API_BASE_URL": f"{root}/v1", "OPENAI_BASE_URL": f"{root}/v1", "ANTHROPIC_BASE_URL": root,
-        "OPENAI_API_KEY": "conformance", "ANTHROPIC_API_KEY": "conformance", "CONFORMANCE_MODEL": model,
-    }  # fmt: skip
 
 
 def _uv() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.engines import Engine, EngineFailed, under_v1
-from tests.conformance.suites import SuiteFailed, addresses, recognise
+from tests.conformance.suites import Suite, SuiteFailed, recognise
 
 SPEC = """openapi: 3.1.0
 info:
@@ -30,7 +30,7 @@ LOG = b"""Steady wrote a line of its own
 """
 
 
-@pytest.mark.parametrize(("name", "version"), [("openai", "3.3.1"), ("langchain-tests", "1.1.9")])
+@pytest.mark.parametrize(("name", "version"), [("openai", "3.3.1"), ("anthropic", "0.9"), ("langchain-tests", "1.1.9")])
 def test_a_checkout_is_known_by_its_project(tmp_path: Path, name: str, version: str) -> None:
     (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "{name}"\nversion = "{version}"\n')
     suite = recognise(tmp_path, tmp_path / "made")
@@ -42,7 +42,7 @@ def test_anything_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SuiteFailed, match=r"no pyproject\.toml"):
         recognise(tmp_path)
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "flask"\n')
-    with pytest.raises(SuiteFailed, match="neither"):
+    with pytest.raises(SuiteFailed, match="none of"):
         recognise(tmp_path)
 
 
@@ -50,6 +50,7 @@ def test_only_the_paths_of_a_description_go_under_v1() -> None:
     expected = SPEC.replace("  /models:", "  /v1/models:").replace("  /models/{model}:", "  /v1/models/{model}:")
     assert under_v1(SPEC) == expected
     assert under_v1(SPEC.partition("components")[0]) == expected.partition("components")[0]
+    assert under_v1(expected) == expected, "they are there already"
     with pytest.raises(EngineFailed):
         under_v1("{}")
 
@@ -70,5 +71,24 @@ def test_the_mocks_log_tells_what_was_received(tmp_path: Path) -> None:
 
 
 def test_every_suite_is_told_where_to_go() -> None:
-    told = addresses("http://127.0.0.1:1/e/x", "stub")
-    assert told["TEST_API_BASE_URL"] == told["OPENAI_BASE_URL"] == told["ANTHROPIC_BASE_URL"] + "/v1"
+    def told(name: str) -> dict[str, str]:
+        return Suite(Path("x"), name, "1", Path("y")).addresses("http://127.0.0.1:1/e/x", "stub")
+
+    for name in ("openai", "langchain-tests"):
+        assert told(name)["OPENAI_BASE_URL"] == told(name)["ANTHROPIC_BASE_URL"] + "/v1"
+    assert told("openai")["TEST_API_BASE_URL"] == "http://127.0.0.1:1/e/x/v1"
+    assert told("anthropic")["TEST_API_BASE_URL"] == "http://127.0.0.1:1/e/x", "its paths begin with /v1"
+
+
+@pytest.mark.parametrize(("wanted", "script", "words"), [
+    (None, "npx @stdy/cli@0.22.2", "no OpenAPI description"), ("nowhere.yml", "", "no OpenAPI description nowhere.yml"),
+    ("here.yml", "npx another", "mock's version"),
+])  # fmt: skip
+def test_a_mock_needs_a_description_and_a_version(tmp_path: Path, wanted: str | None, script: str, words: str) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "mock").write_text(script)
+    (tmp_path / "here.yml").write_text(SPEC)
+    suite = Suite(tmp_path, "anthropic", "1", tmp_path / "made")
+    named = str(tmp_path / wanted) if wanted == "here.yml" else wanted
+    with pytest.raises(SuiteFailed, match=words), suite.engine(named):
+        pass

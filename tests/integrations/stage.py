@@ -23,6 +23,7 @@ FOLDER = ROOT / "integrations"
 ENVIRONMENTS = ROOT / ".venv-integrations"
 LOCKS = ROOT / ".ci" / "integrations"
 AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()")
+INTERCEPT = ("--intercept", "127.0.0.1:0")
 NOT_OURS = ("AJET_", "OPENAI_", "ANTHROPIC_")
 
 
@@ -63,7 +64,7 @@ class Stage:
 @contextmanager
 def stage(folder: Path) -> Iterator[Stage]:
     """The engine drifts: it reads some words of a history as other tokens than it samples."""
-    with stub_process("--drift") as engine, ProxyProcess(engine, folder / "data") as proxy:
+    with stub_process("--drift") as engine, ProxyProcess(engine, folder / "data", options=INTERCEPT) as proxy:
         yield Stage(engine, proxy.url)
 
 

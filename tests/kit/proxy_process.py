@@ -27,7 +27,10 @@ class ProxyFailed(RuntimeError):
 
 
 class ProxyProcess:
-    """``with ProxyProcess(upstream, data_dir) as proxy: proxy.url``; its output is in `data_dir`'s sibling ``.log``."""
+    """``with ProxyProcess(upstream, data_dir) as proxy: proxy.url``; its output is in `data_dir`'s sibling ``.log``.
+
+    A later one of `options` wins over ours; `inside` begins the command, to run it in a namespace.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class ProxyProcess:
         options: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         port: int | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -44,7 +48,7 @@ class ProxyProcess:
         self.log = data_dir.with_suffix(".log")
         upstreams = ["--upstream", upstream] if upstream else []
         listen = ["--listen", f"127.0.0.1:{self.port}"]
-        self._command = [str(PROXY), "serve", *upstreams, *listen, "--data-dir", str(data_dir), *options]
+        self._command = [*inside, str(PROXY), "serve", *upstreams, *listen, "--data-dir", str(data_dir), *options]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
         self._env = clean | {"PYTHONUNBUFFERED": "1"} | dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None

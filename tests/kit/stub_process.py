@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from tests.kit.source import ROOT
 
 
 @contextmanager
-def stub_process(*options: str) -> Iterator[str]:
-    """The base URL of a running stub engine; `options` are those of ``python -m tests.kit.engine_stub``."""
-    command = [sys.executable, "-m", "tests.kit.engine_stub", *options]
+def stub_process(*options: str, inside: Sequence[str] = ()) -> Iterator[str]:
+    """The base URL of a running stub engine; `options` are those of ``python -m tests.kit.engine_stub``.
+
+    `inside` begins the command, to run it in a namespace.
+    """
+    command = [*inside, sys.executable, "-m", "tests.kit.engine_stub", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
     try:
         assert process.stdout is not None

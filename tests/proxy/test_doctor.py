@@ -35,6 +35,7 @@ async def test_a_good_engine_has_no_faults(tmp_path: Path) -> None:
     assert "vLLM 0.31.0" in text
     assert "exact token ids" in text
     assert "clock agrees" in text
+    assert "takes history as exact ids" in text
     assert json.loads(as_json(findings))["ok"] is True
     assert not (tmp_path / "new").exists()
 
@@ -63,6 +64,23 @@ async def test_an_ill_engine_is_named_with_advice(tmp_path: Path, kind: str, mes
 async def test_an_engine_that_is_down(tmp_path: Path) -> None:
     findings = await examine(Config(upstream=(f"http://127.0.0.1:{free_port()}",), data_dir=str(tmp_path)))
     assert "cannot be reached" in faults(findings)[0]
+
+
+@pytest.mark.parametrize(
+    ("stub", "words"),
+    [
+        (EngineStub(tokenizes=False), "renders no conversations"),
+        (EngineStub(given_ids="ignored"), "takes no prompt ids"),
+        (EngineStub(given_ids="refused"), "takes no prompt ids"),
+    ],
+)
+async def test_an_engine_without_exact_history_is_a_warning(tmp_path: Path, stub: EngineStub, words: str) -> None:
+    async with stub:
+        for continuity in ("auto", "off"):
+            config = Config(upstream=(stub.url,), data_dir=str(tmp_path), continuity=continuity)
+            told = [f for f in await examine(config) if words in f.message]
+            assert [f.level for f in told] == ["warning"] * (continuity == "auto")
+            assert all("--continuity off" in f.advice for f in told)
 
 
 async def test_no_engine_is_a_warning(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core import continuity
 from ajet_proxy.core.call import Captured
-from ajet_proxy.core.continuity import OUTCOMES, Known, Memory, Outline, ended, normal, outline
+from ajet_proxy.core.continuity import OUTCOMES, Known, Memory, Outline, ended, normal, outline, trial
 
 HELLO = {"role": "user", "content": "hello"}
 AGAIN = {"role": "user", "content": "again"}
@@ -264,4 +264,10 @@ def test_how_an_answer_ended(finish_reason: str, stop_string: str | None, word: 
 
 def test_every_word_has_its_meaning() -> None:
     words = {value for name, value in vars(continuity).items() if name.isupper() and isinstance(value, str)}
-    assert words == set(OUTCOMES)
+    assert words - {continuity.FIELD} == set(OUTCOMES)
+
+
+def test_a_trial_is_a_chat_request_with_the_ids_and_one_token() -> None:
+    asked = trial("m", (5, 5, 5))
+    assert (asked["model"], asked["max_tokens"], asked["return_token_ids"]) == ("m", 1, True)
+    assert asked[continuity.FIELD] == {"prompt_token_ids": [5, 5, 5]}

@@ -31,18 +31,20 @@ async def page(tmp_path: Path) -> AsyncIterator[Page]:
         yield page
 
 
-async def play(client: Client, task: str, said: str, *, agent: str = "solver", reward: float | None = 1.0) -> str:
+async def play(
+    client: Client, task: str, said: str, *, agent: str = "solver", reward: float | None = 1.0, key: str | None = None
+) -> str:
     """An episode of three calls, of which the last begins a new timeline."""
-    opened = (await client.control("POST", "/episodes", {"task": task, "agent": agent})).json["episode"]
+    opened = (await client.control("POST", "/episodes", {"task": task, "agent": agent}, key=key)).json["episode"]
     messages = [{"role": "user", "content": said}]
     for turn in range(3):
-        answer = await client.ask("POST", f"/e/{opened}/v1/chat/completions", CHAT | {"messages": messages})
+        answer = await client.ask("POST", f"/e/{opened}/v1/chat/completions", CHAT | {"messages": messages}, key=key)
         assert answer.status == 200
         message = answer.json["choices"][0]["message"]
         again = [*messages, message, {"role": "user", "content": "and?"}]
         messages = again if turn == 0 else [{"role": "user", "content": "Other."}]
     if reward is not None:
-        await client.control("POST", f"/episodes/{opened}/rewards", {"value": reward})
+        await client.control("POST", f"/episodes/{opened}/rewards", {"value": reward}, key=key)
     return str(opened)
 
 
@@ -93,8 +95,10 @@ async def check_tokens(page: Page, client: Client, episode: str) -> None:
 
 
 async def test_with_keys_on_it_asks_for_one_and_keeps_it_out_of_every_address(page: Page, tmp_path: Path) -> None:
-    async with serving(tmp_path / "data", admin_secret=SECRET) as client:
+    settings = {"data_dir": tmp_path / "data", "admin_secret": SECRET}
+    async with EngineStub() as stub, serving(**settings, upstream=(stub.url,)) as client:
         key = client.key(Claims("admin"))
+        episode = await play(client, "t", "said", key=key)
         await page.open(f"{client.app.url}/ajet/")
         await page.until("document.querySelector('input[type=password]')")
         await enter(page, client.key(Claims("trainer")))
@@ -102,6 +106,9 @@ async def test_with_keys_on_it_asks_for_one_and_keeps_it_out_of_every_address(pa
         await page.until("document.querySelector('input[type=password]')")
         await enter(page, key)
         await page.until("document.querySelector('#episodes')")
+        await page.run(f"location.hash = '#/e/{episode}'")
+        await page.until("document.querySelector('.tokens')")
+        assert "said" in await page.run("document.querySelector('.tokens').textContent")
         assert not [url for url in page.requests if key in url or "ajet-" in url]
         assert await page.run("sessionStorage.getItem('ajet-key')") == key
         assert await page.run("document.cookie + JSON.stringify(localStorage)") == "{}"

@@ -97,6 +97,15 @@ async def test_a_tunnel_to_a_listed_host_carries_requests_to_listed_hosts_only(t
         assert len(running.front.seen) == 1
 
 
+async def test_who_asks_for_a_websocket_is_told_to_use_http(tmp_path: Path) -> None:
+    async with intercepting(tmp_path / "ca") as running:
+        connection = await running.tunnel("localhost", 80)
+        status, body = await get(connection, "/v1/responses", "localhost", Upgrade="WebSocket", Connection="Upgrade")
+        assert (status, body["error"]["code"]) == (426, "no_websockets")
+        assert (await get(connection, "/v1/models", "localhost"))[0] == 200
+        assert len(running.front.seen) == 1
+
+
 async def test_plain_http_shows_its_key_with_each_request(tmp_path: Path) -> None:
     async with intercepting(tmp_path / "ca", needs_key=True) as running:
         connection = await running.open()

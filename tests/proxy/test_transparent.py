@@ -1,0 +1,150 @@
+"""Transparent interception with the rules of docs/interception.md, each in a network of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.kit.namespace import Namespace, lacking
+from tests.kit.ports import free_port
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.readme import FENCE
+from tests.kit.source import ROOT
+from tests.kit.stub_process import stub_process
+from tests.proxy.test_app import certificate
+
+LACKING = lacking()
+pytestmark = [
+    pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
+    pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon"),
+]
+RULES = [found["text"] for found in FENCE.finditer((ROOT / "docs" / "interception.md").read_text())
+         if found["text"].startswith("table inet ajet")]
+SECRET = "the-secret-of-an-operator"
+AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()")
+AGENT = """
+import openai, os, urllib.request
+client = openai.OpenAI()
+assert str(client.base_url) == "https://api.openai.com/v1/"
+messages = [{"role": "user", "content": "hello"}]
+client.chat.completions.create(model="policy", messages=messages, max_tokens=4)
+body = b'{"model": "policy", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}'
+headers = {"x-api-key": os.environ["ANTHROPIC_API_KEY"], "Content-Type": "application/json"}
+urllib.request.urlopen(urllib.request.Request("https://api.anthropic.com/v1/messages", body, headers)).read()
+"""
+FOREIGN = "import ssl; print(ssl.get_server_certificate(('other.example', 443)))"
+QUIC = """
+import socket
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.settimeout(5)
+udp.connect(("api.openai.com", 443))
+try:
+    udp.send(b"hello")
+    udp.recv(1)
+except (ConnectionRefusedError, PermissionError):
+    print("refused")
+"""
+TLS_SERVER = """
+import socket, ssl, sys
+context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+context.load_cert_chain(sys.argv[1], sys.argv[2])
+server = context.wrap_socket(socket.create_server((sys.argv[3], 443)), server_side=True)
+print("ready", flush=True)
+while True:
+    try:
+        server.accept()[0].close()
+    except OSError:
+        pass
+"""
+
+
+def rules(net: Namespace, folder: Path, which: int, **replaced: str) -> None:
+    """Load one of the page's two tables."""
+    text = RULES[which]
+    for old, new in ({'skuid "agent"': "skgid 65534"} | replaced).items():
+        text = text.replace(old, new)
+    (folder / "rules").write_text(text)
+    net.run("nft", "-f", str(folder / "rules"))
+
+
+@contextmanager
+def foreign_host(net: Namespace, folder: Path, address: str) -> Iterator[str]:
+    """A host that is not listed; its certificate."""
+    cert, key = certificate(folder)
+    command = [*net.inside, sys.executable, "-c", TLS_SERVER, cert, key, address]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"ready\n"
+        yield Path(cert).read_text()
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def calls_seen(net: Namespace, proxy: ProxyProcess, told: str) -> list[tuple[bool, str]]:
+    """Whether each call of the one rewarded episode in the table `told` is whole, and who named it."""
+    assert "1 episode: 1 rewarded, mean reward 1" in told
+    episode = next(word for word in told.split() if word.startswith("ep-"))
+    shown = net.run(*AJET, "show", episode, "--json", AJET_PROXY_URL=proxy.url, AJET_API_KEY=SECRET)
+    return [(call["complete"], call["identified_by"]) for call in json.loads(shown)["calls"]]
+
+
+def test_programs_of_one_user_on_the_same_machine(tmp_path: Path) -> None:
+    agent = ("setpriv", "--regid", "65534", "--clear-groups", "--")
+    with ExitStack() as stack:
+        net = stack.enter_context(Namespace())
+        for block in ("192.0.2.0/24", "2001:db8::/64"):  # the whole world lies on this machine
+            net.run("ip", "route", "add", "local", block, "dev", "lo")
+        net.hosts(tmp_path, api_openai_com="192.0.2.77", api_anthropic_com="2001:db8::77", other_example="192.0.2.2")
+        cert = stack.enter_context(foreign_host(net, tmp_path, "192.0.2.2"))
+        port = free_port()
+        rules(net, tmp_path, 0, **{":8486": f":{port}"})
+        engine = stack.enter_context(stub_process(inside=net.inside))
+        options = ("--intercept", f"transparent@127.0.0.1:{port}", "--intercept", f"transparent@[::1]:{port}")
+        proxy = stack.enter_context(ProxyProcess(engine, tmp_path / "data", options=options, inside=net.inside))
+        run = (*agent, *AJET, "run", "--task", "t", "--intercept", "--", sys.executable, "-c")
+        told = net.run(*run, AGENT, AJET_PROXY_URL=proxy.url)
+        assert calls_seen(net, proxy, told) == [(True, "key")] * 2
+        assert net.run(*agent, sys.executable, "-c", FOREIGN).split() == cert.split()
+        assert net.run(*agent, sys.executable, "-c", QUIC) == "refused\n"
+
+
+def test_containers_that_this_machine_routes_for(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        net = stack.enter_context(Namespace())
+        inner = stack.enter_context(Namespace(net))
+        stack.enter_context(net.cable("agents", "10.77.0.1/24", inner, "eth0", "10.77.0.2/24"))
+        net.run("ip", "route", "add", "local", "192.0.2.0/24", "dev", "lo")
+        net.run("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        inner.run("ip", "route", "add", "default", "via", "10.77.0.1")
+        inner.hosts(tmp_path, api_openai_com="192.0.2.77", api_anthropic_com="192.0.2.78", other_example="192.0.2.2")
+        cert = stack.enter_context(foreign_host(net, tmp_path, "192.0.2.2"))
+        port = free_port()
+        rules(net, tmp_path, 1, **{":8486": f":{port}"})
+        engine = stack.enter_context(stub_process(inside=net.inside))
+        listening = free_port()
+        options = ("--intercept", f"transparent@0.0.0.0:{port}", "--insecure", "--listen", f"0.0.0.0:{listening}")
+        secret = {"AJET_ADMIN_SECRET": SECRET}
+        proxy = stack.enter_context(
+            ProxyProcess(engine, tmp_path / "data", options=options, env=secret, port=listening, inside=net.inside)
+        )
+        run = (*AJET, "run", "--task", "t", "--intercept", "--", sys.executable, "-c")
+        told = inner.run(*run, AGENT, AJET_PROXY_URL=f"http://10.77.0.1:{listening}", AJET_API_KEY=SECRET)
+        assert calls_seen(net, proxy, told) == [(True, "key")] * 2
+        assert inner.run(sys.executable, "-c", FOREIGN).split() == cert.split()
+        assert inner.run(sys.executable, "-c", QUIC) == "refused\n"
+        straight = subprocess.run(
+            [*inner.inside, "curl", "-sk", "-m", "10", f"https://10.77.0.1:{port}/"], capture_output=True, check=False
+        )
+        assert straight.returncode in (35, 52, 56)  # closed without a word: nothing had redirected it here
+
+
+def test_the_page_has_two_tables() -> None:
+    assert len(RULES) == 2
