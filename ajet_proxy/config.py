@@ -14,6 +14,7 @@ import dataclasses
 import difflib
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ MAY_BE_NONE = (
     "read_timeout", "keep_alive_s", "drift_limit", "archive_max_age", "archive_max_bytes", "max_disk", "max_memory",
 )
 """Settings for which 0 means: none."""
+HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:]+:[0-9a-f.]*", re.ASCII | re.IGNORECASE)
+"""A name or an address."""
 LISTENING_MODES = ("regular", "socks5", "transparent")
 
 
@@ -214,6 +217,9 @@ def _check_modes(config: Config) -> None:
         raise ConfigError("each intercept needs an address of its own")
     if sum(mode.kind == "local" for mode in modes) > 1:
         raise ConfigError("intercept local can be given once; separate its programs by commas")
+    for host in config.intercept_host:
+        if not HOST.fullmatch(host):
+            raise ConfigError(f"intercept_host must be a host's name alone, such as api.openai.com, not {host!r}")
     if config.intercept_needs_key and config.admin_secret is None:
         raise ConfigError(
             "intercept off loopback would be an open proxy: use a loopback address, or set AJET_ADMIN_SECRET, so that "
@@ -228,9 +234,9 @@ def split_mode(text: str) -> Mode:
     kind, at, address = text.partition("@")
     if text.startswith("local:") and len(text) > len("local:"):
         return Mode("local", None, text.removeprefix("local:"))
-    if not at:
+    if not at and text.partition(":")[0] not in (*LISTENING_MODES, "local"):
         return Mode("regular", split_address(text, "intercept"))
-    if kind not in LISTENING_MODES:
+    if not at or kind not in LISTENING_MODES:
         known = ", ".join(f"{name}@HOST:PORT" for name in LISTENING_MODES[1:])
         raise ConfigError(f"intercept must be HOST:PORT, {known} or local:PROGRAM, not {text!r}")
     return Mode(kind, split_address(address, "intercept"))

@@ -67,7 +67,8 @@ class Interceptor:
         self.listening = tuple(
             Listening(item.mode.type_name, _first(item.listen_addrs)) for item in self._server.servers
         )
-        logger.info("intercepting %s; programs must trust %s", ", ".join(map(_spec, self._modes)), bundle)
+        where = ", ".join(map(_shown, self.listening))
+        logger.info("intercepting %s; programs must trust %s", where, bundle)
 
     async def stop(self) -> None:
         """Accept nothing more; connections go on."""
@@ -94,6 +95,10 @@ def _spec(mode: Mode) -> str:
     if mode.address is None:
         return f"{mode.kind}:{mode.programs}"
     return f"{mode.kind}@{mode.address[0]}:{mode.address[1]}"
+
+
+def _shown(on: Listening) -> str:
+    return on.kind if on.address is None else f"{on.kind}@{on.address[0]}:{on.address[1]}"
 
 
 def _first(addresses: Sequence[tuple[str, int]]) -> tuple[str, int] | None:

@@ -83,8 +83,13 @@ def test_variables_of_the_agent_side_are_left_alone() -> None:
         ({"intercept": ("0.0.0.0:1",)}, "open proxy"),
         ({"intercept": ("0.0.0.0:1",), "admin_secret": SECRET}, "keys over plain HTTP"),
         ({"intercept": ("1",)}, "intercept must be HOST:PORT"),
-        ({"intercept": ("local",)}, "intercept must be HOST:PORT"),
-        ({"intercept": ("local:",)}, "intercept must be HOST:PORT"),
+        ({"intercept": ("local",)}, "or local:PROGRAM, not 'local'"),
+        ({"intercept": ("local:",)}, "or local:PROGRAM, not 'local:'"),
+        ({"intercept": ("transparent:8486",)}, "transparent@HOST:PORT or local:PROGRAM"),
+        ({"intercept": ("regular",)}, "intercept must be HOST:PORT, socks5@HOST:PORT"),
+        ({"intercept_host": ("https://api.openai.com",)}, "a host's name alone, such as api.openai.com, not 'https://"),
+        ({"intercept_host": ("*.openai.com",)}, "a host's name alone"),
+        ({"intercept_host": ("api.openai.com:443",)}, "a host's name alone"),
         ({"intercept": ("socks4@127.0.0.1:1",)}, "socks5@HOST:PORT, transparent@HOST:PORT or local:PROGRAM"),
         ({"intercept": ("127.0.0.1:1", "socks5@127.0.0.1:1")}, "an address of its own"),
         ({"intercept": ("local:a", "local:b")}, "separate its programs by commas"),
@@ -172,6 +177,11 @@ def test_every_field_is_documented() -> None:
 )
 def test_modes_of_interception(text: str, mode: Mode) -> None:
     assert split_mode(text) == mode
+
+
+@pytest.mark.parametrize("host", ["api.openai.com.", "my_host", "API.x", "10.0.0.1", "::1", "2001:db8::7", "localhost"])
+def test_hosts_that_can_be_listed(host: str) -> None:
+    assert load(None, {}, {"intercept_host": (host,)}).intercept_host == (host,)
 
 
 def test_interception_off_loopback_needs_keys() -> None:
