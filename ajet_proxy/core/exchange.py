@@ -19,6 +19,7 @@ Next: ajet_proxy/core/timeline.py
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
@@ -54,7 +55,9 @@ class Exchange:
         self.settled = False
         """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
         self._fields = fields
-        self._reading = dialect.reader(ask)
+        self.reader = partial(dialect.reader, ask)
+        """A fresh reader of an answer to this request."""
+        self._reading = self.reader()
         self._translates = self._reading.translates
         self._parser = SseParser()
         self._document: list[bytes] = []

@@ -17,7 +17,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 from urllib.parse import unquote
@@ -36,6 +36,7 @@ from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import History, Mark, marks_of, read
 from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
+from ajet_proxy.core.retold import Retold, shown
 from ajet_proxy.io import relay
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
@@ -98,6 +99,7 @@ class HttpFront:
             read_timeout=settings.read_timeout,
         )
         self._foreign = Foreign(self._upstream, engines)
+        self._retold = Retold()
         self._templates = Templates(self._upstream, engines)
         self._continuity = Continuity(self._upstream, store=store, metrics=metrics) if settings.continuity else None
 
@@ -207,7 +209,7 @@ class HttpFront:
         scorer = Scorer(self._upstream, request, exchange.asked.fields.get("cache_salt"), self._metrics)
         recorder = Recorder(
             origin, scorer=scorer, store=self._store, clock=self._clock, metrics=self._metrics,
-            marks=_marks(history, exchange), finished=None if turn is None else turn.finished,
+            marks=self._marks(history, exchange), finished=None if turn is None else turn.finished,
         )
         response = await relay.captured(
             http, request, exchange, recorder, turn or self._upstream, own=own, keep_alive_s=self._settings.keep_alive
@@ -215,6 +217,16 @@ class HttpFront:
         if exchange.skip == NO_CHAT_ROUTE:
             self._foreign.note(origin.model)
         return response
+
+    def _marks(self, history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
+        """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
+        given = cache(lambda: exchange.given)
+
+        def marks(outcome: Outcome) -> tuple[Mark, ...]:
+            self._retold.note(exchange)
+            return marks_of(history, given()[outcome.index], outcome if isinstance(outcome, Captured) else None)
+
+        return marks
 
     async def _carried(self, http: web.Request, dialect: Dialect, request: Request) -> tuple[Dialect, Request]:
         """How to put `request` to its engines, and `request` as they are asked; `BadRequest` if it cannot be."""
@@ -255,10 +267,12 @@ class HttpFront:
         identity = self._identify(http, None)
         if identity.reward is not None:
             await self._reward(http, identity, body)
-        model = _model_in(body)
+        model, reader = _model_in(body), self._retold.reader(http.method, identity.path)
         upstream_request = self._engine_request(
-            http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=False
+            http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=reader is not None
         )
+        if reader is not None:
+            return await relay.retold(upstream_request, self._upstream, partial(shown, reader))
         if http.method != "POST" or not identity.path.startswith("/v1/"):
             return await relay.passed(http, upstream_request, self._upstream)
         async with self._enter(model):
@@ -368,16 +382,6 @@ class HttpFront:
         if size > limit:
             raise TooLarge(f"the request body is over the limit of {limit} bytes", code="body_too_large")
         return b"".join(parts)
-
-
-def _marks(history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
-    """Where a client's history ends after each choice."""
-    given = cache(lambda: exchange.given)
-
-    def marks(outcome: Outcome) -> tuple[Mark, ...]:
-        return marks_of(history, given()[outcome.index], outcome if isinstance(outcome, Captured) else None)
-
-    return marks
 
 
 def _model_in(body: bytes) -> str:

@@ -8,7 +8,7 @@ off breaks off for the client too: nothing is made up to end it well.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final, Protocol
@@ -143,6 +143,20 @@ async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) 
         return response
     finally:
         answer.close()
+
+
+async def retold(
+    request: EngineRequest, upstream: Upstream, show: Callable[[bytes], bytes]
+) -> web.StreamResponse:
+    """Send `request` and give the client what `show` makes of an answer in one piece."""
+    answer = await upstream.send(request)
+    try:
+        body = await answer.read()
+    except _BROKEN as error:
+        raise EngineError("the engine's answer broke off", code="engine_broken") from error
+    finally:
+        answer.close()
+    return Document(answer, show(body) if answer.status == 200 else body, None)
 
 
 async def _document(answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder) -> web.StreamResponse:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
 
 from ajet_sdk.routes import Policy
+from tests.kit import compare_responses, tapes
 from tests.kit.engine_stub import RESPONSES, EngineStub, Fault
 from tests.kit.engine_tokens import logprob_of
+from tests.kit.record_responses import FILE
 from tests.kit.tapes import steady
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import COMPLETIONS, Front, leave, until
@@ -171,3 +176,63 @@ async def test_what_comes_later_is_not_captured() -> None:
         answer = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(background=True))
     assert answer.status == 200 and stub.requests[0].body == body_for(background=True)
     assert front.lost == ["background"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_that_the_engine_keeps_is_fetched_as_the_agent_knows_it(stream: bool) -> None:
+    """It was kept with ids and logprobs, which the agent never asked for."""
+    kept = tapes.load(FILE)["plain", tapes.PROXY].body
+    engine = Keeping(kept, tapes.load(FILE)["plain-stream", tapes.PROXY].body)
+    async with engine.running() as url, Front(url) as front:
+        asked = await send(f"{front.url}/e/x{RESPONSES}", body=body_for(stream=stream))
+        known = compare_responses.final(asked.body)
+        fetched = await send(f"{front.url}/e/x{RESPONSES}/{known['id']}", method="GET")
+        unknown = await send(f"{front.url}/e/x{RESPONSES}/resp_2", method="GET")
+        engine.status = 404
+        gone = await send(f"{front.url}/e/x{RESPONSES}/{known['id']}", method="GET")
+        engine.cut = True
+        cut = await send(f"{front.url}/e/x{RESPONSES}/{known['id']}", method="GET")
+    assert b'"logprob"' in kept and b'"tokens"' in kept
+    assert steady(json.dumps(fetched.json()).encode()) == steady(json.dumps(known).encode())
+    assert (unknown.status, unknown.body) == (200, kept)
+    assert (gone.status, gone.body) == (404, kept)
+    assert (cut.status, cut.json()["error"]["code"]) == (502, "engine_broken")
+
+
+class Keeping:
+    """An engine that answers with `document` or `stream`, and gives out `document` under every id."""
+
+    def __init__(self, document: bytes, stream: bytes) -> None:
+        self.document = document
+        self.stream = stream
+        self.status = 200
+        self.cut = False
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post(RESPONSES, self._answer)
+        app.router.add_get(RESPONSES + "/{id}", self._kept)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield "http://{}:{}".format(*runner.addresses[0][:2])
+        finally:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        stream = (await request.json()).get("stream")
+        body, kind = (self.stream, "text/event-stream") if stream else (self.document, "application/json")
+        return web.Response(body=body, headers={"Content-Type": kind})
+
+    async def _kept(self, request: web.Request) -> web.StreamResponse:
+        headers = {"Content-Type": "application/json"}
+        if not self.cut:
+            return web.Response(status=self.status, body=self.document, headers=headers)
+        response = web.StreamResponse(headers={**headers, "Content-Length": "9"})
+        await response.prepare(request)
+        await response.write(b"{")
+        assert request.transport is not None
+        request.transport.close()
+        return response
