@@ -87,7 +87,7 @@ class Suite:
             with engines.vllm(self.folder) as engine:
                 yield engine
         else:
-            with engines.mock(self._description(wanted), self._mock_version(), self.folder) as engine:
+            with engines.mock(self._description(wanted), self.mock_version(), self.folder) as engine:
                 yield engine
 
     def _description(self, wanted: str | None) -> Path:
@@ -98,12 +98,14 @@ class Suite:
             raise SuiteFailed(f"there is no OpenAPI description {found}: name one as the engine")
         return found
 
-    def _mock_version(self) -> str:
-        """Of ``@stdy/cli``, as the suite's own script says."""
-        found = re.search(r"@stdy/cli@([\d.]+)", (self.checkout / "scripts" / "mock").read_text())
-        if found is None:
-            raise SuiteFailed(f"{self.checkout}/scripts/mock does not name the mock's version")
-        return found[1]
+    def mock_version(self) -> str:
+        """Of ``@stdy/cli``, as the suite's own ``package.json`` or script says."""
+        for place in ("package.json", "scripts/mock"):
+            named = self.checkout / place
+            found = re.search(r'@stdy/cli(?:@|": *")([\d.]+)', named.read_text()) if named.is_file() else None
+            if found is not None:
+                return found[1]
+        raise SuiteFailed(f"neither package.json nor scripts/mock of {self.checkout} names the mock's version")
 
     def addresses(self, root: str, model: str) -> dict[str, str]:
         """The environment that sends the tests to the engine or proxy at `root`."""

@@ -92,3 +92,12 @@ def test_a_mock_needs_a_description_and_a_version(tmp_path: Path, wanted: str | 
     named = str(tmp_path / wanted) if wanted == "here.yml" else wanted
     with pytest.raises(SuiteFailed, match=words), suite.engine(named):
         pass
+
+
+@pytest.mark.parametrize(("place", "text"), [
+    ("package.json", '{"devDependencies": {"@stdy/cli": "0.22.1"}}'), ("scripts/mock", "npx @stdy/cli@0.22.1 -- x"),
+])  # fmt: skip
+def test_the_suite_says_which_mock_it_is_for(tmp_path: Path, place: str, text: str) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / place).write_text(text)
+    assert Suite(tmp_path, "openai", "1", tmp_path / "made").mock_version() == "0.22.1"
