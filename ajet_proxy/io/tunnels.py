@@ -139,7 +139,7 @@ class Tunnels:
                 )
             if http.headers.get("Upgrade", "").lower() == "websocket":
                 wanted = BadRequest("WebSockets are not carried here; ask by plain HTTP", code="no_websockets")
-                answer = error_response(http, wanted)
+                answer = error_response(http.path, wanted)
                 answer.set_status(426)  # at which Codex goes over to HTTP, and not only after some tries
                 answer.headers["Upgrade"] = "HTTP/1.1"
                 return answer
