@@ -188,6 +188,17 @@ def test_the_plain_client_uses_tools_over_several_turns(proxy: ProxyProcess, rig
     assert rig.post(f"/batches/{batch.batch}/ack", {"policy_version": 1}).is_success
 
 
+def test_a_stored_response_is_fetched_as_the_agent_knows_it(pairs: Pairs) -> None:
+    asked = {"model": "tiny", "input": "say hello", "seed": 7, "max_output_tokens": 4}
+    for body in (asked, asked | {"include": [LOGPROBS], "top_logprobs": 1, "enable_response_messages": True}):
+        seen = []
+        for url in (f"{pairs[0].proxy.url}/e/fetched", pairs[0].engine.url):
+            answer = asyncio.run(wire.send(url + ROUTE, body=body))
+            seen += [answer.body, asyncio.run(wire.send(f"{url}{ROUTE}/{answer.json()['id']}", method="GET")).body]
+        for again in seen[1:]:
+            compare_responses.same_answer(seen[0], again)
+
+
 def test_a_response_continues_the_one_before_it(proxy: ProxyProcess, vllm: Engine, rig: Rig) -> None:
     """The engine keeps the history: the second prompt holds the first turn, as the engine rendered it."""
     first = {"model": "tiny", "input": "say hello", "seed": 7, "max_output_tokens": 12}

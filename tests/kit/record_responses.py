@@ -24,6 +24,13 @@ TOOL = {
     "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
 }  # fmt: skip
 NAMESPACE = {"type": "namespace", "name": "games", "description": "Games.", "tools": [TOOL]}
+BUILT_IN: list[dict[str, Any]] = [
+    {"type": "web_search", "external_web_access": False}, {"type": "local_shell"},
+    {"type": "image_generation", "output_format": "png"},
+    {"type": "custom", "name": "apply_patch", "description": "Edit files.",
+     "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}},
+]  # fmt: skip
+"""Tools that Codex sends besides functions and namespaces. The engine takes them, and tells the model of none."""
 NAMED_CALL = CALL.replace("guess", "games__guess")
 TURNS = [
     {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "guess a number"}]},
@@ -63,6 +70,12 @@ CASES: dict[str, dict[str, Any]] = {
     "tool-none": {"tools": [TOOL], "tool_choice": "none"},
     "tool-asked": {"tools": [TOOL], "include": [LOGPROBS], **regex(CALL, 120)},
     "namespace": {"tools": [{"type": "web_search"}, NAMESPACE], **regex(NAMED_CALL, 160)},
+    "codex": {
+        "instructions": "You are an assistant.", "store": False, "prompt_cache_key": "s", "parallel_tool_calls": True,
+        "include": ["reasoning.encrypted_content"], "reasoning": {"effort": "low", "summary": "auto"},
+        "input": [{"role": "developer", "content": [{"type": "input_text", "text": "right"}]}, *TURNS],
+        "tools": [TOOL, NAMESPACE, *BUILT_IN], **regex(f"ok{NAMED_CALL}", 160),
+    },
     "background": {"background": True},
     "error-400": {"max_output_tokens": 100_000},
     "error-type": {"input": 7},
