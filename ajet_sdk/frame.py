@@ -142,6 +142,8 @@ def _encode_sample(sample: Sample) -> dict[str, Any]:
         "broken_by": sample.broken_by,
         "repaired_tokens": sample.repaired_tokens,
     }
+    if sample.uncertain_tokens:
+        body["uncertain_tokens"] = sample.uncertain_tokens
     if sample.parents is not None:
         body["parents"] = pack_ints(sample.parents)
     return body
@@ -188,6 +190,7 @@ def _decode_sample(body: Any, episode: str, task: str, model: str) -> Sample:
         reward=None if reward is None else _finite(reward, f"{where}: reward"),
         broken_by=broken_by,
         repaired_tokens=_field(body, "repaired_tokens", int, where) if "repaired_tokens" in body else 0,
+        uncertain_tokens=_field(body, "uncertain_tokens", int, where) if "uncertain_tokens" in body else 0,
         parents=None if parents is None else _parents(parents, len(token_ids), where),
     )
 

@@ -90,6 +90,8 @@ class Call:
     altered: tuple[str, ...] = ()
     continuity: str | None = None
     """Whether the engine read the exact ids of the conversation before it, or why not; None where nothing was tried."""
+    version_uncertain: bool = False
+    """Whether weights changed during the call and nobody knows for sure which token came from which."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -124,6 +126,7 @@ class Call:
             identified_by=record.get("identified_by"),
             altered=tuple(altered),
             continuity=record.get("continuity"),
+            version_uncertain=record.get("version_uncertain") is True,
         )
 
     def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
@@ -150,6 +153,8 @@ class Call:
                 out[name] = getattr(self, name)
         if self.altered:
             out["altered"] = list(self.altered)
+        if self.version_uncertain:
+            out["version_uncertain"] = True
         return out
 
 
@@ -176,6 +181,8 @@ class Sample:
     reward: float | None = None
     broken_by: str | None = None
     repaired_tokens: int = 0
+    uncertain_tokens: int = 0
+    """Sampled tokens of which `policy_versions` is a reading around the call and not the engine's own word."""
     parents: tuple[int, ...] | None = field(default=None)
 
     def __post_init__(self) -> None:
@@ -202,6 +209,8 @@ class Sample:
             out["broken_by"] = self.broken_by
         if self.repaired_tokens:
             out["repaired_tokens"] = self.repaired_tokens
+        if self.uncertain_tokens:
+            out["uncertain_tokens"] = self.uncertain_tokens
         if self.parents is not None:
             out["parents"] = list(self.parents)
         return out

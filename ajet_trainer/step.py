@@ -281,6 +281,8 @@ def batch_figures(batch: Batch, admission: Admission, rows: Sequence[Row]) -> di
         "merged_tokens": sum(sum(end for _, _, end in sample.spans) - len(sample.token_ids) for sample in samples),
         "min_policy_version": min(row.min_version for row in rows),
         "max_policy_version": max(row.max_version for row in rows),
+        "uncertain_tokens": sum(sample.uncertain_tokens for sample in samples),
+        "repaired_tokens": sum(sample.repaired_tokens for sample in samples),
     }
 
 

@@ -9,6 +9,7 @@ the end of its answer.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ class Captured:
     """Whether the logprobs were asked for after the tokens had been sampled."""
     stop_string: str | None = None
     """The stop string at which the engine cut the text; the tokens go on to its end."""
+    labels: tuple[tuple[str, int], ...] = ()
+    """Runs of tokens by the label of the weights that sampled them, where the engine tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,9 @@ class Change:
 
 
 def to_call(captured: Captured, origin: Origin, changes: Sequence[Change] = ()) -> Call:
-    """The record of one choice; a request that named no model takes the name that the engine answered with."""
+    """The record of one choice; a request that named no model takes the name that the engine answered with. `changes`
+    are what was read of the weights while the call ran."""
+    spans, uncertain = versions_of(captured, origin.policy_version, changes)
     return Call(
         call=origin.calls[captured.index],
         episode=origin.episode,
@@ -117,19 +122,39 @@ def to_call(captured: Captured, origin: Origin, changes: Sequence[Change] = ()) 
         token_ids=captured.token_ids,
         logprobs=captured.logprobs,
         finish_reason=captured.finish_reason,
-        policy_versions=_spans(captured, origin.policy_version, changes),
+        policy_versions=spans,
         identified_by=origin.identified_by,
         altered=(*origin.altered, SCORED) if captured.scored else origin.altered,
         continuity=origin.continuity,
+        version_uncertain=uncertain,
     )
 
 
-def _spans(captured: Captured, version: int, changes: Sequence[Change]) -> PolicySpans:
-    """Runs of tokens by the version that sampled them."""
+def versions_of(captured: Captured, before: int, changes: Sequence[Change] = ()) -> tuple[PolicySpans, bool]:
+    """Runs of tokens by the version that sampled them, and whether that is uncertain.
+
+    The engine's labels count where they are the trainer's versions: whole numbers that never fall, none lower than the
+    version `before` the call and none more than one ahead of the last one read, since an update is announced only when
+    the engines have it. Else what was read around the call counts, and is uncertain if the readings differ, or if the
+    engine's labels say that the weights changed or contradict the readings.
+    """
+    last = changes[-1].version if changes else before
+    labels = captured.labels
+    numbers = [int(label) for label, _ in labels if re.fullmatch("[0-9]{1,18}", label)]
+    expected = [before, *numbers, last + 1]
+    if numbers and len(numbers) == len(labels) and expected == sorted(expected):
+        return tuple((version, count) for version, (_, count) in zip(numbers, labels, strict=True)), False
+    if not captured.token_ids:
+        return (), False
+    return _readings(captured, before, changes), bool(changes) or len(labels) > 1 or bool(numbers)
+
+
+def _readings(captured: Captured, before: int, changes: Sequence[Change]) -> PolicySpans:
+    """Runs of tokens by the version that was read when they came."""
     spans = []
     done = 0
     ends = (*(change.sampled[captured.index] for change in changes), len(captured.token_ids))
-    for run, end in zip((version, *(change.version for change in changes)), ends, strict=True):
+    for run, end in zip((before, *(change.version for change in changes)), ends, strict=True):
         if end > done:
             spans.append((run, end - done))
             done = end

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
-from ajet_proxy.core.dialects.reading import Dialect
+from ajet_proxy.core.dialects.reading import Dialect, with_versions
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.sse import SseEvent, SseParser
 
@@ -31,9 +31,12 @@ from ajet_proxy.core.sse import SseEvent, SseParser
 class Exchange:
     """One request and its answer. Feed it the engine's bytes; it gives the client's."""
 
-    def __init__(self, dialect: Dialect, asked: Request, *, model: str | None = None) -> None:
-        """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model."""
+    def __init__(self, dialect: Dialect, asked: Request, *, model: str | None = None, versions: bool = False) -> None:
+        """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model. With
+        `versions` the engine is one that `tells_versions`."""
         ask = dialect.ask(asked.fields)
+        if versions:
+            ask = with_versions(ask, asked.fields)
         named = asked.naming(model)
         fields = {**ask.fields, **named}
         self.choices = ask.choices
@@ -84,6 +87,11 @@ class Exchange:
     def sampled(self) -> tuple[int, ...]:
         """How many tokens each choice has so far."""
         return self._reading.sampled
+
+    @property
+    def tells_versions(self) -> bool:
+        """Whether the engine showed that it can tell the weights behind each token; see `Reader`."""
+        return self._reading.tells_versions
 
     @property
     def status(self) -> int | None:

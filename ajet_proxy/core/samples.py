@@ -40,6 +40,7 @@ def samples_of(
             spans=tuple((turn.call, turn.start, turn.end) for turn in timeline.turns),
             reward=_reward(timeline.turns, given),
             broken_by=timeline.broken_by,
+            uncertain_tokens=_uncertain(timeline.turns),
         )
         for index, timeline in enumerate(timelines)
     )
@@ -74,6 +75,10 @@ def _versions(turns: Iterable[Turn]) -> PolicySpans:
         else:
             runs.append((version, sampled))
     return tuple(runs)
+
+
+def _uncertain(turns: Iterable[Turn]) -> int:
+    return sum(turn.end - turn.start for turn in turns if turn.version_uncertain)
 
 
 def _reward(turns: Sequence[Turn], given: Iterable[Given]) -> float | None:
@@ -156,5 +161,6 @@ class _Tree:
             policy_versions=_versions(turns),
             calls=tuple(turn.call for turn in turns),
             spans=tuple(spans),
+            uncertain_tokens=_uncertain(turns),
             parents=tuple(self.parents),
         )

@@ -52,6 +52,7 @@ class Turn:
     identified_by: str | None = None
     altered: tuple[str, ...] = ()
     continuity: str | None = None
+    version_uncertain: bool = False
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -75,6 +76,7 @@ class Turn:
             identified_by=self.identified_by,
             altered=self.altered,
             continuity=self.continuity,
+            version_uncertain=self.version_uncertain,
         )
 
     def summary(self, episode: str) -> dict[str, Any]:
@@ -93,7 +95,7 @@ class Turn:
         }
         extra = {
             "parent": self.parent, "identified_by": self.identified_by, "altered": list(self.altered) or None,
-            "continuity": self.continuity,
+            "continuity": self.continuity, "version_uncertain": self.version_uncertain or None,
         }
         return out | {name: value for name, value in extra.items() if value is not None}
 
@@ -149,6 +151,7 @@ def pack(call: Call) -> Packed:
         identified_by=call.identified_by,
         altered=call.altered,
         continuity=call.continuity,
+        version_uncertain=call.version_uncertain,
     )
     return Packed(turn, pack_tokens(call.prompt_token_ids) + pack_tokens(call.token_ids))
 

@@ -66,13 +66,19 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
     return event
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a record by name, without those that reading gives their default anyway."""
+    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+    return {field.name: item for field, item in fields if item is not field.default}
+
+
 def _build(kind: Any, fields: dict[str, Any]) -> Any:
     known = {field.name for field in dataclasses.fields(kind)}
     return kind(**{name: value for name, value in fields.items() if name in known})
 
 
 def _pack_call(call: Call, episode: Episode | None) -> dict[str, Any]:
-    fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
+    fields = fields_of(call)
     shared = 0
     if episode is not None:
         before, shared = episode.history(pack_tokens(call.prompt_token_ids))

@@ -177,11 +177,13 @@ class Control:
     async def _open_gate(self, request: api.Request) -> web.Response:
         """Wake the engines if they were frozen, then let requests through. The new version stands before the first
         token that it samples, and whoever opens an open gate wakes the engines again."""
-        parse(routes.GateOpen, request.body)
+        wanted = parse(routes.GateOpen, request.body)
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
+        faults: list[str] = []
         try:
-            faults = await self._engine_control.resume(self._engines.all()) if self._settings.pauses else []
+            if self._settings.pauses:
+                faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
         finally:
             self._gate.changed()
         return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))

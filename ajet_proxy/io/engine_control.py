@@ -9,10 +9,14 @@ others from going on.
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 
 import aiohttp
 
 from ajet_sdk.errors import EngineError
+
+logger = logging.getLogger(__name__)
 
 
 class EngineControl:
@@ -24,34 +28,49 @@ class EngineControl:
 
     async def pause(self, urls: tuple[str, ...]) -> None:
         """Freeze every engine; `EngineError` if one did not."""
-        for error in await self._all(urls, "/pause?mode=keep"):
+
+        async def freeze(session: aiohttp.ClientSession, url: str) -> None:
+            await self._post(session, url + "/pause?mode=keep")
+
+        for error in await self._all(urls, freeze):
             raise error
 
-    async def resume(self, urls: tuple[str, ...]) -> list[str]:
-        """Let every engine go on; what is wrong with those that did not. `EngineError` if none did."""
-        errors = await self._all(urls, "/resume")
+    async def resume(self, urls: tuple[str, ...], version: int) -> list[str]:
+        """Tell every engine the `version` of its weights, so that it can say which of them sampled a token, and let it
+        go on; what is wrong with those that did not. `EngineError` if none did."""
+
+        async def wake(session: aiohttp.ClientSession, url: str) -> None:
+            try:
+                await self._post(session, url + "/update_weight_version", {"new_version": str(version)})
+            except EngineError as error:
+                logger.info("an engine does not know its version, so time tells its calls apart: %s", error.message)
+            await self._post(session, url + "/resume")
+
+        errors = await self._all(urls, wake)
         if errors and len(errors) == len(urls):
             raise errors[0]
         return [error.message for error in errors]
 
-    async def _all(self, urls: tuple[str, ...], route: str) -> list[EngineError]:
+    async def _all(
+        self, urls: tuple[str, ...], tell: Callable[[aiohttp.ClientSession, str], Awaitable[None]]
+    ) -> list[EngineError]:
         async with aiohttp.ClientSession(headers=self._headers, timeout=self._timeout) as session:
-            answers = await asyncio.gather(*(self._post(session, url, route) for url in urls), return_exceptions=True)
+            answers = await asyncio.gather(*(tell(session, url) for url in urls), return_exceptions=True)
         errors = [answer for answer in answers if answer is not None]
         for error in errors:
             if not isinstance(error, EngineError):
                 raise error
         return [error for error in errors if isinstance(error, EngineError)]
 
-    async def _post(self, session: aiohttp.ClientSession, url: str, route: str) -> None:
+    async def _post(self, session: aiohttp.ClientSession, url: str, body: Mapping[str, str] | None = None) -> None:
         try:
-            async with session.post(url + route) as answer:
+            async with session.post(url, json=body) as answer:
                 if answer.status == 404:
                     raise EngineError(
-                        f"engine {url} has no {route.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1, "
+                        f"engine has no {url.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1, "
                         "or use gate_mode drain", code="engine_cannot_pause",
                     )
                 if answer.status >= 400:
-                    raise EngineError(f"engine {url} answered {answer.status} to {route}", code="engine_cannot_pause")
+                    raise EngineError(f"engine answered {answer.status} to {url}", code="engine_cannot_pause")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(f"engine {url} cannot be reached: {error}", code="engine_unreachable") from error

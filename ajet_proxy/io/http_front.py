@@ -101,6 +101,8 @@ class HttpFront:
         self._foreign = Foreign(self._upstream, engines)
         self._retold = Retold()
         self._templates = Templates(self._upstream, engines)
+        self._tell_versions: set[str] = set()
+        """The routes on which an engine has shown that it can say which weights sampled each token."""
         self._continuity = Continuity(self._upstream, store=store, metrics=metrics) if settings.continuity else None
 
     def add_routes(self, app: web.Application) -> None:
@@ -176,7 +178,7 @@ class HttpFront:
         if isinstance(dialect, Messages) and depends_on_template(request.fields):
             dialect = await self._suited(http, model, episode)
             asked = dialect.translate(request)
-        exchange = Exchange(dialect, asked, model=given)
+        exchange = Exchange(dialect, asked, model=given, versions=dialect.target in self._tell_versions)
         async with self._enter(model):
             if named.episode is None and identity.reward is None and ledger.has_ended(episode):
                 episode = self._clock.new_id("ep")
@@ -216,6 +218,8 @@ class HttpFront:
         )
         if exchange.skip == NO_CHAT_ROUTE:
             self._foreign.note(origin.model)
+        if exchange.tells_versions:
+            self._tell_versions.add(exchange.target)
         return response
 
     def _marks(self, history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:

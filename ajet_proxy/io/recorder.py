@@ -58,8 +58,10 @@ class Recorder:
         self._changes: list[Change] = []
 
     def note_version(self, exchange: Exchange) -> None:
-        """Look whether other weights serve the model by now. A stream that was frozen while they changed goes on with
-        the new ones; of an answer in one piece nobody can tell which token came from which."""
+        """Look whether other weights serve the model by now. Of a stream, which may have been frozen while they
+        changed, what comes from now on counts as theirs; of an answer in one piece all counts as the first ones'.
+        Either way the call is uncertain, unless the engine itself says which token came from which (see
+        `call.versions_of`)."""
         version = self._store.ledger.policy_version(self.origin.model)
         if version != self._version:
             self._version = version

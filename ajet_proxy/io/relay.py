@@ -170,6 +170,7 @@ async def _document(answer: aiohttp.ClientResponse, exchange: Exchange, recorder
             raise EngineTimeout("the engine stopped in the middle of its answer", code="engine_timeout") from error
         raise EngineError("the engine's answer broke off", code="engine_broken") from error
     body = b"".join(exchange.finish())
+    recorder.note_version(exchange)
     await recorder.end(exchange.outcomes)
     response = Document(answer, body, exchange.status)
     if answer.status < 400:

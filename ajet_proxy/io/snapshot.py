@@ -33,6 +33,7 @@ from ajet_proxy.core.lineage import Lineage
 from ajet_proxy.core.state import Archive, LedgerSettings, Served, State
 from ajet_proxy.core.tally import Curve, Point, Tally, TaskRewards
 from ajet_proxy.core.timeline import Timeline, Turn
+from ajet_proxy.io.codec import fields_of
 from ajet_proxy.io.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
@@ -150,7 +151,7 @@ def _read(code: int, data: bytes) -> Any:
 def _fields(value: Any) -> dict[str, Any]:
     if not dataclasses.is_dataclass(value):
         return dict(vars(value))
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    fields = fields_of(value)
     if isinstance(value, Episode):
         place = {id(text): index for index, text in enumerate(value.texts)}
         fields["metadata"] = json.dumps(value.metadata)

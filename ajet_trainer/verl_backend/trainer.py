@@ -164,7 +164,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             return
         references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps)
         weights.wait(references, self._push_timeout_s, lambda: None)
-        weights.load_into(self._engine_urls, self._folder / str(self.global_steps), self._push_timeout_s)
+        folder = self._folder / str(self.global_steps)
+        weights.load_into(self._engine_urls, folder, self.version, self._push_timeout_s)
         weights.forget(self._folder, self.global_steps)
 
     # Helpers -------------------------------------------------------------------------------------------------------

@@ -118,8 +118,9 @@ class SharedFolder(CheckpointEngine):  # type: ignore[misc]
         raise NotImplementedError("an attached engine reads the folder by itself")
 
 
-def load_into(urls: Sequence[str], folder: Path, timeout_s: float) -> None:
-    """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates.
+def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float) -> None:
+    """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates, and
+    tells it their `version`, for an engine that says which weights sampled a token.
 
     The folder must hold every tensor under each of its names: vLLM reloads layer by layer, and an output layer that is
     tied to the embedding keeps its old weights where the file leaves it out (measured with 0.31 on a CPU).
@@ -135,6 +136,7 @@ def load_into(urls: Sequence[str], folder: Path, timeout_s: float) -> None:
             except httpx.HTTPError as error:
                 _try(engine, "/resume")
                 raise PushFailed(f"the engine at {url} did not take the weights: {_words(error)}") from error
+            _try(engine, "/update_weight_version", {"new_version": str(version)})
             try:
                 _ask(engine, "/resume")
             except httpx.HTTPError as error:
@@ -152,9 +154,9 @@ def _ask(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) ->
     engine.post(path, json=body).raise_for_status()
 
 
-def _try(engine: httpx.Client, path: str) -> None:
+def _try(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
     with suppress(httpx.HTTPError):
-        _ask(engine, path)
+        _ask(engine, path, body)
 
 
 def _words(error: httpx.HTTPError) -> str:

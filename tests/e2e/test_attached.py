@@ -62,4 +62,4 @@ def restore(vllm: Engine, folder: Path) -> None:
     weights = AutoModelForCausalLM.from_pretrained(vllm.model, dtype=torch.float32).state_dict()
     folder.mkdir()
     save_file({name: tensor.clone() for name, tensor in weights.items()}, folder / "model.safetensors")
-    load_into([vllm.url], folder, 60.0)
+    load_into([vllm.url], folder, 1, 60.0)

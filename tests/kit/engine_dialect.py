@@ -8,7 +8,7 @@ logprobs are asked, and a fingerprint on the last event of a choice.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -28,6 +28,8 @@ class Reply:
     body: dict[str, Any]
     prompts: Sequence[Sequence[int]]
     outputs: Sequence[Sequence[Output]]
+    label: Callable[[], str | None] = lambda: None
+    """The label of the weights at this moment; an engine without one is vLLM before 0.33."""
 
     @property
     def ids(self) -> bool:
@@ -45,6 +47,36 @@ class Reply:
         prompt = sum(len(ids) for ids in self.prompts)
         done = sum(len(output.token_ids) for _, _, output in self.choices()) if sampled is None else sampled
         return {"prompt_tokens": prompt, "total_tokens": prompt + done, "completion_tokens": done}
+
+
+class Weights:
+    """Which weights sampled the tokens of one choice, as vLLM 0.33 says it."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._spans: list[dict[str, Any]] = []
+
+    def sampled(self, end: int) -> None:
+        """Tokens up to `end` were sampled by now."""
+        label = self._reply.label()
+        if self._spans and self._spans[-1]["version"] == label:
+            self._spans[-1]["end"] = end
+        else:
+            start = self._spans[-1]["end"] if self._spans else 0
+            self._spans.append({"version": label, "start": start, "end": end})
+
+    def told(self) -> dict[str, Any]:
+        """The field of a choice that is finished; null for who did not ask."""
+        if self._reply.label() is None:
+            return {}
+        return {"weight_versions": self._spans if self._reply.body.get("return_weight_versions") else None}
+
+    @classmethod
+    def of(cls, reply: Reply, output: Output) -> dict[str, Any]:
+        """`told` of an answer in one piece."""
+        weights = cls(reply)
+        weights.sampled(len(output.token_ids))
+        return weights.told()
 
 
 def dumps(value: Any) -> bytes:
@@ -76,6 +108,7 @@ def chat_body(reply: Reply) -> bytes:
                 "stop_reason": output.stop_reason,
                 "token_ids": list(output.token_ids) if reply.ids else None,
                 "routed_experts": None,
+                **Weights.of(reply, output),
             }
         )
     details = {"prompt_tokens_details": None, "completion_tokens_details": None}
@@ -100,8 +133,10 @@ def chat_events(reply: Reply, group: int = 1) -> Iterator[bytes]:
 def _chat_choice(reply: Reply, index: int, output: Output, group: int) -> Iterator[bytes]:
     asked = reply.ids or bool(reply.body.get("logprobs"))
     tools, deltas = tool_deltas(reply, index, output)
+    weights = Weights(reply)
     for start in range(0, len(output.token_ids), group):
         end = min(start + group, len(output.token_ids))
+        weights.sampled(end)
         last = end == len(output.token_ids)
         delta = joined(deltas[start:end])
         if not delta and not last and not asked:
@@ -111,6 +146,7 @@ def _chat_choice(reply: Reply, index: int, output: Output, group: int) -> Iterat
         if last:
             choice["stop_reason"] = output.stop_reason
         choice["token_ids"] = list(output.token_ids[start:end]) if reply.ids else None
+        choice |= weights.told() if last else {}
         yield event(_finished(reply, {"choices": [choice]} | _continuous(reply, end), "chat.completion.chunk", last))
 
 
@@ -205,7 +241,7 @@ def completion_body(reply: Reply) -> bytes:
         choice["token_ids"] = list(output.token_ids) if reply.ids else None
         choice |= {"prompt_logprobs": _prompt_logprobs(reply, prompt)}
         choice |= {"prompt_token_ids": list(prompt) if reply.ids else None}
-        choices.append(choice | {"routed_experts": None})
+        choices.append(choice | {"routed_experts": None} | Weights.of(reply, output))
     head = _head(reply, "text_completion") | {"choices": choices, "service_tier": None}
     usage = reply.usage() | {"prompt_tokens_details": None, "completion_tokens_details": None}
     tail = {"kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
@@ -230,8 +266,10 @@ def completion_events(reply: Reply, group: int = 1) -> Iterator[bytes]:
 
 
 def _completion_stream(reply: Reply, index: int, prompt: Sequence[int], output: Output, group: int) -> Iterator[bytes]:
+    weights = Weights(reply)
     for start in range(0, len(output.token_ids), group):
         end = min(start + group, len(output.token_ids))
+        weights.sampled(end)
         last = end == len(output.token_ids)
         choice = _completion_choice(reply, index, prompt, output, start, end)
         choice["finish_reason"] = output.finish_reason if last else None
@@ -239,6 +277,7 @@ def _completion_stream(reply: Reply, index: int, prompt: Sequence[int], output: 
         told = reply.ids or reply.body.get("echo")
         choice["prompt_token_ids"] = list(prompt) if told and start == 0 else None
         choice["token_ids"] = list(output.token_ids[start:end]) if reply.ids else None
+        choice |= {name: told if last else None for name, told in weights.told().items()}
         yield event(_finished(reply, {"choices": [choice]} | _continuous(reply, end), "text_completion", last))
 
 

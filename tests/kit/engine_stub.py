@@ -55,6 +55,7 @@ class Received:
 class EngineStub:
     """`models` answer (empty: to any name); `delay_s` passes before each event; `group` tokens share an event. With
     `drift` the words of a history are read as other tokens than the model samples. `renderer` is the chat template;
+    `label` is that of the weights, for an engine that can tell which of them sampled a token;
     `given_ids` is what happens to prompt ids on the chat route: they are read, ignored or refused."""
 
     models: Sequence[str] = ("stub",)
@@ -67,6 +68,7 @@ class EngineStub:
     renderer: Renderer = render
     given_ids: Literal["read", "ignored", "refused"] = "read"
     tokenizes: bool = True
+    label: str | None = None
     url: str = ""
     requests: list[Received] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -203,7 +205,8 @@ class EngineStub:
         if kind == "abort":
             outputs = [[aborted(output) for output in choices] for choices in outputs]
         prefix = {CHAT: "chatcmpl-", COMPLETIONS: "cmpl-", RESPONSES: "resp_"}[path]
-        return dialect.Reply(f"{prefix}{self._count:016x}", 1_795_000_000 + self._count, body, prompts, outputs)
+        name = f"{prefix}{self._count:016x}"
+        return dialect.Reply(name, 1_795_000_000 + self._count, body, prompts, outputs, lambda: self.label)
 
     async def _write(
         self, request: web.Request, parts: Sequence[bytes] | Iterator[bytes], fault: Fault | None, delay: float,
@@ -249,6 +252,7 @@ class EngineStub:
             ("GET", "/v1/models", self._models), ("GET", "/health", self._health), ("GET", "/version", self._version),
             ("POST", "/tokenize", self._tokenize), ("POST", "/detokenize", self._detokenize),
             ("POST", "/pause", self._pause), ("POST", "/resume", self._resume),
+            ("POST", "/update_weight_version", self._label),
             ("POST", "/stub/faults", self._set_faults), ("POST", "/stub/script", self._set_script),
             ("GET", "/stub/requests", self._show_requests),
             ("POST", "/v1/embeddings", self._echo), ("POST", "/reset_prefix_cache", self._health),
@@ -301,6 +305,12 @@ class EngineStub:
         assert self.paused is not None
         self.paused.set()
         return _json(b'{"status":"resumed"}')
+
+    async def _label(self, request: web.Request) -> web.Response:
+        seen = await self._note(request)
+        if self.label is not None:
+            self.label = seen.body["new_version"]
+        return _json(dialect.dumps({"success": True, "new_version": seen.body["new_version"]}))
 
     async def _set_faults(self, request: web.Request) -> web.Response:
         self.faults = [Fault(**item) for item in await request.json()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,15 @@ def body(change: Any = None) -> Any:
 
 def first(out: Any) -> Any:
     return out["groups"][0]["episodes"][0]["samples"][0]
+
+
+def test_tokens_of_uncertain_weights_are_said_where_there_are_any() -> None:
+    uncertain = replace(sample(), uncertain_tokens=2)
+    one = BatchEpisode("e1", "t", "m", 0.5, (), (uncertain, sample()))
+    sent = Batch("b", 0.0, 4, (Group("t", (one,)),))
+    assert frame.decode_batch(frame.encode_batch(sent)) == sent
+    first, second = msgpack.unpackb(frame.encode_batch(sent), raw=False)["groups"][0]["episodes"][0]["samples"]
+    assert first["uncertain_tokens"] == 2 and "uncertain_tokens" not in second
 
 
 def test_golden_frame_of_version_1() -> None:
@@ -139,6 +149,7 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         ("reward", True, "finite"),
         ("broken_by", 7, "broken_by"),
         ("repaired_tokens", "7", "repaired_tokens"),
+        ("uncertain_tokens", "7", "uncertain_tokens"),
         ("parents", b"\x00" * 4, "parents"),
         ("parents", b"\xff\xff\xff\xff" + b"\x05\x00\x00\x00" * 5, "earlier token"),
         ("parents", [0], "parents"),

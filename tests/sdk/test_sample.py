@@ -110,11 +110,19 @@ def test_a_sample_has_one_length_and_leaves_out_what_it_lacks() -> None:
     line = sample.to_json()
     assert line["spans"] == [["c", 1, 2]]
     assert line["policy_versions"] == [[1, 1]]
-    assert not {"broken_by", "repaired_tokens", "parents"} & set(line)
+    assert not {"broken_by", "repaired_tokens", "uncertain_tokens", "parents"} & set(line)
     more = Sample(
         **fields, token_ids=(1,), loss_mask=(1,), logprobs=(0.0,), calls=(), spans=(), broken_by="parallel",
-        repaired_tokens=2, parents=(-1,),
+        repaired_tokens=2, uncertain_tokens=1, parents=(-1,),
     ).to_json()
+    assert more["uncertain_tokens"] == 1
     assert (more["broken_by"], more["repaired_tokens"], more["parents"]) == ("parallel", 2, [-1])
     with pytest.raises(BadRequest, match="differ in length"):
         Sample(**fields, token_ids=(1, 2), loss_mask=(0,), logprobs=(0.0, -1.0), calls=(), spans=())
+
+
+def test_a_call_says_whether_its_versions_are_uncertain() -> None:
+    assert "version_uncertain" not in Call.from_json(LINE).to_json()
+    call = Call.from_json(LINE | {"version_uncertain": True})
+    assert call.version_uncertain and call.to_json(tokens=False)["version_uncertain"] is True
+    assert Call.from_json(call.to_json()) == call

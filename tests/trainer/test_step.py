@@ -139,6 +139,7 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
         "episodes": 4, "rejected_episodes": 0, "samples": 6, "sampled_tokens": 2 * (12 + 3),
         "prompt_tokens": 2 * (12 + 4),
         "merged_calls": 4, "merged_tokens": 2 * (2 * 7), "min_policy_version": 0, "max_policy_version": 0,
+        "uncertain_tokens": 0, "repaired_tokens": 0,
         "pg_loss": 0.5, "learner": {"actor/something": 2.0},
     }  # fmt: skip
 

@@ -45,7 +45,7 @@ class Completions:
         + rb'),"logprobs":)\{"text_offset":\[\d+\],"token_logprobs":\[(' + NUMBER
         + rb')\],"tokens":\[' + STRING + rb'\],"top_logprobs":\[\{' + STRING + b":" + NUMBER + rb'\}\]\}'
         + rb'(,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
-        + rb'\[(' + ID + rb')\](\}\]\}\n\n)'
+        + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
 
     def translate(self, request: Request) -> Request:

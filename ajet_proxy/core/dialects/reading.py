@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from ajet_proxy.core.call import (
@@ -28,7 +28,7 @@ from ajet_proxy.core.call import (
     Outcome,
 )
 from ajet_proxy.core.dialects.given import Piece, joined
-from ajet_proxy.core.dialects.lax import integer
+from ajet_proxy.core.dialects.lax import flag, integer
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Edits, Spanned, scan, splice
 from ajet_proxy.core.sse import SseEvent
@@ -40,6 +40,8 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, Recur
 """What reading an answer may raise that is not of the dialect."""
 KEEP_ALIVE = b": waiting for the engine\n\n"
 """A comment: every reader of server-sent events skips it."""
+VERSIONS = "return_weight_versions"
+"""Asks vLLM, from 0.33 on, which weights sampled each token."""
 STRING = rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"'
 NUMBER = rb"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?"
 ID = rb"(?:0|[1-9]\d{0,9})"
@@ -65,6 +67,7 @@ class Ask:
     """Of the prompt, too, unless `show_prompt`."""
     hide_logprobs: bool = False
     hide_reasoning: bool = False
+    hide_versions: bool = False
     show_prompt: bool = False
     echo: Echo | None = None
     skip: str | None = None
@@ -101,6 +104,8 @@ class Reader(Protocol):
     """Whether the engine has said its last about the calls."""
     status: int | None
     """The client's status for a document, where the engine's does not fit."""
+    tells_versions: bool
+    """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -123,6 +128,13 @@ class Reader(Protocol):
     def given(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said, as the engine's route takes it back for history: an assistant's message,
         ``{"text": …}``, or ``{"id": …, "output": …}``; None where it is not finished or cannot be told."""
+
+
+def with_versions(ask: Ask, request: Mapping[str, Any]) -> Ask:
+    """`ask` for an engine that can tell which weights sampled each token."""
+    if ask.skip is not None or flag(request, VERSIONS) is True:
+        return ask
+    return replace(ask, fields={**ask.fields, VERSIONS: "true"}, hide_versions=True)
 
 
 class OpenAIDialect(Protocol):
@@ -173,6 +185,7 @@ class _Tally:
     ids: list[Any] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     said: list[Piece] = field(default_factory=list, compare=False)
+    versions: Any = None
     finish_reason: Any = None
     stop_reason: Any = None
     told: bool = False
@@ -196,6 +209,7 @@ class Reading:
         self._failed = False
         self.ended = False
         """Whether the engine has said its last: every choice is finished, or the stream says that it is done."""
+        self.tells_versions = False
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         """Read the events at the start of `stream` that have the form which makes up most of a stream, at a tenth of
@@ -285,6 +299,7 @@ class Reading:
             self._hide("prompt_token_ids", choice, self._ask.hide_ids and not self._ask.show_prompt, edits)
             self._hide("token_ids", choice, self._ask.hide_ids, edits)
             self._hide("logprobs", choice, self._ask.hide_logprobs, edits)
+            self._hide("weight_versions", choice, self._ask.hide_versions, edits)
             try:
                 self._put_back(text, choice, edits)
                 self._add(answer, choice)
@@ -313,6 +328,9 @@ class Reading:
         if (logprobs := values.get("logprobs")) is not None:
             rows = self._dialect.logprobs(logprobs)
             tally.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
+        if "weight_versions" in values:
+            self.tells_versions = True
+            tally.versions = values["weight_versions"] or tally.versions
         if (finish_reason := values.get("finish_reason")) is not None and tally.finish_reason is None:
             tally.finish_reason, tally.stop_reason = finish_reason, values.get("stop_reason")
             self._unfinished -= 1
@@ -348,7 +366,23 @@ class Reading:
             logprobs=tuple(map(float, tally.logprobs)),
             finish_reason=tally.finish_reason,
             stop_string=tally.stop_reason if isinstance(tally.stop_reason, str) else None,
+            labels=_labels(tally.versions, len(tally.ids)),
         )
+
+
+def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
+    """vLLM's ``weight_versions`` as runs of `sampled` tokens; none where they are not that."""
+    out, at = [], 0
+    try:
+        for span in spans or ():
+            label, start, end = span["version"], span["start"], span["end"]
+            if not (isinstance(label, str) and type(end) is int and start == at < end):
+                return ()
+            out.append((label, end - start))
+            at = end
+    except UNREADABLE:
+        return ()
+    return tuple(out) if at == sampled else ()
 
 
 def _all_ints(values: Any) -> bool:

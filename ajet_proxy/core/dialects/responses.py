@@ -92,6 +92,7 @@ class ResponseReading:
     """The `Reader` of one response."""
 
     translates = False
+    tells_versions = False
     status: int | None = None
 
     def __init__(self, ask: Ask) -> None:

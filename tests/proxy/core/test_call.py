@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from ajet_proxy.core.call import Captured, Change, Origin, prompt_hash, to_call
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.call import Captured, Change, Origin, prompt_hash, to_call, versions_of
 from ajet_sdk.sample import Call
 
 ORIGIN = Origin(
@@ -28,6 +34,55 @@ def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
     assert to_call(captured((7, 8, 9, 10, 11)), ORIGIN, changes).policy_versions == ((3, 2), (5, 1), (6, 2))
     assert to_call(captured((7, 8)), ORIGIN, (Change(4, (0, 0)),)).policy_versions == ((4, 2),)
     assert to_call(captured((7, 8)), ORIGIN, (Change(4, (0, 2)),)).policy_versions == ((3, 2),)
+
+
+CHANGED = (Change(4, (2, 2)),)
+
+
+@pytest.mark.parametrize(
+    ("labels", "changes", "expected"),
+    [
+        ((), (), (((3, 5),), False)),
+        ((), CHANGED, (((3, 2), (4, 3)), True)),
+        ((("3", 1), ("4", 4)), CHANGED, (((3, 1), (4, 4)), False)),
+        ((("4", 5),), (), (((4, 5),), False)),
+        ((("3", 5),), CHANGED, (((3, 5),), False)),
+        ((("default", 5),), (), (((3, 5),), False)),
+        ((("default", 5),), CHANGED, (((3, 2), (4, 3)), True)),
+        ((("a", 2), ("b", 3)), (), (((3, 5),), True)),
+        ((("3", 2), ("b", 3)), (), (((3, 5),), True)),
+        ((("2", 5),), (), (((3, 5),), True)),
+        ((("5", 5),), (), (((3, 5),), True)),
+        ((("4", 2), ("3", 3)), CHANGED, (((3, 2), (4, 3)), True)),
+        ((("³", 5),), (), (((3, 5),), False)),
+        ((("9" * 5000, 5),), (), (((3, 5),), False)),
+    ],
+)  # fmt: skip
+def test_whose_word_counts_about_the_weights(labels: object, changes: tuple[Change, ...], expected: object) -> None:
+    told = replace(captured((1, 2, 3, 4, 5)), labels=labels)  # type: ignore[arg-type]
+    assert versions_of(told, 3, changes) == expected
+    call = to_call(told, ORIGIN, changes)
+    assert (call.policy_versions, call.version_uncertain) == expected
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["1", "2", "3", "x"]), st.integers(1, 3)), max_size=4),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=3), st.integers(0, 3),
+)  # fmt: skip
+def test_each_token_has_one_version_whatever_is_told(
+    labels: list[tuple[str, int]], changes: list[tuple[int, int]], before: int
+) -> None:
+    sampled = sum(count for _, count in labels) or 3
+    places = sorted(min(place, sampled) for _, place in changes)
+    read = tuple(Change(version, (0, place)) for (version, _), place in zip(changes, places, strict=True))
+    spans, uncertain = versions_of(replace(captured(tuple(range(sampled))), labels=tuple(labels)), before, read)
+    assert sum(count for _, count in spans) == sampled and all(count > 0 for _, count in spans)
+    if len({before, *(version for version, _ in changes)}) > 1 and not uncertain:
+        assert [str(version) for version, _ in spans] == [label for label, _ in labels]
+
+
+def test_a_call_of_no_tokens_is_certain() -> None:
+    assert versions_of(captured(()), 3, (Change(4, (0, 0)),)) == ((), False)
 
 
 def test_a_call_says_that_its_logprobs_came_later() -> None:

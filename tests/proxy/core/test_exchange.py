@@ -67,6 +67,15 @@ def test_the_episodes_model_stands_in_for_another() -> None:
     assert exchange(CHAT, model="policy").altered == ("return_token_ids", "logprobs")
 
 
+def test_an_engine_that_tells_versions_is_asked_for_them() -> None:
+    asked = Request(b'{"model":"policy"}')
+    for path in (CHAT, COMPLETIONS):
+        running = Exchange(CAPTURED[path], asked, versions=True)
+        assert json.loads(running.upstream_body)["return_weight_versions"] is True
+        assert running.altered == ("return_token_ids", "logprobs", "return_weight_versions")
+        assert not running.tells_versions
+
+
 def test_each_event_leaves_at_once_and_the_last_one_waits() -> None:
     running = streaming()
     assert running.feed(START + WORD[:9]) == [SEEN_START]

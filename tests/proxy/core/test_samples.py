@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -15,7 +16,7 @@ from ajet_proxy.core.episode import Given
 from ajet_proxy.core.samples import merge_calls, samples_of, tree_rows
 from ajet_proxy.core.timeline import merge
 from ajet_sdk.sample import Call, Sample
-from tests.kit.strategies import conversations, make_call, tangled_calls
+from tests.kit.strategies import EPISODE, conversations, make_call, tangled_calls
 
 some_calls = st.one_of(tangled_calls(), conversations())
 
@@ -182,3 +183,14 @@ def test_a_fork_is_one_tree() -> None:
     assert (first.token_ids, first.parents, first.loss_mask) == ((1, 2, 3, 4), (-1, 0, 1, 1), (0, 0, 1, 1))
     assert (second.token_ids, second.parents) == ((8, 9), (-1, 0))
     assert [row.sample for row in (first, second)] == ["ep/0", "ep/1"]
+
+
+def test_a_sample_says_how_many_of_its_tokens_have_uncertain_versions() -> None:
+    sure = make_call("a", (1,), (2, 3), at=1)
+    unsure = replace(make_call("b", (1, 2, 3, 4), (5, 6, 7), at=2), version_uncertain=True)
+    for samples in (merge_calls([sure, unsure]), tree_rows([sure, unsure])):
+        assert [sample.uncertain_tokens for sample in samples] == [3]
+    assert merge_calls([sure])[0].uncertain_tokens == 0
+    (timeline,) = merge([sure, unsure])
+    assert [turn.to_call(timeline.tokens, EPISODE) for turn in timeline.turns] == [sure, unsure]
+    assert [turn.summary(EPISODE).get("version_uncertain") for turn in timeline.turns] == [None, True]

@@ -279,7 +279,7 @@ async def test_the_gate_can_pause_the_engine_instead(tmp_path: Path) -> None:
         assert (await client.control("POST", "/gate/close", {})).status == 200
         assert [r.path for r in stub.requests] == ["/pause"]
         assert (await client.control("POST", "/gate/open", {"policy_version": 1})).status == 200
-        assert [r.path for r in stub.requests] == ["/pause", "/resume"]
+        assert [r.path for r in stub.requests] == ["/pause", "/update_weight_version", "/resume"]
         assert (await client.chat("one")).status == 200
 
 

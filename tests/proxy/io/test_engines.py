@@ -36,11 +36,12 @@ async def test_pause_and_resume_reach_every_engine() -> None:
     async with EngineStub() as one, EngineStub() as two:
         control = EngineControl(key="k")
         await control.pause((one.url, two.url))
-        await control.resume((one.url, two.url))
+        assert await control.resume((one.url, two.url), 7) == []
         for stub in (one, two):
             assert [(r.path, r.headers["authorization"]) for r in stub.requests] == [
-                ("/pause", "Bearer k"), ("/resume", "Bearer k")
+                ("/pause", "Bearer k"), ("/update_weight_version", "Bearer k"), ("/resume", "Bearer k")
             ]
+            assert stub.requests[1].body == {"new_version": "7"}
 
 
 async def test_engines_that_cannot_say_so() -> None:
@@ -56,7 +57,7 @@ async def test_engines_that_cannot_say_so() -> None:
     with pytest.raises(EngineError, match="answered 500"):
         await EngineControl().pause((url,))
     with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
-        await EngineControl().resume((url,))
+        await EngineControl().resume((url,), 1)
     await runner.cleanup()
     with pytest.raises(EngineError, match="cannot be reached"):
         await EngineControl().pause((f"http://127.0.0.1:{free_port()}",))

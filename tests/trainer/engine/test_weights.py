@@ -105,8 +105,18 @@ def engine() -> Iterator[Engine]:
 def test_an_attached_engine_is_frozen_reloaded_and_woken(engine: Engine, tmp_path: Path) -> None:
     from ajet_trainer.verl_backend.weights import load_into
 
-    load_into([engine.url], tmp_path, 5.0)
-    assert engine.asked == ["/pause?mode=keep", "/collective_rpc", "/reset_prefix_cache", "/resume"]
+    load_into([engine.url], tmp_path, 4, 5.0)
+    assert engine.asked == [
+        "/pause?mode=keep", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"
+    ]  # fmt: skip
+
+
+def test_an_engine_that_takes_no_version_is_woken_all_the_same(engine: Engine, tmp_path: Path) -> None:
+    from ajet_trainer.verl_backend.weights import load_into
+
+    engine.status["/update_weight_version"] = 404
+    load_into([engine.url], tmp_path, 4, 5.0)
+    assert engine.asked[-2:] == ["/update_weight_version", "/resume"]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +135,7 @@ def test_an_engine_that_does_not_take_them_is_woken_all_the_same(
 
     engine.status[path] = status
     with pytest.raises(PushFailed, match=words):
-        load_into([engine.url], tmp_path, 1.0)
+        load_into([engine.url], tmp_path, 4, 1.0)
     assert engine.asked[-1] == "/resume"
 
 

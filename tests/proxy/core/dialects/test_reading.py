@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core.call import Captured
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.given import joined
-from ajet_proxy.core.dialects.reading import Dialect, Reading
+from ajet_proxy.core.dialects.reading import Dialect, Reading, with_versions
 from ajet_proxy.core.sse import SseEvent
 from tests.kit import tapes
 from tests.proxy.core.dialects.answers import (
@@ -244,3 +244,60 @@ def test_what_a_choice_said_is_known_when_it_is_finished() -> None:
     for told in (chat_event({"content": "é"}), chat_event({"content": "no"}, index=1), chat_event({}, finish="stop")):
         here.event(dump(told).encode())
     assert here.given() == ({"content": "é"}, None)
+
+
+SPANS = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+
+
+def versions_of(spans: Any, asked: dict[str, Any] | None = None) -> tuple[Any, Any, Reading]:
+    """The labels of a choice of two tokens that comes with `spans`, and what the client sees of them."""
+    request = asked or {}
+    reader = Reading(CAPTURED[CHAT], with_versions(CAPTURED[CHAT].ask(request), request))  # type: ignore[arg-type]
+    for event in (chat_start([1]), chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])):
+        reader.event(dump(event).encode())
+    last = chat_event({"content": "b"}, ids=[6], logprobs=[-0.5], finish="stop")
+    last["choices"][0]["weight_versions"] = spans
+    seen = json.loads(reader.event(dump(last).encode()) or b"")
+    (outcome,) = reader.outcomes()
+    assert isinstance(outcome, Captured)
+    return outcome.labels, seen["choices"][0]["weight_versions"], reader
+
+
+def test_the_weights_behind_each_token_are_kept_and_not_shown_to_who_did_not_ask() -> None:
+    labels, seen, reader = versions_of(SPANS)
+    assert (labels, seen, reader.tells_versions) == ((("3", 1), ("4", 1)), None, True)
+    labels, seen, _ = versions_of(SPANS, {"return_weight_versions": True})
+    assert (labels, seen) == ((("3", 1), ("4", 1)), SPANS)
+    assert versions_of(None)[0] == ()
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [{"version": "3", "start": 0, "end": 1}], [{"version": "3", "start": 0, "end": 3}], [SPANS[0], SPANS[0]],
+        [{"version": 3, "start": 0, "end": 2}], [{"start": 0, "end": 2}], ["3"], 7, {"version": "3"},
+        [{"version": "3", "start": 0, "end": "2"}], [{"version": "3", "start": 0, "end": 0}, *SPANS],
+        [{"version": "3", "start": 0, "end": True}],
+    ],
+)  # fmt: skip
+def test_weights_that_are_not_told_token_by_token_are_not_told(spans: Any) -> None:
+    assert versions_of(spans)[0] == ()
+
+
+def test_only_an_engine_that_has_a_place_for_versions_tells_them() -> None:
+    reader = reading(CHAT)
+    for event in (chat_start([1]), chat_event({"content": "a"}, ids=[5], logprobs=[-0.5], finish="stop")):
+        reader.event(dump(event).encode())
+    assert not reader.tells_versions
+    ask = CAPTURED[CHAT].ask({"use_beam_search": True})
+    assert with_versions(ask, {}) is ask
+
+
+def test_the_fast_way_knows_the_null_of_an_engine_that_tells_versions() -> None:
+    told = completion_event("a", ids=[5], logprobs=[-0.5])
+    told["choices"][0]["weight_versions"] = None
+    raw = b"data: %b\n\n" % dump(told).encode()
+    seen, end = reading(COMPLETIONS).usual(raw)
+    assert end == len(raw)
+    shown = json.loads(b"".join(seen)[6:])["choices"][0]
+    assert (shown["text"], shown["token_ids"], shown["weight_versions"]) == ("a", None, None)

@@ -1,0 +1,102 @@
+"""Which weights sampled which token: by the engine's word where it has one, else by what was read around the call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from ajet_sdk.sample import Call
+from tests.kit.engine_stub import EngineStub, Received
+from tests.kit.wire import send
+from tests.proxy.io.front import CHAT, COMPLETIONS, Front
+
+TEXT = "one two three four five six"
+BODY = {
+    CHAT: {"model": "stub", "messages": [{"role": "user", "content": f"say: {TEXT}"}]},
+    COMPLETIONS: {"model": "stub", "prompt": f"say: {TEXT}"},
+}
+
+
+async def ask(front: Front, path: str = CHAT, **more: Any) -> bytes:
+    answer = await send(front.url + "/e/ep" + path, body=BODY[path] | {"max_tokens": 24} | more)
+    assert answer.status == 200, answer.body
+    return answer.body
+
+
+def asked(request: Received) -> bool:
+    return "return_weight_versions" in request.body
+
+
+async def through_a_change(front: Front, stub: EngineStub, *, stream: bool, label: str | None) -> Call:
+    """A call during which other weights come."""
+    stub.delay_s = 0.02 if stream else 0.5
+    running = asyncio.create_task(ask(front, stream=stream))
+    await asyncio.sleep(0.25)
+    stub.label = label
+    front.open_gate(1)
+    await running
+    return front.calls[-1]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_is_asked_once_it_has_shown_that_it_can_tell(path: str, stream: bool) -> None:
+    async with EngineStub(label="0") as stub, Front(stub.url) as front:
+        for _ in range(2):
+            seen = await ask(front, path, stream=stream)
+            assert b'"weight_versions":null' in seen and b'"version"' not in seen
+        await ask(front, path, stream=stream, return_weight_versions=True)
+        assert [asked(request) for request in stub.llm_requests()] == [False, True, True]
+        assert ["return_weight_versions" in call.altered for call in front.calls] == [False, True, False]
+        assert all(call.policy_versions[0][0] == 0 and not call.version_uncertain for call in front.calls)
+
+
+async def test_who_asks_sees_what_the_engine_says() -> None:
+    async with EngineStub(label="0") as stub, Front(stub.url) as front:
+        for _ in range(2):
+            told = json.loads(await ask(front, return_weight_versions=True))["choices"][0]
+            (call,) = front.calls[-1:]
+            assert told["weight_versions"] == [{"version": "0", "start": 0, "end": len(call.token_ids)}]
+
+
+async def test_an_engine_that_cannot_tell_is_not_asked() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert b"weight_versions" not in await ask(front) + await ask(front)
+        assert not any(map(asked, stub.llm_requests()))
+
+
+async def test_a_stream_over_a_change_is_told_apart_by_the_engine() -> None:
+    async with EngineStub(label="0") as stub, Front(stub.url) as front:
+        await ask(front)
+        call = await through_a_change(front, stub, stream=True, label="1")
+        (one, before), (two, after) = call.policy_versions
+        assert (one, two, before + after) == (0, 1, len(call.token_ids))
+        assert not call.version_uncertain
+
+
+async def test_a_stream_over_a_change_is_told_apart_by_time_and_marked() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        call = await through_a_change(front, stub, stream=True, label=None)
+        (one, before), (two, after) = call.policy_versions
+        assert (one, two, before + after) == (0, 1, len(call.token_ids))
+        assert call.version_uncertain
+
+
+async def test_an_answer_in_one_piece_over_a_change_counts_as_the_older_weights_and_is_marked() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        call = await through_a_change(front, stub, stream=False, label=None)
+        assert (call.policy_versions, call.version_uncertain) == (((0, len(call.token_ids)),), True)
+
+
+async def test_labels_that_are_not_the_trainers_versions_are_no_versions() -> None:
+    async with EngineStub(label="default") as stub, Front(stub.url) as front:
+        await ask(front)
+        front.open_gate(5)
+        await ask(front)
+        stub.label = "2"
+        await ask(front)
+        found = [(call.policy_versions[0][0], call.version_uncertain) for call in front.calls]
+        assert found == [(0, False), (5, False), (5, True)]
