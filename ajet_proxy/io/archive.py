@@ -178,11 +178,14 @@ def _connected(path: Path) -> sqlite3.Connection | None:
     if not path.exists():
         return None
     connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
-    connection.execute("PRAGMA query_only = 1").close()
-    if connection.execute("PRAGMA user_version").fetchone() != (0,):
-        return connection
-    connection.close()
-    return None
+    made = False
+    try:
+        connection.execute("PRAGMA query_only = 1").close()
+        made = connection.execute("PRAGMA user_version").fetchone() != (0,)
+    finally:
+        if not made:
+            connection.close()
+    return connection if made else None
 
 
 def _row(episode: Episode) -> tuple[Any, ...]:

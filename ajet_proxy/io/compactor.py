@@ -18,6 +18,7 @@ from ajet_proxy.core.retention import is_due
 from ajet_proxy.io.journal import segments, snapshots
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
+from ajet_sdk.errors import AjetError
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +47,16 @@ class Compactor:
         self._arrived = True
 
     def tick(self) -> None:
-        """Let go of what is archived, and start a compaction if one is due."""
-        if self._arrived:
-            self._arrived = self._store.forget_archived(AT_ONCE)
-        if (self._task is None or self._task.done()) and self._is_due():
-            self._task = asyncio.get_running_loop().create_task(self._run())
+        """Let go of what is archived, and start a compaction if one is due. A disk that refuses is asked again."""
+        if self._now() < self._not_before or (self._task is not None and not self._task.done()):
+            return
+        try:
+            if self._arrived:
+                self._arrived = self._store.forget_archived(AT_ONCE)
+            elif self._is_due():
+                self._task = asyncio.get_running_loop().create_task(self._run())
+        except (OSError, AjetError) as error:
+            self._failed(str(error))
 
     async def stop(self) -> None:
         """End a compaction that runs; the next one begins anew."""
@@ -59,18 +65,19 @@ class Compactor:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _is_due(self) -> bool:
-        now = self._now()
-        if now < self._not_before:
-            return False
         sealed = sum(path.stat().st_size for path in segments(self._data_dir)[:-1])
         snapshot = sum(path.stat().st_size for path in snapshots(self._data_dir)[-1:])
-        return is_due(sealed, snapshot) or (self._retains and now >= self._at_latest)
+        return is_due(sealed, snapshot) or (self._retains and self._now() >= self._at_latest)
 
     async def _run(self) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *COMMAND, str(self._data_dir), *self._limits,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *COMMAND, str(self._data_dir), *self._limits,
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            )
+        except OSError as error:
+            self._failed(f"a compaction cannot be started: {error}")
+            return
         try:
             out, errors = await process.communicate()
         except asyncio.CancelledError:
@@ -78,11 +85,14 @@ class Compactor:
                 process.kill()
             await process.wait()
             raise
-        self._at_latest = self._now() + RETAIN_S
-        if process.returncode == 0:
-            self._metrics.inc("ajet_removed_episodes_total", int(out))
-            self._arrived = True
-        else:
-            self._not_before = self._now() + RETRY_S
-            logger.error("%s", errors.decode("utf-8", "replace").strip() or "a compaction was killed")
-        self._metrics.inc("ajet_compactions_total", outcome="done" if process.returncode == 0 else "failed")
+        if process.returncode != 0:
+            self._failed(errors.decode("utf-8", "replace").strip() or "a compaction was killed")
+            return
+        self._at_latest, self._arrived = self._now() + RETAIN_S, True
+        self._metrics.inc("ajet_removed_episodes_total", int(out))
+        self._metrics.inc("ajet_compactions_total", outcome="done")
+
+    def _failed(self, why: str) -> None:
+        self._not_before = self._now() + RETRY_S
+        self._metrics.inc("ajet_compactions_total", outcome="failed")
+        logger.error("%s; it is tried again in %.0f seconds", why, RETRY_S)

@@ -59,7 +59,8 @@ class Daemon:
             self.compactor.tick()
             task = self.compactor._task
             rests = task is None or task.done()
-            if rests and not self.compactor._arrived and not self.compactor._is_due():
+            waits = self.at < self.compactor._not_before
+            if rests and (waits or not (self.compactor._arrived or self.compactor._is_due())):
                 return
             await asyncio.sleep(0.02)
         raise AssertionError("it never came to rest")
@@ -103,10 +104,36 @@ async def test_a_compaction_that_fails_is_tried_again_later(
     assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render()
     assert len(store.ledger.leaving) == 28
     first.write_bytes(whole)
-    assert not daemon.compactor._is_due()
+    daemon.compactor.tick()
+    assert daemon.compactor._task is not None and daemon.compactor._task.done()
     daemon.at += module.RETRY_S
     await daemon.ticks()
     assert len(store.ledger.leaving) < 10
+
+
+async def test_what_cannot_be_read_or_started_does_not_end_the_daemon(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = Daemon(store, tmp_path)
+    await daemon.trains(30)
+    (tmp_path / "archive.sqlite").write_bytes(b"no database" * 1000)
+    daemon.compactor.tick()
+    assert "cannot be read" in caplog.text
+    (tmp_path / "archive.sqlite").unlink()
+    await store_ticks(daemon)
+    monkeypatch.setattr(module.sys, "executable", str(tmp_path / "nothing"))
+    await store_ticks(daemon)
+    await store_ticks(daemon)
+    assert "cannot be started" in caplog.text
+    assert 'ajet_compactions_total{outcome="failed"} 3' in daemon.metrics.render()
+    assert len(store.ledger.leaving) == 28
+
+
+async def store_ticks(daemon: Daemon) -> None:
+    """One tick, after whatever was waited for."""
+    daemon.at += module.RETRY_S
+    daemon.compactor.tick()
+    await asyncio.sleep(0.1)
 
 
 async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_path: Path) -> None:
@@ -128,7 +155,9 @@ async def test_a_compaction_ends_with_the_daemon(
     await daemon.trains(30)
     monkeypatch.setattr(module.sys, "executable", "/bin/sh")
     monkeypatch.setattr(module, "COMMAND", ("-c", "exec sleep 60"))
-    daemon.compactor.tick()
+    for _ in range(2):
+        daemon.compactor.tick()
     await asyncio.sleep(0.1)
+    assert daemon.compactor._task is not None and not daemon.compactor._task.done()
     await asyncio.wait_for(daemon.compactor.stop(), 5)
     assert len(store.ledger.leaving) == 28

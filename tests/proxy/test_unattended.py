@@ -1,0 +1,108 @@
+"""A daemon that runs for long: what is over leaves its memory and its journal, and a full disk is no surprise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet_proxy.core.retention import KEPT_EPISODES
+from ajet_sdk.frame import decode_batch
+from tests.kit.engine_stub import EngineStub
+from tests.kit.proxy_process import ProxyProcess
+from tests.proxy.serving import CHAT, eventually, identity_holds
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[EngineStub]:
+    async with EngineStub() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+        yield client
+
+
+async def trained(http: httpx.AsyncClient, proxy: ProxyProcess, name: str) -> str:
+    """An episode from its call to its acknowledgement; its batch."""
+    control = f"{proxy.url}/ajet/v1"
+    assert (await http.post(f"{proxy.url}/e/{name}/v1/chat/completions", json=CHAT)).status_code == 200
+    await http.post(f"{control}/episodes/{name}/rewards", json={"value": 1.0, "id": "r"})
+    batch = decode_batch((await http.post(f"{control}/batches/lease", json={"group_size": 1})).content).batch
+    assert (await http.post(f"{control}/batches/{batch}/ack", json={"policy_version": 1})).status_code == 200
+    return batch
+
+
+async def passes(http: httpx.AsyncClient, proxy: ProxyProcess, episodes: int) -> None:
+    """Episodes that come to nothing, each with some 20 KB in the journal."""
+    several = asyncio.Semaphore(16)
+
+    async def one() -> None:
+        async with several:
+            opened = await http.post(f"{proxy.url}/ajet/v1/episodes", json={"metadata": {"note": "x" * 20_000}})
+            name = opened.json()["episode"]
+            assert (await http.post(f"{proxy.url}/ajet/v1/episodes/{name}/abort", json={})).status_code == 200
+
+    await asyncio.gather(*(one() for _ in range(episodes)))
+
+
+@pytest.mark.slow
+async def test_what_is_over_leaves_and_is_known_for_good(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
+) -> None:
+    with ProxyProcess(stub.url, tmp_path / "data") as proxy:
+        control = f"{proxy.url}/ajet/v1"
+        batch = await trained(http, proxy, "one")
+
+        async def shown() -> Any:
+            return (await http.get(f"{control}/episodes/one?tokens=1")).json()
+
+        before = await shown()
+        await passes(http, proxy, KEPT_EPISODES)
+
+        async def compacted() -> bool:
+            return any((tmp_path / "data/journal").glob("*.snapshot"))
+
+        await eventually(compacted, 30)
+        for _ in range(2):
+            assert await shown() == before | {"stored": "archive"}
+            again = await http.post(f"{control}/batches/{batch}/ack", json={"policy_version": 1})
+            assert (again.status_code, again.json()["state"]) == (200, "trained")
+            late = await http.post(f"{proxy.url}/e/one/v1/chat/completions", json=CHAT)
+            assert (late.status_code, late.json()["error"]["code"]) == (409, "episode_trained")
+            assert (await http.post(f"{control}/batches/lease", json={"group_size": 1})).status_code == 204
+            status = (await http.get(f"{control}/status")).json()
+            assert identity_holds(status)
+            assert (status["episodes"]["opened"], status["episodes"]["trained"]) == (KEPT_EPISODES + 1, 1)
+            assert status["archived"] >= 1
+            proxy.kill()
+            proxy.start()
+        assert len(list((tmp_path / "data/journal").glob("*.log"))) <= 2
+
+
+async def test_a_limit_on_the_disk_keeps_new_work_out_until_there_is_room(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
+) -> None:
+    with ProxyProcess(stub.url, tmp_path / "data", options=["--max-disk", "400000"]) as proxy:
+        control, chat = f"{proxy.url}/ajet/v1", f"{proxy.url}/e/one/v1/chat/completions"
+        assert (await http.post(chat, json=CHAT)).status_code == 200
+
+        async def closed(code: int, url: str, body: Any) -> bool:
+            return (await http.post(url, json=body)).status_code == code
+
+        await passes(http, proxy, 18)
+        await eventually(lambda: closed(503, f"{control}/episodes", {}), 10)
+        refused = await http.post(f"{control}/episodes", json={})
+        assert refused.headers["Retry-After"] and refused.json()["error"]["code"] == "disk_limit"
+        assert (await http.post(chat, json=CHAT | {"seed": 2})).status_code == 200  # what is under way goes on
+        assert (await http.post(f"{control}/episodes/one/rewards", json={"value": 1.0})).status_code == 200
+        status = (await http.get(f"{control}/status")).json()
+        assert status["journal"] == {"healthy": True, "refused": {"disk": ["EpisodeOpened"]}}
+        metrics = (await http.get(f"{proxy.url}/metrics")).text
+        assert "ajet_intake_open 0" in metrics and 'ajet_refused_total{reason="disk"}' in metrics
