@@ -88,7 +88,8 @@ def _tidy(data_dir: Path) -> None:
 def main(arguments: list[str]) -> None:
     """What the daemon runs; an error is its exit status and one line on stderr."""
     data_dir, max_age, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
-    os.nice(10)
+    with contextlib.suppress(OSError):  # the unit of `ajet_proxy.service` has no right to it
+        os.nice(10)
     try:
         removed = compact(data_dir, ended_after=time.time() - max_age if max_age else 0.0, limit=limit)
     except (OSError, sqlite3.Error, UnknownRecord, AjetError) as error:

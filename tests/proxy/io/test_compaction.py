@@ -312,3 +312,18 @@ def test_the_time_to_start_does_not_grow_with_what_was_trained(tmp_path: Path) -
         read.append(sum(path.stat().st_size for path in folder_of(data).iterdir()))
         assert len(views.records(state_in(data), views.Wanted(2000, "trained"))["episodes"]) == count
     assert read[1] < read[0] * 1.1
+
+
+def test_it_runs_where_it_may_not_lower_its_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under the systemd unit, which forbids the system calls of resources."""
+
+    def refuse(_: int) -> None:
+        raise PermissionError
+
+    write_segments(tmp_path, encoded(eventful().events), [20])
+    monkeypatch.setattr(os, "nice", refuse)
+    compaction.main([str(tmp_path), "0", "0"])
+    assert capsys.readouterr().out == "0\n"
+    assert len(segments(tmp_path)) == 1
