@@ -7,8 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
+from typing import Any
 
 WIDTH = 4
+
+
+def are_tokens(values: Any) -> bool:
+    """Whether `values` is a list of token ids, which `pack_tokens` takes."""
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+        return False
+    return not values or (min(values) >= 0 and max(values) < 2**31)
 
 
 def pack_tokens(ids: Sequence[int]) -> bytes:

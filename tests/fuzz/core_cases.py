@@ -19,6 +19,7 @@ from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import marks_of, read
 from ajet_proxy.core.identity import identify
 from ajet_proxy.core.keys import Claims
+from ajet_proxy.core.tokens import pack_tokens
 from ajet_sdk.errors import AjetError, BadRequest
 from tests.fuzz import anthropic, asking, engine
 from tests.fuzz.engine import MESSAGES, Answer
@@ -238,6 +239,7 @@ def _sound(exchange: Exchange, reference: Reference) -> None:
         if isinstance(outcome, Captured) and exchange.target != RESPONSES:
             told = reference.ids.get(outcome.index, [])
             same(list(outcome.token_ids), told[: len(outcome.token_ids)], "captured ids")
+            pack_tokens(outcome.token_ids + outcome.prompt_token_ids)
             if list(outcome.prompt_token_ids) not in reference.prompts:
                 raise Differs("a prompt was captured that was not reported")
             same(len(outcome.logprobs), len(outcome.token_ids), "logprobs")

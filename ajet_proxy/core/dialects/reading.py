@@ -32,6 +32,7 @@ from ajet_proxy.core.dialects.lax import flag, integer
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Edits, Spanned, scan, splice
 from ajet_proxy.core.sse import SseEvent
+from ajet_proxy.core.tokens import are_tokens
 
 MAX_CHOICES = 16384
 """More than this the engine refuses as well (vLLM's VLLM_MAX_N_SEQUENCES)."""
@@ -352,7 +353,7 @@ class Reading:
     def _outcome(self, index: int, tally: _Tally) -> Outcome:
         if tally.silent or not tally.told or tally.prompt is None:
             return Lost(index, NO_TOKEN_IDS)
-        if not _all_ints(tally.prompt) or not _all_ints(tally.ids) or not isinstance(tally.finish_reason, str):
+        if not are_tokens(tally.prompt) or not are_tokens(tally.ids) or not isinstance(tally.finish_reason, str):
             return Lost(index, CAPTURE_FAILED)
         if tally.finish_reason == "abort":
             return Lost(index, ENGINE_ABORTED)
@@ -383,10 +384,6 @@ def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
     except UNREADABLE:
         return ()
     return tuple(out) if at == sampled else ()
-
-
-def _all_ints(values: Any) -> bool:
-    return isinstance(values, list) and set(map(type, values)) <= {int}
 
 
 def _all_finite(values: list[Any]) -> bool:

@@ -37,6 +37,7 @@ from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, NUMBER, STRING, U
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice
 from ajet_proxy.core.sse import SseEvent
+from ajet_proxy.core.tokens import are_tokens
 
 LOGPROBS = "message.output_text.logprobs"
 SEVERAL_GENERATIONS = "several_generations"
@@ -225,7 +226,7 @@ def _ids(messages: Any) -> tuple[int, ...] | None:
     if not isinstance(messages, list) or len(messages) != 1:
         return None
     tokens = messages[0].get("tokens")
-    return tuple(tokens) if isinstance(tokens, list) and set(map(type, tokens)) <= {int} else None
+    return tuple(tokens) if are_tokens(tokens) else None
 
 
 def _finish_reason(response: Mapping[str, Any]) -> str | None:

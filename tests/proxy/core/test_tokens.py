@@ -5,11 +5,18 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.tokens import common_prefix, count, cut, find, pack_tokens, unpack_tokens
+from ajet_proxy.core.tokens import are_tokens, common_prefix, count, cut, find, pack_tokens, unpack_tokens
 
 ids = st.lists(st.one_of(st.integers(0, 3), st.integers(-(2**31), 2**31 - 1)), max_size=40)
 few = st.lists(st.sampled_from([0, 1, 256, 65536]), max_size=12)
 """Ids whose bytes look alike when read at the wrong offset."""
+
+
+def test_what_can_be_packed_is_told_from_what_cannot() -> None:
+    for good in ([], [0], [5, 2**31 - 1]):
+        assert are_tokens(good) and unpack_tokens(pack_tokens(good)) == tuple(good)
+    for bad in (None, 7, "x", (1,), [-1], [2**31], [True], [1.0], ["1"], [None], [[1]]):
+        assert not are_tokens(bad)
 
 
 @given(ids)

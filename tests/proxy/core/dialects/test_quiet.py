@@ -15,6 +15,7 @@ from tests.proxy.core.dialects.answers import (
     event,
     exchange,
     ids_of,
+    reasons,
     stream,
 )
 
@@ -99,3 +100,11 @@ def test_another_engine_is_left_alone() -> None:
     assert stream(CHAT, events, ASKED)[0] == events
     body = whole("b", finish_reason="stop")
     assert document(CHAT, body, ASKED)[0].decode() == dump(body)
+
+
+@pytest.mark.parametrize("delta", [-1, "x", [1], None, True])
+def test_an_event_of_no_known_form_is_put_back_all_the_same(delta: Any) -> None:
+    odd = {"index": 0, "delta": delta, "logprobs": {"content": []}, "finish_reason": None, "token_ids": [5]}
+    seen, outcomes = stream(CHAT, [{"choices": [odd]}], {"include_reasoning": False})
+    assert seen == [{"choices": [odd | {"logprobs": None, "token_ids": None}]}]
+    assert reasons(outcomes) == ["capture_failed"]

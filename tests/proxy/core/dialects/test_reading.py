@@ -164,6 +164,8 @@ def test_a_document_with_nothing_to_hide_is_the_same_bytes() -> None:
     ({"finish_reason": 7}, "capture_failed"),
     ({"token_ids": ["3", "4"]}, "capture_failed"),
     ({"token_ids": 7}, "capture_failed"),
+    ({"token_ids": [3, 2**31]}, "capture_failed"),
+    ({"token_ids": [3, -1]}, "capture_failed"),
     ({"index": 1}, "capture_failed"),
     ({"index": "0"}, "capture_failed"),
     ({"index": -1}, "capture_failed"),
