@@ -9,12 +9,10 @@ trainer that would open it cannot reach us any more), calls in flight finish, an
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import os
 import resource
-import secrets
 import signal
 import ssl
 import sys
@@ -30,7 +28,7 @@ from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core.keys import SCOPES, Claims, Keys
 from ajet_proxy.core.ledger import LedgerSettings
 from ajet_proxy.core.retention import to_archive
-from ajet_proxy.io import authority
+from ajet_proxy.io import authority, keyring
 from ajet_proxy.io.alarm import Alarm
 from ajet_proxy.io.authority import AuthorityError
 from ajet_proxy.io.clock import Clock
@@ -93,7 +91,9 @@ class App:
         ledger = store.ledger
         gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s)
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
-        keys = Keys(signing_secret(data_dir), admin_secret=config.admin_secret)
+        held = keyring.ring(data_dir)
+        keys = Keys(held.secrets[0], admin_secret=config.admin_secret)
+        keys.ring = held
 
         front = functools.partial(
             HttpFront, store=store, gate=gate, engines=engines, keys=keys, clock=clock, metrics=metrics,
@@ -107,7 +107,8 @@ class App:
             max_bytes=config.archive_max_bytes,
         )
         self._stack.push_async_callback(compactor.stop)
-        self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock, limits, compactor))
+        watch = keyring.Watch(data_dir, keys)
+        self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock, limits, compactor, watch))
         self._stack.push_async_callback(_end, self.ticker)
         if config.intercept:
             tunnels = Tunnels(
@@ -207,7 +208,9 @@ async def _run(app: App, announce: Callable[[str], None]) -> None:
         raise failed
 
 
-async def _tick(store: Store, clock: Clock, limits: DaemonLimits, compactor: Compactor) -> None:
+async def _tick(
+    store: Store, clock: Clock, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch
+) -> None:
     """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and tell
     systemd's watchdog that the loop turns."""
     alarm = Alarm()
@@ -219,6 +222,7 @@ async def _tick(store: Store, clock: Clock, limits: DaemonLimits, compactor: Com
         alarm.look(store.ledger.alerts())
         limits.measure()
         compactor.tick()
+        watch.tick()
         service.notify("WATCHDOG=1", os.environ)
 
 
@@ -243,29 +247,11 @@ def open_data_dir(config: Config) -> Path:
     return path
 
 
-def signing_secret(data_dir: Path) -> bytes:
-    """The random secret that signs keys; made once, readable by its owner alone. Deleting the file revokes all keys."""
-    path = data_dir / "secret"
-    if not path.exists():
-        new = data_dir / f"secret.{os.getpid()}"
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-            stream.write(secrets.token_bytes(32))
-            stream.flush()
-            os.fsync(stream.fileno())
-        with contextlib.suppress(FileExistsError):
-            os.link(new, path)
-        new.unlink()
-    secret = path.read_bytes()
-    if len(secret) < 32:
-        raise ConfigError(f"{path} is damaged: delete it (all keys are then void)")
-    return secret
-
-
 def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
-    keys = Keys(signing_secret(open_data_dir(config)))
-    chosen = SCOPES[SCOPES.index(scope)]
-    return keys.issue(Claims(chosen, tenant, None, Clock().now() + ttl_s))
+    found = keyring.ring(open_data_dir(config))
+    chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
+    return Keys(found.secrets[0]).issue(Claims(chosen, tenant, None, now + ttl_s, now))
 
 
 def _own_names(config: Config) -> tuple[str, ...] | None:

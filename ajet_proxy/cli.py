@@ -141,6 +141,47 @@ def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: An
     click.echo(app.issue_key(config, scope, tenant, ttl))
 
 
+@cli.command("rotate-secret")
+@config_options
+@click.option("--drop-old", is_flag=True, help="Keys that were signed before hold no longer.")
+def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
+    """Sign keys with a new secret; a running proxy takes it up within seconds.
+
+    Keys signed before hold until they expire.
+    """
+    config = _load(file, flags)
+    from ajet_proxy import app
+    from ajet_proxy.io import keyring
+
+    old = keyring.rotate(app.open_data_dir(config), drop_old=drop_old)
+    click.echo(f"keys are signed with a new secret; those of {old} older ones hold until they expire")
+
+
+@cli.command()
+@config_options
+@click.option("--key-id", metavar="ID", help="A key, named as in the audit log.")
+@click.option("--key-file", type=click.File("r"), metavar="FILE", help="The key in FILE; - is stdin.")
+@click.option("--tenant", help="Every key issued so far for this tenant ('': for none, trainers' and admins' too).")
+@click.option("--episode", help="Every key issued so far for this episode.")
+def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
+    """Make keys void; a running proxy takes it up within seconds."""
+    chosen = {"key": flags.pop("key_id"), "tenant": flags.pop("tenant"), "episode": flags.pop("episode")}
+    config = _load(file, flags)
+    from ajet_proxy import app
+    from ajet_proxy.core.keys import key_id
+    from ajet_proxy.io import keyring
+    from ajet_proxy.io.clock import Clock
+
+    given = [(kind, name) for kind, name in chosen.items() if name is not None]
+    if key_file is not None:
+        given.append(("key", key_id(key_file.read().strip())))
+    if len(given) != 1:
+        raise click.UsageError("give one of --key-id, --key-file, --tenant and --episode")
+    kind, name = given[0]
+    keyring.revoke(app.open_data_dir(config), kind, name, Clock().now())
+    click.echo(f"revoked {kind} {name!r}")
+
+
 @cli.command("install-service", context_settings={"ignore_unknown_options": True})
 @click.option("--user", is_flag=True, help="For the user's own systemd instead of the machine's.")
 @click.option("--print", "only_print", is_flag=True, help="Print the unit and write nothing.")

@@ -4,8 +4,9 @@ A key is ``ajet-PAYLOAD.SIGNATURE``: the claims as base64url JSON and an HMAC-SH
 signing secret can check a key without a lookup, and an episode's key stays good over a restart of the proxy. Only
 ``A-Z a-z 0-9 - _ .`` occur, so a key also fits into a URL path.
 
-Invariant: `Keys.verify` returns claims only for a key that `Keys.issue` made with the same secret and that has not
-expired, or for the admin secret itself. Comparison is in constant time. No error message repeats a key.
+Invariant: `Keys.verify` returns claims only for a key that `Keys.issue` made with a secret of the ring, that has not
+expired and that was not revoked, or for the admin secret itself. Comparison is in constant time. No error message
+repeats a key; where one must be named, `key_id` does.
 
 The signing secret is random and never derived from the admin secret: an agent that holds a signed key must not be able
 to search for a guessable admin secret offline.
@@ -18,7 +19,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ajet_sdk.errors import Forbidden, Unauthorized
@@ -31,50 +32,77 @@ SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin")
 @dataclass(frozen=True, slots=True)
 class Claims:
     """What a key says: its scope, the tenant it belongs to, the one episode it is limited to (None: all of the
-    tenant's), and until when (Unix seconds) it holds."""
+    tenant's), until when it holds, and when it was issued (both Unix seconds)."""
 
     scope: Scope
     tenant: str = ""
     episode: str | None = None
     expires: float = float("inf")
+    issued: float = 0.0
 
 
 EVERYTHING = Claims(scope="admin")
 """What a request without a key may do while the proxy listens on loopback and no admin secret is set."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The secrets whose keys hold, the newest first, which signs; and the keys that hold no longer.
+
+    ``keys`` are the `key_id`s of single keys. ``tenants`` and ``episodes`` say until when (Unix seconds) the keys
+    issued for them are void: those issued later are good.
+    """
+
+    secrets: tuple[bytes, ...]
+    keys: frozenset[str] = frozenset()
+    tenants: Mapping[str, float] = field(default_factory=dict)
+    episodes: Mapping[str, float] = field(default_factory=dict)
+
+    def revoked(self, key: str, claims: Claims) -> bool:
+        """Whether `key`, which says `claims`, holds no longer."""
+        return (
+            claims.issued <= self.tenants.get(claims.tenant, -1.0)
+            or (claims.episode is not None and claims.issued <= self.episodes.get(claims.episode, -1.0))
+            or bool(self.keys and key_id(key) in self.keys)
+        )
+
+
 class Keys:
-    """Issues and checks keys.
+    """Issues and checks keys with `ring`, in whose place another may be put at any time.
 
     `admin_secret` is accepted as an admin key as it stands. Without one (`is_open`), a request with no key, or with a
     key that was never ours (``EMPTY``, ``sk-…``), may do everything; a key of ours is still held to its claims.
     """
 
     def __init__(self, secret: bytes, *, admin_secret: str | None = None) -> None:
-        self._secret = secret
+        self.ring = Ring((secret,))
         self._admin_secret = admin_secret
         self.is_open = admin_secret is None
 
     def issue(self, claims: Claims) -> str:
         """The key that says `claims`."""
         expires = None if claims.expires == float("inf") else claims.expires
-        fields = [SCOPES.index(claims.scope), claims.tenant, claims.episode, expires]
+        fields = [SCOPES.index(claims.scope), claims.tenant, claims.episode, expires, claims.issued]
         payload = _encode(json.dumps(fields, separators=(",", ":")).encode())
-        return f"{KEY_PREFIX}{payload}.{self._sign(payload)}"
+        return f"{KEY_PREFIX}{payload}.{_sign(self.ring.secrets[0], payload)}"
 
     def verify(self, key: str, now: float) -> Claims:
-        """The claims of `key` at Unix time `now`; `Unauthorized` if it is forged, expired or not a key."""
+        """The claims of `key` at Unix time `now`; `Unauthorized` if it is forged, expired, revoked or not a
+        key."""
         if self._admin_secret is not None and hmac.compare_digest(_bytes(key), _bytes(self._admin_secret)):
             return EVERYTHING
         payload, dot, signature = key.removeprefix(KEY_PREFIX).partition(".")
         if not key.startswith(KEY_PREFIX) or not dot:
             raise Unauthorized("this API key is not one of this proxy", code="invalid_api_key")
-        if not hmac.compare_digest(_bytes(signature), _bytes(self._sign(payload))):
+        given, made = _bytes(signature), (_bytes(_sign(secret, payload)) for secret in self.ring.secrets)
+        if not any(hmac.compare_digest(given, signed) for signed in made):
             raise Unauthorized("this API key was not issued by this proxy", code="invalid_api_key")
-        scope, tenant, episode, expires = json.loads(_decode(payload))
-        claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires)
+        scope, tenant, episode, expires, *issued = json.loads(_decode(payload))  # the first keys had no time of issue
+        claims = Claims(SCOPES[scope], tenant, episode, float("inf") if expires is None else expires, *issued)
         if now >= claims.expires:
             raise Unauthorized("this API key has expired", code="expired_api_key")
+        if self.ring.revoked(key, claims):
+            raise Unauthorized("this API key was revoked", code="revoked_api_key")
         return claims
 
     def authenticate(self, key: str | None, now: float) -> Claims:
@@ -85,8 +113,9 @@ class Keys:
             raise Unauthorized("no API key: send one as 'Authorization: Bearer KEY'", code="missing_api_key")
         return self.verify(key, now)
 
-    def _sign(self, payload: str) -> str:
-        return _encode(hmac.digest(self._secret, _bytes(payload), hashlib.sha256))
+def key_id(key: str) -> str:
+    """How a key is named in logs and revocations: a hash, of which nobody can make the key."""
+    return hashlib.sha256(_bytes(key)).hexdigest()[:16]
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:
@@ -118,6 +147,10 @@ def check_scope(claims: Claims, needed: str) -> None:
     """Raise `Forbidden` unless `claims` reach a route that needs scope `needed` (``any``: every key does)."""
     if needed != "any" and claims.scope not in (needed, "admin"):
         raise Forbidden(f"this needs a key of scope {needed!r}, not {claims.scope!r}", code="wrong_scope")
+
+
+def _sign(secret: bytes, payload: str) -> str:
+    return _encode(hmac.digest(secret, _bytes(payload), hashlib.sha256))
 
 
 def _encode(data: bytes) -> str:

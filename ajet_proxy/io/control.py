@@ -123,7 +123,8 @@ class Control:
 
     def _issue(self, tenant: str, episode: str) -> str:
         """A key for one episode."""
-        return self._keys.issue(Claims("agent", tenant, episode, self._clock.now() + self._settings.key_ttl_s))
+        now = self._clock.now()
+        return self._keys.issue(Claims("agent", tenant, episode, now + self._settings.key_ttl_s, now))
 
     def _base_url(self, http: web.Request) -> str:
         """The base URL under which this caller reaches the proxy, without a trailing slash."""

@@ -20,10 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ajet_proxy.app import App, issue_key, signing_secret
+from ajet_proxy.app import App, issue_key
 from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core import drift_rate
 from ajet_proxy.core.keys import Keys
+from ajet_proxy.io import keyring
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
@@ -161,19 +162,9 @@ async def test_the_proxy_never_says_a_key_in_its_log(tmp_path: Path, caplog: pyt
     assert SECRET not in caplog.text
 
 
-def test_the_signing_secret_is_made_once_and_checked(tmp_path: Path) -> None:
-    first = signing_secret(tmp_path)
-    assert signing_secret(tmp_path) == first
-    assert len(first) == 32
-    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
-    (tmp_path / "secret").write_bytes(b"short")
-    with pytest.raises(ConfigError, match="damaged"):
-        signing_secret(tmp_path)
-
-
 def test_an_issued_key_is_the_proxys_own(tmp_path: Path) -> None:
     key = issue_key(Config(data_dir=str(tmp_path)), "agent", "team", 60.0)
-    claims = Keys(signing_secret(tmp_path)).verify(key, now=0.0)
+    claims = Keys(keyring.ring(tmp_path).secrets[0]).verify(key, now=0.0)
     assert (claims.scope, claims.tenant, claims.episode) == ("agent", "team", None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_proxy.core.keys import key_id
 from tests.kit.proxy_process import PROXY
 
 
@@ -77,6 +79,25 @@ def test_a_key_can_be_issued_and_its_secret_is_private(tmp_path: Path) -> None:
     assert done.stdout.startswith("ajet-")
     assert (data_dir / "secret").stat().st_mode & 0o777 == 0o600
     assert data_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_secrets_are_rotated_and_keys_revoked_without_naming_them(tmp_path: Path) -> None:
+    where = ("--data-dir", str(tmp_path))
+    key = run("issue-key", "--scope", "agent", "--tenant", "t", *where).stdout.strip()
+    secret = (tmp_path / "secret").read_bytes()
+    rotated = run("rotate-secret", *where)
+    assert rotated.returncode == 0
+    assert (tmp_path / "secret").read_bytes()[32:] == secret
+    (tmp_path / "key").write_text(key + "\n")
+    in_file = ("--key-file", str(tmp_path / "key"))
+    for arguments in (in_file, ("--tenant", "t"), ("--episode", "ep"), ("--key-id", "1f")):
+        done = run("revoke", *arguments, *where)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert key not in done.stdout
+    kinds = [json.loads(line)[:2] for line in (tmp_path / "revoked").read_text().splitlines()]
+    assert kinds == [["key", key_id(key)], ["tenant", "t"], ["episode", "ep"], ["key", "1f"]]
+    for arguments in ((), ("--tenant", "t", "--episode", "ep")):
+        assert run("revoke", *arguments, *where).returncode == 2
 
 
 def test_the_unit_can_be_printed_and_written(tmp_path: Path) -> None:

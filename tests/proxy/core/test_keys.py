@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.keys import EVERYTHING, SCOPES, Claims, Keys, check_scope, key_in, proxy_key_in
+from ajet_proxy.core.keys import EVERYTHING, SCOPES, Claims, Keys, Ring, check_scope, key_id, key_in, proxy_key_in
 from ajet_sdk.errors import Forbidden, Unauthorized
 
 SECRET = b"s" * 32
 ADMIN = "correct horse battery staple"
 claims = st.builds(
     Claims, scope=st.sampled_from(SCOPES), tenant=st.text(max_size=20), episode=st.none() | st.text(max_size=20),
-    expires=st.floats(min_value=1, max_value=4e9) | st.just(float("inf")),
+    expires=st.floats(min_value=1, max_value=4e9) | st.just(float("inf")), issued=st.floats(min_value=0, max_value=4e9),
 )
 
 
@@ -131,3 +132,47 @@ def test_scopes() -> None:
             else:
                 with pytest.raises(Forbidden):
                     check_scope(Claims(scope), needed)
+
+
+def test_the_newest_secret_signs_and_the_older_ones_hold() -> None:
+    keys = Keys(SECRET)
+    old = keys.issue(Claims("agent"))
+    keys.ring = Ring((b"new", SECRET))
+    assert keys.verify(old, now=0.0) == Claims("agent")
+    new = keys.issue(Claims("agent"))
+    assert new == Keys(b"new").issue(Claims("agent"))
+    keys.ring = Ring((b"new",))
+    with pytest.raises(Unauthorized):
+        keys.verify(old, now=0.0)
+
+
+def test_a_key_of_the_first_version_holds_and_has_no_time_of_issue() -> None:
+    payload = base64.urlsafe_b64encode(b'[0,"t","e",null]').rstrip(b"=").decode()
+    signature = base64.urlsafe_b64encode(hmac.digest(SECRET, payload.encode(), "sha256")).rstrip(b"=").decode()
+    assert Keys(SECRET).verify(f"ajet-{payload}.{signature}", now=0.0) == Claims("agent", "t", "e")
+
+
+@given(claims, claims, st.floats(min_value=0, max_value=4e9))
+def test_a_revocation_reaches_the_keys_it_names_that_were_issued_by_then(one: Claims, two: Claims, at: float) -> None:
+    keys = Keys(SECRET, admin_secret=ADMIN)
+    first, second = keys.issue(one), keys.issue(two)
+    rings = (
+        (Ring((SECRET,), keys=frozenset((key_id(first),))), first == second),
+        (Ring((SECRET,), tenants={one.tenant: at}), two.tenant == one.tenant and two.issued <= at),
+        (Ring((SECRET,), episodes={one.episode or "": at}), two.episode == (one.episode or "") and two.issued <= at),
+    )
+    for keys.ring, void in rings:
+        if void:
+            with pytest.raises(Unauthorized) as caught:
+                keys.verify(second, now=0.5)
+            assert caught.value.code == "revoked_api_key"
+        else:
+            assert keys.verify(second, now=0.5) == two
+        assert keys.verify(ADMIN, now=0.5) == EVERYTHING
+
+
+def test_a_key_is_named_by_a_hash() -> None:
+    key = Keys(SECRET).issue(Claims("agent"))
+    assert re.fullmatch("[0-9a-f]{16}", key_id(key))
+    assert key_id(key) not in key
+    assert key_id("\udc80") != key_id("")
