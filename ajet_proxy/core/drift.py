@@ -2,8 +2,9 @@
 
 The core sees token ids and no text, so a name is a reading of where the difference stands and of what comes after it.
 The nearest timeline is the one, among those with an earlier call of the same model and agent, that shares the most
-leading tokens with the prompt; only its calls that started earlier count. With ``at`` the first differing position, the
-first rule that fits gives the name:
+leading tokens with the prompt; only its calls that started earlier count. What other calls sampled of its first prompt,
+which a fork takes over, is among its generations. With ``at`` the first differing position, the first rule that fits
+gives the name:
 
 ==================  ====================================================================================================
 `parallel`          the whole prompt is history of the timeline: the same prompt again, or a fork from an earlier point

@@ -188,9 +188,10 @@ def _merge_kind(calls: list[Packed], policy: Policy) -> list[Timeline]:
         if near is not None and number[near] >= place:
             near = _nearest_before(calls, chain[0], [index for index in range(chain[0]) if number[index] < place])
         if near is not None:
-            history = [calls[index] for index in chains[number[near]] if index < chain[0]]
-            spans = [(call.turn.start, call.turn.end) for call in history]
-            reason = broken_by(cut(first.text, 0, first.turn.start), history[-1].text, spans)
+            history = [index for index in chains[number[near]] if index < chain[0]]
+            before = [index for index in tree.sampled_before(calls, history[0]) if index < chain[0]]
+            spans = [(calls[index].turn.start, calls[index].turn.end) for index in (*before, *history)]
+            reason = broken_by(cut(first.text, 0, first.turn.start), calls[history[-1]].text, spans)
         out.append(Timeline(calls[chain[-1]].text, tuple(calls[index].turn for index in chain), reason))
     return out
 
@@ -265,6 +266,8 @@ class EndTree:
         self.node = [0] * len(calls)
         self.parent: list[int] = []
         self._length: list[int] = []
+        self._sampler: dict[int, int] = {}
+        """The earliest call that sampled the end of a node's text."""
         open_nodes: list[int] = []
         before = None
         for index in self.order:
@@ -278,6 +281,8 @@ class EndTree:
                 self._length.append(count(text))
                 open_nodes.append(len(self.parent) - 1)
             self.node[index] = open_nodes[-1]
+            if calls[index].turn.start < calls[index].turn.end:
+                self._sampler.setdefault(open_nodes[-1], index)
             before = text
 
     def at_or_above(self, call: int, length: int) -> int:
@@ -286,6 +291,19 @@ class EndTree:
         while node >= 0 and self._length[node] > length:
             node = self.parent[node]
         return node
+
+    def sampled_before(self, calls: Sequence[Packed], call: int) -> list[int]:
+        """The calls, in order of their texts, that sampled tokens of the prompt of `call`."""
+        found = []
+        node = self.at_or_above(call, calls[call].turn.start)
+        while node >= 0:
+            sampler = self._sampler.get(node)
+            if sampler is not None:
+                found.append(sampler)
+                node = self.at_or_above(sampler, calls[sampler].turn.start)
+            else:
+                node = self.parent[node]
+        return found[::-1]
 
     def nearest_earlier(self) -> list[int | None]:
         """For each call the earlier one (of lower index) that shares the longest beginning with it, if there is any."""

@@ -101,6 +101,22 @@ def test_only_earlier_calls_are_compared() -> None:
     ]
 
 
+def test_forks_of_forks_know_what_was_sampled_before_they_parted() -> None:
+    """The nearest timeline of all but the first fork is another fork, in whose prompt the shared answers stand. A call
+    that said nothing, at the end of the first answer, has sampled none of it."""
+    shared = SECOND + ANSWERS[1]
+    forks = [make_call(f"fork{place}", [*shared, 400 + place], [1, STOP], at=3 + place) for place in range(4)]
+    calls = [
+        make_call("a", FIRST, ANSWERS[0], at=0),
+        make_call("silent", FIRST + ANSWERS[0], [], at=1),
+        make_call("b", SECOND, ANSWERS[1], at=2),
+        *forks,
+        make_call("drifted", [*swap(SECOND, SPANS[0][0] + 4, [910, 911], 1), 500], [1, STOP], at=9),
+        make_call("later", [*swap(shared, SPANS[1][0] + 4, [910], 1), 500], [1, STOP], at=10),
+    ]
+    assert [line.broken_by for line in merge(calls)] == [None, *["parallel"] * 3, "retokenized", "retokenized"]
+
+
 def test_a_history_whose_last_calls_said_nothing() -> None:
     """The difference lies in the prompt of a call that sampled no token: nothing was generated behind it."""
     history = FIRST + ANSWERS[0] + RESULTS[0]

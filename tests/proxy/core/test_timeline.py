@@ -167,6 +167,20 @@ def test_clocks_that_disagree_cost_no_timeline() -> None:
     assert chains_of(merge(calls)) == [["a", "b"]]
 
 
+def test_a_fork_takes_over_what_others_sampled_of_its_prompt() -> None:
+    """The last call is nearest to the second fork, which sampled nothing of the answer that the call has otherwise."""
+    answer = list(range(10, 22))
+    calls = [
+        make_call("a", [1, 2, 3], answer, at=0),
+        make_call("silent", [1, 2, 3, *answer], [], at=1),
+        make_call("longer", [1, 2, 3, *answer, 30], [], at=2),
+        make_call("fork1", [1, 2, 3, *answer, 30, 31], [5, 21], at=3),
+        make_call("fork2", [1, 2, 3, *answer, 30, 32], [5, 21], at=4),
+        make_call("drifted", [1, 2, 3, *answer[:4], 40, *answer[5:], 30], [5, 21], at=5),
+    ]
+    assert [line.broken_by for line in merge(calls)] == [None, "parallel", "retokenized"]
+
+
 def test_no_calls_no_timelines() -> None:
     assert merge([]) == ()
 
