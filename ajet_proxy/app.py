@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -30,6 +31,7 @@ from ajet_proxy.core.ledger import LedgerSettings
 from ajet_proxy.core.retention import to_archive
 from ajet_proxy.io import authority, keyring
 from ajet_proxy.io.alarm import Alarm
+from ajet_proxy.io.audit import AuditLog, audited
 from ajet_proxy.io.authority import AuthorityError
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.compactor import Compactor
@@ -38,7 +40,7 @@ from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_proxy.io.gatekeeper import Gatekeeper
-from ajet_proxy.io.http_front import FrontSettings, HttpFront
+from ajet_proxy.io.http_front import FrontSettings, HttpFront, headers_as_sent
 from ajet_proxy.io.limits import DaemonLimits
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.server import Runner
@@ -91,10 +93,7 @@ class App:
         ledger = store.ledger
         gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s)
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
-        held = keyring.ring(data_dir)
-        keys = Keys(held.secrets[0], admin_secret=config.admin_secret)
-        keys.ring = held
-
+        keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         front = functools.partial(
             HttpFront, store=store, gate=gate, engines=engines, keys=keys, clock=clock, metrics=metrics,
             settings=_front_settings(config),
@@ -107,6 +106,9 @@ class App:
             max_bytes=config.archive_max_bytes,
         )
         self._stack.push_async_callback(compactor.stop)
+        audit = functools.partial(
+            audited, AuditLog(data_dir, max_bytes=config.max_audit), keys=keys, now=clock.now
+        )
         watch = keyring.Watch(data_dir, keys)
         self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock, limits, compactor, watch))
         self._stack.push_async_callback(_end, self.ticker)
@@ -115,7 +117,9 @@ class App:
                 config.intercept_host, authenticate=lambda key: keys.authenticate(key, clock.now()),
                 needs_key=config.intercept_needs_key,
             )
-            await self._intercept(front(headers=tunnels.headers), data_dir, tunnels, metrics)
+            await self._intercept(
+                front(headers=tunnels.headers), data_dir, tunnels, metrics, audit(headers=tunnels.headers)
+            )
         else:
             self._stack.push_async_callback(self._drain)
         control = Control(
@@ -123,7 +127,7 @@ class App:
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
             settings=_control_settings(config),
         )
-        application = _application(config, keys, _own_names(config))
+        application = _application(config, keys, _own_names(config), audit(headers=headers_as_sent))
         control.add_routes(application)
         front().add_routes(application)
         host, port = await self._listen(application, config.address, _tls(config))
@@ -152,11 +156,13 @@ class App:
         """Stop listening and let requests finish, on all listeners at once."""
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
 
-    async def _intercept(self, front: HttpFront, data_dir: Path, tunnels: Tunnels, metrics: Metrics) -> None:
+    async def _intercept(
+        self, front: HttpFront, data_dir: Path, tunnels: Tunnels, metrics: Metrics, audit: Any
+    ) -> None:
         """The interceptor, and the listener that it relays to: the front alone, without control routes."""
         from ajet_proxy.io.intercept import Interceptor
 
-        guards = [error_middleware, refuse_foreign_pages(None), tunnels.guard()]
+        guards = [audit, error_middleware, refuse_foreign_pages(None), tunnels.guard()]
         application = web.Application(middlewares=guards, client_max_size=self.config.max_body)
         front.add_routes(application)
         interceptor = Interceptor(
@@ -249,9 +255,8 @@ def open_data_dir(config: Config) -> Path:
 
 def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
-    found = keyring.ring(open_data_dir(config))
     chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
-    return Keys(found.secrets[0]).issue(Claims(chosen, tenant, None, now + ttl_s, now))
+    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
 
 
 def _own_names(config: Config) -> tuple[str, ...] | None:
@@ -262,9 +267,9 @@ def _own_names(config: Config) -> tuple[str, ...] | None:
     return () if name is None else (name,)
 
 
-def _application(config: Config, keys: Keys, names: tuple[str, ...] | None) -> web.Application:
+def _application(config: Config, keys: Keys, names: tuple[str, ...] | None, audit: Any) -> web.Application:
     guards = [refuse_foreign_pages(names)] if keys.is_open else []
-    return web.Application(middlewares=[error_middleware, *guards], client_max_size=config.max_body)
+    return web.Application(middlewares=[audit, error_middleware, *guards], client_max_size=config.max_body)
 
 
 def _tls(config: Config) -> ssl.SSLContext | None:

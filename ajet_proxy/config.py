@@ -116,6 +116,7 @@ class Config:
         0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."
     )
     max_memory: int = _opt(0, "Memory of the process at which new episodes, and then new calls, get a 503; 0 is none.")
+    max_audit: int = _opt(256 << 20, "Size of the audit log and its older files; the oldest lines go first.")
     traces: bool = _opt(
         False, "Send an OpenTelemetry span for each captured call, where OTEL_EXPORTER_OTLP_ENDPOINT says; needs "
         "ajet[traces]."

@@ -22,6 +22,7 @@ from ajet_proxy.core import api
 from ajet_proxy.core.events import CallFinished, Event
 from ajet_proxy.core.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.io import gauges
+from ajet_proxy.io.audit import SUBJECT
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.dashboard import add_page
 from ajet_proxy.io.engine_control import EngineControl
@@ -100,6 +101,8 @@ class Control:
                 case "ca":
                     return self._certificate()
             answer = await self._ask(http, request)
+            if route.name == "open_episode":
+                http[SUBJECT] = (answer.body or {}).get("episode", "")
             if route.name == "policy":
                 self._gate.changed()
             return _response(answer)
@@ -155,7 +158,7 @@ class Control:
                 return web.Response(status=204)
             if not answer.events:
                 await self._until_stop(self._store.changed(left))
-        batch = str((answer.body or {})["batch"])
+        batch = http[SUBJECT] = str((answer.body or {})["batch"])
         data = await asyncio.to_thread(lambda: frame.encode_batch(self._store.ledger.batch(batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 

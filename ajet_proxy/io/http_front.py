@@ -38,6 +38,7 @@ from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
 from ajet_proxy.core.retold import Retold, shown
 from ajet_proxy.io import relay
+from ajet_proxy.io.audit import SUBJECT
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
 from ajet_proxy.io.engines import Engines
@@ -328,6 +329,7 @@ class HttpFront:
                 f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
                 param=HEADER_REWARD,
             )
+        http[SUBJECT] = identity.episode
         tenant = self._tenant(identity, identity.episode)
         if self._store.ledger.tenant_of(identity.episode) is None:
             await self._open(identity, identity.episode, tenant)

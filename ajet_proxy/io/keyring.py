@@ -38,6 +38,14 @@ def ring(data_dir: Path) -> Ring:
     return _read(data_dir)
 
 
+def keys(data_dir: Path, *, admin_secret: str | None = None) -> Keys:
+    """Keys with the ring of `data_dir`."""
+    found = ring(data_dir)
+    made = Keys(found.secrets[0], admin_secret=admin_secret)
+    made.ring = found
+    return made
+
+
 def rotate(data_dir: Path, *, drop_old: bool) -> int:
     """Sign with a new secret from now on; the number of older ones whose keys go on holding."""
     ring(data_dir)

@@ -14,7 +14,7 @@ import aiohttp
 
 from ajet_proxy.app import App
 from ajet_proxy.config import Config
-from ajet_proxy.core.keys import Claims, Keys
+from ajet_proxy.core.keys import Claims
 from ajet_proxy.io import keyring
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
@@ -60,7 +60,7 @@ class Client:
 
     def key(self, claims: Claims) -> str:
         """A key that this daemon's secret signed."""
-        return Keys(keyring.ring(Path(self.app.config.data_dir)).secrets[0]).issue(claims)
+        return keyring.keys(Path(self.app.config.data_dir)).issue(claims)
 
 
 @contextlib.asynccontextmanager

@@ -23,7 +23,6 @@ from cryptography.x509.oid import NameOID
 from ajet_proxy.app import App, issue_key
 from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core import drift_rate
-from ajet_proxy.core.keys import Keys
 from ajet_proxy.io import keyring
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
@@ -164,7 +163,7 @@ async def test_the_proxy_never_says_a_key_in_its_log(tmp_path: Path, caplog: pyt
 
 def test_an_issued_key_is_the_proxys_own(tmp_path: Path) -> None:
     key = issue_key(Config(data_dir=str(tmp_path)), "agent", "team", 60.0)
-    claims = Keys(keyring.ring(tmp_path).secrets[0]).verify(key, now=0.0)
+    claims = keyring.keys(tmp_path).verify(key, now=0.0)
     assert (claims.scope, claims.tenant, claims.episode) == ("agent", "team", None)
 
 

@@ -15,13 +15,6 @@ from ajet_sdk.errors import Unauthorized
 from tests.proxy.serving import eventually, serving
 
 
-def keys_of(data_dir: Path) -> Keys:
-    found = keyring.ring(data_dir)
-    keys = Keys(found.secrets[0])
-    keys.ring = found
-    return keys
-
-
 def holds(keys: Keys, key: str) -> bool:
     try:
         keys.verify(key, now=0.0)
@@ -50,38 +43,38 @@ def test_a_damaged_file_is_refused_by_name(file: str, data: bytes, tmp_path: Pat
 
 
 def test_keys_outlive_a_rotation_until_the_old_secrets_are_dropped(tmp_path: Path) -> None:
-    first = keys_of(tmp_path).issue(Claims("agent"))
+    first = keyring.keys(tmp_path).issue(Claims("agent"))
     assert keyring.rotate(tmp_path, drop_old=False) == 1
-    second = keys_of(tmp_path).issue(Claims("agent"))
+    second = keyring.keys(tmp_path).issue(Claims("agent"))
     assert first != second
     assert keyring.rotate(tmp_path, drop_old=False) == 2
-    assert holds(keys_of(tmp_path), first)
-    assert holds(keys_of(tmp_path), second)
+    assert holds(keyring.keys(tmp_path), first)
+    assert holds(keyring.keys(tmp_path), second)
     assert keyring.rotate(tmp_path, drop_old=True) == 0
-    assert not holds(keys_of(tmp_path), first)
-    assert not holds(keys_of(tmp_path), second)
+    assert not holds(keyring.keys(tmp_path), first)
+    assert not holds(keyring.keys(tmp_path), second)
     assert (tmp_path / "secret").stat().st_size == 32
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_is_revoked_stays_revoked_and_nothing_else_is(tmp_path: Path) -> None:
-    keys = keys_of(tmp_path)
+    keys = keyring.keys(tmp_path)
     one, other = (keys.issue(Claims("agent", "a", name, issued=5.0)) for name in ("one", "two"))
     team, admin = keys.issue(Claims("agent", "b", issued=5.0)), keys.issue(Claims("admin", issued=5.0))
     keyring.revoke(tmp_path, "key", key_id(admin), 9.0)
-    assert [holds(keys_of(tmp_path), key) for key in (one, other, team, admin)] == [True, True, True, False]
+    assert [holds(keyring.keys(tmp_path), key) for key in (one, other, team, admin)] == [True, True, True, False]
     keyring.revoke(tmp_path, "episode", "one", 5.0)
-    assert [holds(keys_of(tmp_path), key) for key in (one, other, team, admin)] == [False, True, True, False]
+    assert [holds(keyring.keys(tmp_path), key) for key in (one, other, team, admin)] == [False, True, True, False]
     keyring.revoke(tmp_path, "tenant", "b", 6.0)
     keyring.revoke(tmp_path, "tenant", "b", 4.0)
-    assert [holds(keys_of(tmp_path), key) for key in (one, other, team, admin)] == [False, True, False, False]
+    assert [holds(keyring.keys(tmp_path), key) for key in (one, other, team, admin)] == [False, True, False, False]
     assert (tmp_path / "revoked").stat().st_mode & 0o777 == 0o600
-    assert holds(keys_of(tmp_path), keys.issue(Claims("agent", "b", issued=6.5)))
+    assert holds(keyring.keys(tmp_path), keys.issue(Claims("agent", "b", issued=6.5)))
 
 
 def test_a_watch_takes_up_changes_and_keeps_what_it_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    keys = keys_of(tmp_path)
+    keys = keyring.keys(tmp_path)
     watch, key = keyring.Watch(tmp_path, keys), keys.issue(Claims("agent", "a"))
     watch.tick()
     assert caplog.text == ""

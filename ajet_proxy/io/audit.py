@@ -1,0 +1,130 @@
+"""Who read or rewarded what: one JSON line for each control action, reward on an LLM request, and read of token ids.
+
+A line says when, the key (as its `key_id`, never itself), its scope and tenant, the route, the episode or batch, and
+the status of the answer. It holds no body, header or address as it was sent, so that the file can be shown around.
+Requests that were refused have a line too: their scope is null where the key is none.
+
+The file is not part of what must survive (the journal is): its lines are not synced to disk, and where it cannot be
+written the daemon says so once and serves on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from ajet_proxy.core.identity import split_path
+from ajet_proxy.core.keys import Keys, key_id, key_in
+from ajet_proxy.io.errors import Handler
+from ajet_sdk.errors import AjetError, BadRequest
+from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, KEY_PREFIX, PREFIX, ROUTES, check_id
+
+logger = logging.getLogger(__name__)
+
+NAME = "audit.jsonl"
+FILES = 4
+"""The file and its older ones, each of which holds its part of ``max_bytes``."""
+SUBJECT = web.RequestKey("subject", str)
+"""The episode or batch that a handler found or made, where the path does not name it."""
+_NAMES = {(route.method, PREFIX + route.path): route.name for route in ROUTES}
+
+
+class AuditLog:
+    """Appends lines to ``audit.jsonl`` in `data_dir`; it and its older files never exceed `max_bytes`."""
+
+    def __init__(self, data_dir: Path, *, max_bytes: int) -> None:
+        self._path = data_dir / NAME
+        self._each = max_bytes // FILES
+        self._failing = False
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """One more line."""
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        try:
+            if self._path.exists() and self._path.stat().st_size + len(data) > self._each:
+                self._shift()
+            with open(self._path, "ab", opener=_private) as stream:
+                stream.write(data)
+        except OSError as error:
+            if not self._failing:
+                logger.error("the audit log cannot be written: %s", error.strerror)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _shift(self) -> None:
+        """Make room for a fresh file; the oldest goes."""
+        for number in range(FILES - 1, 0, -1):
+            older = self._path.with_name(f"{NAME}.{number - 1}") if number > 1 else self._path
+            if older.exists():
+                os.replace(older, self._path.with_name(f"{NAME}.{number}"))
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def audited(
+    log: AuditLog, *, keys: Keys, now: Callable[[], float], headers: Callable[[web.Request], Mapping[str, str]]
+) -> Any:
+    """A middleware around all others that writes a line to `log`, with the status the caller got."""
+
+    @web.middleware
+    async def audit(http: web.Request, handler: Handler) -> web.StreamResponse:
+        name = _audited(http)
+        if name is None:
+            return await handler(http)
+        line: dict[str, Any] = {"at": round(now(), 3)} | _caller(http, headers(http), keys, now()) | {"route": name}
+        status, said = 499, None
+        try:
+            answer = await handler(http)
+            status, said = answer.status, answer.headers.get(HEADER_EPISODE)
+            return answer
+        except web.HTTPException as error:
+            status = error.status
+            raise
+        finally:
+            subject = _id(http.get(SUBJECT) or said or http.match_info.get("id", ""))
+            log.write(line | {"batch" if _of_batch(http) else "episode": subject, "status": status})
+
+    return audit
+
+
+def _audited(http: web.Request) -> str | None:
+    """The name under which a request is audited, if it is."""
+    resource = http.match_info.route.resource
+    name = _NAMES.get((http.method, resource.canonical)) if resource is not None else None
+    if name is None:
+        return "reward_header" if HEADER_REWARD in http.headers else None
+    reads = name == "get_episode" and http.query.get("tokens", "0") != "0"
+    return name if http.method != "GET" or reads else None
+
+
+def _id(subject: str) -> str | None:
+    """`subject` if it can be an id: what else stands in a path may be anything, a key too."""
+    try:
+        return check_id(subject)
+    except BadRequest:
+        return None
+
+
+def _of_batch(http: web.Request) -> bool:
+    return http.path.startswith(f"{PREFIX}/batches/")
+
+
+def _caller(http: web.Request, headers: Mapping[str, str], keys: Keys, now: float) -> dict[str, Any]:
+    named, _ = split_path(http.rel_url.raw_path)
+    in_path = named is not None and named.startswith(KEY_PREFIX)
+    key = named if in_path else key_in({name.lower(): value for name, value in headers.items()})
+    shown = {"key": None if key is None else key_id(key)}
+    try:
+        claims = keys.authenticate(key, now)
+    except AjetError:
+        return shown | {"scope": None, "tenant": None}
+    return shown | {"scope": claims.scope, "tenant": claims.tenant}
