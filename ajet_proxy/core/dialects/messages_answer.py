@@ -72,8 +72,8 @@ class MessagesReading(Reading):
             said, name, text, logprob, token = found.groups()
             if said:
                 kind = _KINDS[name]
-                if kind != self._blocks.kind or text == b'""':
-                    break
+                if kind != self._blocks.kind or text == b'""' or b"\\u" in text or b"\\/" in text:
+                    break  # escapes that can be written in another way, too, are written in one
                 tally.said.append(said)
                 seen.append(_DELTA % (kind.encode(), kind.encode(), text, self._blocks.index))
             tally.ids.append(int(token))

@@ -216,6 +216,15 @@ def test_a_stream_that_cannot_be_read_ends_with_an_error(bad: bytes) -> None:
         assert reasons(running.outcomes) == ["capture_failed"] and not running.patient
 
 
+@pytest.mark.parametrize(("written", "text"), [
+    ("\\ud83d\\ude00", "😀"), ("\\u00e9", "é"), ("\\/", "/"), ("\\u0001", "\\u0001"),
+])  # fmt: skip
+def test_text_is_written_in_one_way_however_it_was_split(written: str, text: str) -> None:
+    said = chunk({"content": "WORD"}).replace(b"WORD", written.encode())
+    for parts in ([start(), chunk({"content": "a"}), said], [start(), chunk({"content": "a"}), said[:9], said[9:]]):
+        assert f'"text":"{text}"'.encode() in run(*parts)[0]
+
+
 def test_text_that_is_no_utf_8_ends_a_stream_with_an_error() -> None:
     bad = chunk({"content": "WORD"}).replace(b"WORD", b"\xff")
     for parts in ([start() + chunk({"content": "a"}), bad], [start() + chunk({"content": "a"}), bad[:9], bad[9:]]):
