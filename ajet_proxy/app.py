@@ -28,6 +28,7 @@ from ajet_proxy import service
 from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core.keys import SCOPES, Claims, Keys
 from ajet_proxy.core.ledger import LedgerSettings
+from ajet_proxy.core.quota import Quotas
 from ajet_proxy.core.retention import to_archive
 from ajet_proxy.io import authority, keyring
 from ajet_proxy.io.alarm import Alarm
@@ -41,7 +42,7 @@ from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront, headers_as_sent
-from ajet_proxy.io.limits import DaemonLimits
+from ajet_proxy.io.limits import DaemonLimits, TenantLimits
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.server import Runner
 from ajet_proxy.io.store import Store
@@ -101,6 +102,8 @@ class App:
         store.limits = limits = DaemonLimits(
             data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics
         )
+        if config.tenants:
+            store.quotas = TenantLimits(Quotas(dict(config.tenants), ledger), metrics)
         compactor = Compactor(
             store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
             max_bytes=config.archive_max_bytes,

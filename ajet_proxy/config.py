@@ -21,6 +21,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ajet_proxy.core import quota
+from ajet_proxy.core.quota import Quota
+
 
 class ConfigError(Exception):
     """A configuration that cannot be used; the message is one line and names the key."""
@@ -117,6 +120,7 @@ class Config:
     )
     max_memory: int = _opt(0, "Memory of the process at which new episodes, and then new calls, get a 503; 0 is none.")
     max_audit: int = _opt(256 << 20, "Size of the audit log and its older files; the oldest lines go first.")
+    tenants: tuple[tuple[str, Quota], ...] = _opt((), "Quotas of tenants; in the TOML file only.", flag=False)
     traces: bool = _opt(
         False, "Send an OpenTelemetry span for each captured call, where OTEL_EXPORTER_OTLP_ENDPOINT says; needs "
         "ajet[traces]."
@@ -319,6 +323,11 @@ def _nearest(name: str, known: list[str]) -> str:
 
 def _convert(name: str, value: Any, where: str) -> Any:
     """`value`, from TOML or as text, as the type of field `name`; text lists are separated by commas."""
+    if name == "tenants":
+        try:
+            return tuple(quota.parse(value).items())
+        except ValueError as error:
+            raise ConfigError(f"{where} {error}") from error
     kind = str(next(f.type for f in dataclasses.fields(Config) if f.name == name)).removesuffix(" | None")
     try:
         if kind == "tuple[str, ...]":

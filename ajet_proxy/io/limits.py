@@ -1,4 +1,4 @@
-"""How much disk and memory the daemon uses, and who is told to come back later.
+"""How much disk and memory the daemon uses, what tenants use, and who is told to come back later.
 
 What counts on disk is the journal and the archive; in memory, what the process really holds (its resident set). Both
 are measured on every tick, not on every request. Which events there is no room for is decided by the core.
@@ -13,14 +13,35 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ajet_proxy.core.events import Event
+from ajet_proxy.core.quota import Quotas
 from ajet_proxy.core.retention import NEARLY, closed_to
 from ajet_proxy.io.archive import NAME
 from ajet_proxy.io.journal import folder_of
 from ajet_proxy.io.metrics import Metrics
-from ajet_sdk.errors import NotReady
+from ajet_sdk.errors import NotReady, OverQuota
 
 RETRY_AFTER_S = 10.0
 STATM = Path("/proc/self/statm")
+
+
+class TenantLimits:
+    """Refuses what a tenant's quota has no room for, and counts it."""
+
+    def __init__(self, quotas: Quotas, metrics: Metrics) -> None:
+        self._quotas = quotas
+        self._metrics = metrics
+
+    def check(self, events: Sequence[Event]) -> None:
+        """`OverQuota` if a tenant has used up what one of `events` takes."""
+        try:
+            self._quotas.check(events)
+        except OverQuota as error:
+            self._metrics.inc("ajet_refused_total", reason=error.code)
+            raise
+
+    def spend(self, events: Sequence[Event]) -> None:
+        """`events` have happened."""
+        self._quotas.spend(events)
 
 
 class DaemonLimits:

@@ -58,6 +58,16 @@ class Limits(Protocol):
         """For each limit that is reached, what is kept out."""
 
 
+class Spending(Protocol):
+    """What tenants are allowed, and use up."""
+
+    def check(self, events: Sequence[Event]) -> None:
+        """Raise `OverQuota` if one has no room for them."""
+
+    def spend(self, events: Sequence[Event]) -> None:
+        """They have happened."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Waiter:
     number: int
@@ -72,6 +82,7 @@ class Store:
     def __init__(self, ledger: Ledger, metrics: Observer | None = None) -> None:
         self.ledger = ledger
         self.limits: Limits | None = None
+        self.quotas: Spending | None = None
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._journal: Journal
@@ -138,10 +149,14 @@ class Store:
             raise self._not_ready()
         if self.limits is not None:
             self.limits.check(events)
+        if self.quotas is not None:
+            self.quotas.check(events)
         records = []
         for event in events:
             records.append(encode(event, self.ledger.episodes))
             self.ledger.apply(event)
+        if self.quotas is not None:
+            self.quotas.spend(events)
         self._journal.append(records)
         self._tell(events)
 

@@ -18,6 +18,7 @@ from ajet_proxy.config import (
     split_upstream,
     table,
 )
+from ajet_proxy.core.quota import Quota
 
 SECRET = "sixteen characters"
 
@@ -48,6 +49,15 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path, text: str, env: dict[s
     with pytest.raises(ConfigError, match="unknown") as caught:
         load(write(tmp_path / "c.toml", text), env, {})
     assert hint in str(caught.value)
+
+
+def test_quotas_stand_in_the_file_alone(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.toml", '[tenants.a]\nepisodes = 2\n[tenants."*"]\nbytes = 9\n')
+    assert load(file, {}, {}).tenants == (("a", Quota(episodes=2)), ("*", Quota(bytes=9)))
+    with pytest.raises(ConfigError, match="tenants of 'a' has an unknown key 'episode'; did you mean 'episodes'"):
+        load(write(tmp_path / "d.toml", "[tenants.a]\nepisode = 2"), {}, {})
+    with pytest.raises(ConfigError, match="AJET_TENANTS must be tables"):
+        load(None, {"AJET_TENANTS": "a"}, {})
 
 
 def test_variables_of_the_agent_side_are_left_alone() -> None:

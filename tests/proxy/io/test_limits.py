@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from ajet_proxy.core import events as ev
+from ajet_proxy.core.keys import Claims
+from ajet_proxy.core.quota import Quota
 from ajet_proxy.io import limits as module
 from ajet_proxy.io.limits import DaemonLimits, disk_bytes, give_back, resident_bytes
 from ajet_proxy.io.metrics import Metrics
 from ajet_sdk.errors import NotReady
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import CHAT, identity_holds, serving
 
 OPENED = ev.EpisodeOpened(1.0, "e", None, None, None, False, 1.0, 1.0)
 STARTED = ev.CallStarted(1.0, "e", ("c",), "m", "", "path", "")
@@ -36,6 +40,32 @@ def test_nearly_used_up_takes_no_new_episode_and_used_up_no_new_call(tmp_path: P
         assert bool(limits.refused()) == opened
         assert limits.memory == used
     assert 'ajet_refused_total{reason="memory"} 3' in metrics.render()
+
+
+async def test_a_tenant_over_its_quota_gets_a_429_in_its_own_protocol(tmp_path: Path) -> None:
+    tenants = (("a", Quota(episodes=1, requests_per_minute=2)),)
+    async with (
+        EngineStub() as stub,
+        serving(tmp_path, upstream=(stub.url,), tenants=tenants, admin_secret="a secret of the operator") as client,
+    ):
+        key, other = client.key(Claims("agent", "a")), client.key(Claims("agent", "b"))
+        assert (await client.chat("one", key=key)).status == 200
+        for refused in (await client.chat("two", key=key), await client.control("POST", "/episodes", {}, key=key)):
+            assert (refused.status, refused.headers["Retry-After"]) == (429, "10")
+            assert refused.json["error"]["code"] == "episodes_quota"
+            assert refused.json["error"]["type"] == "rate_limit_error"
+        assert (await client.chat("one", key=key)).status == 200
+        body = CHAT | {"messages": [{"role": "user", "content": "Hello"}]}
+        told = await client.ask("POST", "/e/one/v1/messages", body, key=key)
+        assert (told.status, told.json["type"], told.json["error"]["type"]) == (429, "error", "rate_limit_error")
+        assert 0 < int(told.headers["Retry-After"]) <= 30
+        assert (await client.chat("theirs", key=other)).status == 200
+        page = (await client.ask("GET", "/metrics")).body.decode()
+        assert 'ajet_refused_total{reason="episodes_quota"} 2' in page
+        assert 'ajet_refused_total{reason="requests_quota"} 1' in page
+        assert len([one for one in stub.requests if "completions" in str(one)]) == 3
+        status = await client.control("GET", "/status", key=key)
+        assert identity_holds(status.json)
 
 
 def test_the_disk_is_what_journal_and_archive_take(tmp_path: Path) -> None:

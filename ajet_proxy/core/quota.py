@@ -1,0 +1,167 @@
+"""Quotas: how much one tenant may ask, so that it cannot take the engine from the others.
+
+Idea: what a tenant does is an event before it is anything else, so quotas look at events alone: an episode that opens,
+a call that starts, the tokens of a call that ended. Requests and tokens are buckets that hold one minute's worth and
+refill all the time: a burst is fine, a rate above the quota is not. Tokens are known at a call's end only, so a bucket
+may go below zero, and the next call waits until it is above it.
+
+Invariant: `check` changes nothing; what it let pass is counted by `spend`. Tenants without a quota cost nothing. What
+quotas refuse is intake: what is under way is rewarded, sealed and trained.
+
+Next: ajet_proxy/io/limits.py
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ajet_proxy.core import events as ev
+from ajet_proxy.core.episode import Episode
+from ajet_proxy.core.state import State
+from ajet_sdk.errors import OverQuota
+
+ALL_OTHERS = "*"
+MINUTE_S = 60.0
+EPISODES_RETRY_S = 10.0
+"""When to come back for what no clock frees."""
+BYTES_FRESH_S = 1.0
+"""The bytes of a tenant are added up no more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One tenant's limits; 0 is none. ``episodes`` are open at a time. ``bytes`` are token ids and logprobs of its
+    episodes that are not archived yet. Tokens are the prompt's and the sampled ones."""
+
+    episodes: int = 0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """``left`` of `limit` a minute, as it was at ``at``; 0 is no limit."""
+
+    limit: int
+    left: float
+    at: float
+
+    def fill(self, at: float) -> float:
+        """What is left by now."""
+        self.left = min(self.limit, self.left + max(0.0, at - self.at) * self.limit / MINUTE_S)
+        self.at = max(self.at, at)
+        return self.left
+
+    def wait_for(self, amount: float) -> float:
+        """Seconds until `amount` is there."""
+        return max(0.0, amount - self.left) * MINUTE_S / self.limit
+
+
+class Quotas:
+    """The quotas of `given` tenants, of which ``*`` is each that is not named, over what `state` knows."""
+
+    def __init__(self, given: Mapping[str, Quota], state: State) -> None:
+        self._given = given
+        self._state = state
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._bytes: dict[str, tuple[float, int]] = {}
+
+    def check(self, events: Sequence[ev.Event]) -> None:
+        """`OverQuota` if the tenant of one of `events` has used up what it takes; its ``code`` names the quota."""
+        opened = {event.episode: event.tenant for event in events if isinstance(event, ev.EpisodeOpened)}
+        for event in events:
+            if isinstance(event, ev.EpisodeOpened):
+                self._may_open(event.tenant, event.at)
+            elif isinstance(event, ev.CallStarted):
+                tenant = opened.get(event.episode)
+                self._may_call(self._tenant(event.episode) if tenant is None else tenant, event.at)
+
+    def spend(self, events: Sequence[ev.Event]) -> None:
+        """`events` have happened."""
+        for event in events:
+            if isinstance(event, ev.CallStarted):
+                self._take(self._tenant(event.episode), "requests_per_minute", 1, event.at)
+            elif isinstance(event, ev.CallFinished):
+                used = len(event.call.prompt_token_ids) + len(event.call.token_ids)
+                self._take(self._tenant(event.call.episode), "tokens_per_minute", used, event.at)
+
+    def of(self, tenant: str) -> Quota | None:
+        """The quota of `tenant`, if it has one."""
+        return self._given.get(tenant) or self._given.get(ALL_OTHERS)
+
+    def _may_open(self, tenant: str, at: float) -> None:
+        quota = self.of(tenant)
+        if quota is None:
+            return
+        if quota.episodes and self._open(tenant) >= quota.episodes:
+            raise _refusal(f"has {quota.episodes} open episodes, as many as it may", "episodes", EPISODES_RETRY_S)
+        if quota.bytes and self._kept(tenant, at) >= quota.bytes:
+            raise _refusal(
+                f"keeps its {quota.bytes} bytes: come back when the trainer has taken some episodes", "bytes",
+                EPISODES_RETRY_S,
+            )
+
+    def _may_call(self, tenant: str, at: float) -> None:
+        for name, amount in (("requests_per_minute", 1.0), ("tokens_per_minute", 1.0)):
+            bucket = self._bucket(tenant, name, at)
+            if bucket is not None and bucket.fill(at) < amount:
+                raise _refusal(
+                    f"has used its {bucket.limit} {name.replace('_', ' ')}", name.partition("_")[0],
+                    bucket.wait_for(amount),
+                )
+
+    def _take(self, tenant: str, name: str, amount: float, at: float) -> None:
+        bucket = self._bucket(tenant, name, at)
+        if bucket is not None:
+            bucket.fill(at)
+            bucket.left -= amount
+
+    def _bucket(self, tenant: str, name: str, at: float) -> _Bucket | None:
+        quota = self.of(tenant)
+        limit = 0 if quota is None else getattr(quota, name)
+        if not limit:
+            return None
+        return self._buckets.setdefault((tenant, name), _Bucket(limit, limit, at))
+
+    def _tenant(self, episode: str) -> str:
+        known = self._state.find(episode)
+        return "" if known is None else known.tenant
+
+    def _open(self, tenant: str) -> int:
+        return sum(one.state == "open" and one.tenant == tenant for one in self._state.unsettled.values())
+
+    def _kept(self, tenant: str, at: float) -> int:
+        seen = self._bytes.get(tenant)
+        if seen is None or at - seen[0] >= BYTES_FRESH_S:
+            total = sum(_size(one) for one in self._state.episodes.values() if one.tenant == tenant)
+            seen = self._bytes[tenant] = (at, total)
+        return seen[1]
+
+
+def parse(table: Any) -> dict[str, Quota]:
+    """TOML's ``[tenants.NAME]`` tables as quotas; `ValueError` says what is wrong with them."""
+    if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
+        raise ValueError("must be tables: [tenants.NAME]")
+    known = [f.name for f in fields(Quota)]
+    for tenant, row in table.items():
+        for name, value in row.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+                raise ValueError(f"of {tenant!r} has an unknown key {name!r}; did you mean {near[0]!r}?")
+            if type(value) is not int or value < 0:
+                raise ValueError(f"of {tenant!r}: {name} must be an integer of at least 0, not {value!r}")
+    return {tenant: Quota(**row) for tenant, row in table.items()}
+
+
+def _size(episode: Episode) -> int:
+    """Bytes of token ids and logprobs, merged or not."""
+    logprobs = sum(len(entry.turn.logprobs) for entry in episode.calls.values() if entry.turn is not None)
+    return episode.size() or sum(len(text.tokens) for text in episode.texts) + logprobs
+
+
+def _refusal(what: str, name: str, wait_s: float) -> OverQuota:
+    return OverQuota(f"this tenant {what}", code=f"{name}_quota", retry_after=wait_s)
