@@ -8,9 +8,10 @@
 # make bench       the figures of the proxy and the SDK
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/fuzz.md)
+# make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/faults.md)
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test test-page test-integrations lint bench conformance fuzz clean
+.PHONY: setup quickstart proof test test-page test-integrations lint bench conformance fuzz faults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -54,6 +55,10 @@ conformance:
 fuzz:
 	@.ci/setup daemon
 	@.venv/bin/python -m tests.fuzz $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT)) $(if $(CASE),--case $(CASE))
+
+faults:
+	@.ci/setup daemon
+	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS))
 
 clean:
 	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info

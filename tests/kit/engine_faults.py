@@ -12,6 +12,7 @@ from tests.kit.engine_tokens import Output
 KINDS = (
     "status",         # answer with `status` and an error body
     "cut",            # close the connection after `after` body bytes
+    "reset",          # reset the connection after `after` body bytes
     "silent_close",   # close the connection without a byte
     "hang",           # never answer
     "no_token_ids",   # know nothing of return_token_ids and enable_response_messages

@@ -16,6 +16,8 @@ import argparse
 import asyncio
 import json
 import random
+import socket
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -217,12 +219,15 @@ class EngineStub:
             response.enable_chunked_encoding()
         else:
             response.content_length = length
-        left = fault.after if fault and fault.kind == "cut" else None
+        left = fault.after if fault and fault.kind in ("cut", "reset") else None
         await response.prepare(request)
         async for piece in self._pieces(parts, delay):
             if left is not None and len(piece) >= left:
                 await response.write(piece[:left])
                 assert request.transport is not None
+                if fault and fault.kind == "reset":
+                    never = struct.pack("ii", 1, 0)
+                    request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, never)
                 request.transport.close()
                 raise ConnectionResetError
             left = left - len(piece) if left is not None else None

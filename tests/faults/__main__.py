@@ -1,0 +1,116 @@
+"""The fault harness: real processes, killed and starved again and again, and what they were promised afterwards.
+
+    python -m tests.faults [--seed N] [--kills N] [--others N] [--agents N] [--tears N]
+
+Exits 1 when something acknowledged was lost or doubled, when something incomplete was trained, when the ledger did not
+balance or an agent that retries did not succeed; the folder of that run then stays, and is named. 2 on bad usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+
+from tests.faults import tears
+from tests.faults.audit import Audit
+from tests.faults.stage import Stage
+from tests.faults.storm import Storm
+
+KILLED = ("proxy", "trainer", "agent")
+OTHERS = ("write", "full", "freeze", "reset", "clock")
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+class Progress:
+    """One line on stderr."""
+
+    def __init__(self) -> None:
+        self._began, self._told = time.monotonic(), 0.0
+
+    def __call__(self, line: str, *, last: bool = False) -> None:
+        now = time.monotonic()
+        if last or now - self._told > 2.0:
+            self._told = now
+            sys.stderr.write(f"\r{line}, {now - self._began:.0f} s   " + ("\n" if last else ""))
+            sys.stderr.flush()
+
+
+def storm(root: Path, seed: int, kills: int, others: int, agents: int, progress: Progress) -> Counter[str]:
+    """`kills` of each program and `others` of each other kind; what was counted."""
+    dice = random.Random(seed)
+    stage = Stage(root, seed, agents)
+    try:
+        audit = Audit(stage)
+        left = Counter(dict.fromkeys(KILLED, kills) | dict.fromkeys(OTHERS, others))
+        weather = Storm(stage, audit, dice, left, progress)
+        weather.run()
+        progress("the storm is over; agents finish", last=True)
+        (stage.stops / "agents").touch()
+        for worker in stage.agents:
+            worker.process.join(150)
+            assert worker.process.exitcode == 0, f"an agent ended with {worker.process.exitcode}"
+        quiet_down(audit)
+        (stage.stops / "trainer").touch()
+        stage.trainer.process.join(60)
+        assert stage.trainer.process.exitcode == 0, f"the trainer ended with {stage.trainer.process.exitcode}"
+        audit.in_the_end()
+        assert stage.proxy.stop() == 0
+        assert "Traceback" not in stage.proxy.errors(), stage.proxy.errors()[-4000:]
+        audit.replayed(stage.proxy.data_dir)
+        return weather.counts + audit.counts
+    finally:
+        stage.close()
+
+
+def quiet_down(audit: Audit, limit_s: float = 30.0) -> None:
+    """Until the trainer has found nothing to do for a while."""
+    give_up, last, since = time.monotonic() + limit_s, None, time.monotonic()
+    while time.monotonic() < give_up and time.monotonic() - since < 4.0:
+        seen = audit.after_a_fault()
+        if seen != last:
+            last, since = seen, time.monotonic()
+        time.sleep(0.3)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description="The fault harness.")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of each: proxy, trainer, agents")
+    parser.add_argument("--others", type=int, default=25, help="of each other fault")
+    parser.add_argument("--agents", type=int, default=4, help="at work at a time")
+    parser.add_argument("--tears", type=int, help="torn tails at most; every byte of the last record of every kind")
+    return parser.parse_args()
+
+
+def main() -> None:
+    given, progress = arguments(), Progress()
+    root = Path(tempfile.mkdtemp(prefix="ajet-faults-"))
+    counts: Counter[str] = Counter()
+    (root / "storm").mkdir()
+    (root / "tears").mkdir()
+    try:
+        counts += tears.run(root / "tears", given.seed, given.tears, progress)
+        counts += storm(root / "storm", given.seed, given.kills, given.others, given.agents, progress)
+    except BaseException:
+        say(traceback.format_exc())
+        say(f"failed with seed {given.seed}; everything is in {root}")
+        sys.exit(1)
+    for name, number in counts.items():
+        say(f"{number:>9,}  {name}")
+    say(f"nothing was lost (seed {given.seed})")
+    shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""An agent as its author wrote it: the plain ``openai`` package (or ``httpx``), a base URL, and the will to try again.
+
+It notes an answer when it has all of it, and a reward when it is acknowledged; what is noted, the proxy must have.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import httpx2
+import openai
+
+from tests.faults.notes import Notes
+
+PATIENCE_S = 120.0
+BROKEN = (openai.APIError, httpx.TransportError, httpx2.TransportError)  # openai speaks httpx2
+TASKS = 3
+
+
+class Agent:
+    """One life of one agent."""
+
+    def __init__(self, url: str, name: str, notes: Path) -> None:
+        self.url, self.name, self.notes = url, name, Notes(notes)
+        self.dice = random.Random(name)
+        self.http = httpx.Client(timeout=20.0, trust_env=False)
+
+    def episode(self, count: int) -> None:
+        """One to four turns, some streamed, then the reward."""
+        episode, task = f"{self.name}-{count}", f"task {self.dice.randrange(TASKS)}"
+        base = f"{self.url}/e/{episode}/v1"
+        client = openai.OpenAI(base_url=base, api_key="none", max_retries=3, timeout=20.0)
+        self.notes.add("began", episode=episode)
+        messages: list[Any] = [{"role": "user", "content": task}]
+        for turn in range(self.dice.randint(1, 4)):
+            ask = partial(self.dice.choice((self.whole, self.stream)), client, task, messages)
+            call, text, ids = self.insist(ask)
+            self.notes.add("call", episode=episode, call=call, ids=ids)
+            messages += [{"role": "assistant", "content": text}, {"role": "user", "content": f"turn {turn}"}]
+        reward = {"value": float(self.dice.randrange(10)), "id": f"of-{episode}"}
+        self.notes.add("offer", episode=episode, **reward)
+        self.insist(lambda: self.reward(episode, reward))
+        self.notes.add("reward", episode=episode, **reward)
+
+    def asked(self, task: str, messages: list[Any]) -> dict[str, Any]:
+        return {
+            "model": "stub", "messages": messages, "extra_body": {"return_token_ids": True}, "max_tokens": 24,
+            "seed": self.dice.randrange(1 << 30), "extra_headers": {"X-AJet-Task": task},
+        }
+
+    def whole(self, client: openai.OpenAI, task: str, messages: list[Any]) -> tuple[str, str, list[int]]:
+        raw = client.chat.completions.with_raw_response.create(**self.asked(task, messages))
+        choice: Any = raw.parse().choices[0]
+        return raw.headers["x-ajet-call"], choice.message.content or "", choice.token_ids
+
+    def stream(self, client: openai.OpenAI, task: str, messages: list[Any]) -> tuple[str, str, list[int]]:
+        raw = client.chat.completions.with_raw_response.create(stream=True, **self.asked(task, messages))
+        text, finished = "", False
+        ids: list[int] = []
+        for event in raw.parse():
+            choice: Any = event.choices[0]
+            text += choice.delta.content or ""
+            ids += getattr(choice, "token_ids", None) or []
+            finished = finished or choice.finish_reason is not None
+        if not finished:
+            raise httpx.RemoteProtocolError("the stream ended early")
+        return raw.headers["x-ajet-call"], text, ids
+
+    def reward(self, episode: str, reward: dict[str, Any]) -> None:
+        answer = self.http.post(f"{self.url}/ajet/v1/episodes/{episode}/rewards", json=reward)
+        if answer.status_code >= 500:
+            raise httpx.RemoteProtocolError(answer.text)
+        answer.raise_for_status()
+
+    def insist(self, ask: Callable[[], Any]) -> Any:
+        """Until it is answered. What is refused for good is noted: nothing here deserves that."""
+        give_up = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return ask()
+            except (*BROKEN, httpx.HTTPStatusError) as error:
+                refused = isinstance(error, (openai.APIStatusError, httpx.HTTPStatusError))
+                lasting = refused and error.response.status_code < 500  # type: ignore[union-attr]
+                if lasting or time.monotonic() > give_up:
+                    self.notes.add("failed", why=repr(error)[:500])
+                    raise
+                time.sleep(0.05)
+
+
+def run(url: str, name: str, notes: Path, stop: Path) -> None:
+    """What the process does, until the file `stop` is there."""
+    agent, count = Agent(url, name, notes), 0
+    while not stop.exists():
+        count += 1
+        try:
+            agent.episode(count)
+        except (*BROKEN, httpx.HTTPStatusError):
+            sys.exit(1)

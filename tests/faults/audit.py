@@ -1,0 +1,176 @@
+"""What everybody noted against what the proxy says, after each fault and once more in the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from array import array
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.faults.notes import Reader
+from tests.faults.stage import Stage
+from tests.kit.proxy_process import PROXY
+from tests.kit.rig import STATES
+
+
+class Audit:
+    """`counts` says what was compared. Every method raises `AssertionError` at the first thing that is not as it must
+    be; nothing here forgives."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.counts: Counter[str] = Counter()
+        self._stage = stage
+        self._reader = Reader(stage.notes)
+        self._calls: dict[str, tuple[str, list[int]]] = {}
+        self._offers: dict[str, tuple[str, float]] = {}
+        self._rewards: dict[str, tuple[str, float]] = {}
+        self._began: set[str] = set()
+        self._leased: dict[str, dict[str, Any]] = {}
+        self._acked: dict[str, str] = {}
+        """For each episode that was acknowledged as trained, the batch."""
+
+    def after_a_fault(self) -> dict[str, Any]:
+        """The identity, and all that was noted since the last look."""
+        calls, rewards, acked = self._take_notes()
+        status: dict[str, Any] = self._get("/status")
+        episodes = status["episodes"]
+        assert episodes["opened"] == sum(episodes[state] for state in STATES), episodes
+        self.counts["times that the ledger balanced"] += 1
+        records = {name: self.record(name) for name in {*(self._calls[call][0] for call in calls), *rewards, *acked}}
+        for call in calls:
+            self._check_call(call, records)
+        for episode in rewards:
+            self._check_reward(episode, records[episode])
+        for episode in acked:
+            assert records[episode]["state"] == "trained", records[episode]
+        weights = self._stage.checkpoint()["weights"]
+        assert len(weights) == len(set(weights)), "an episode was trained twice"
+        return episodes  # type: ignore[no-any-return]
+
+    def in_the_end(self) -> None:
+        """Everything, once more; agents and trainer have ended by themselves."""
+        self.after_a_fault()
+        records = {name: found for name in sorted(self._began) if (found := self.record(name, known=False))}
+        by_call = Counter(call["call"] for record in records.values() for call in record["calls"])
+        assert set(by_call.values()) <= {1}, "a call is there twice"
+        for call in self._calls:
+            self._check_call(call, records)
+        for episode, record in records.items():
+            self._check_reward(episode, record)
+        for batch in self._leased.values():
+            self._check_delivery(batch, records)
+        whole = self._get("/status")
+        status = whole["episodes"]
+        assert status == {"opened": len(records)} | {
+            state: sum(record["state"] == state for record in records.values()) for state in STATES
+        }
+        self._check_trained(records)
+        self.counts["acknowledged calls, found once with their ids"] = len(self._calls)
+        self.counts["acknowledged rewards, found once"] = len(self._rewards)
+        self.counts["batches delivered"] = len(self._leased)
+        self.counts["episodes opened"] = len(records)
+        self.counts["… that left memory for the archive"] = whole["archived"]
+        self.counts |= Counter({f"episodes {state}": status[state] for state in STATES if status[state]})
+
+    def replayed(self, data_dir: Path) -> None:
+        """The journal and the archive give again, bit for bit, what was delivered."""
+        done = subprocess.run([PROXY, "replay", data_dir], capture_output=True, check=True)
+        again = [json.loads(line) for line in done.stdout.splitlines()]
+        found = {(item["sample"], tuple(item["token_ids"]), array("f", item["logprobs"]).tobytes()) for item in again}
+        samples = [item for batch in self._leased.values() for some in batch["samples"].values() for item in some]
+        for item in samples:
+            assert (item["sample"], tuple(item["ids"]), array("f", item["logprobs"]).tobytes()) in found, item["sample"]
+        self.counts["delivered samples, replayed bit for bit"] = len(samples)
+
+    def record(self, episode: str, *, known: bool = True) -> dict[str, Any]:
+        found = self._get(f"/episodes/{episode}?tokens=1", missing=not known)
+        return found if isinstance(found, dict) else {}
+
+    def _get(self, path: str, *, missing: bool = False) -> Any:
+        give_up = time.monotonic() + 30
+        while True:
+            try:
+                answer = self._stage.http.get(path)
+                if missing and answer.status_code == 404:
+                    return None
+                assert answer.status_code in (200, 503), f"{path}: {answer.status_code} {answer.text}"
+                if answer.status_code == 200:
+                    return answer.json()
+            except httpx.TransportError:
+                if time.monotonic() > give_up:
+                    raise
+            assert time.monotonic() < give_up, f"{path}: no answer"
+            time.sleep(0.05)
+
+    def _take_notes(self) -> tuple[list[str], list[str], list[str]]:
+        """The calls, and the episodes rewarded and trained, that are new."""
+        calls, rewards, acked = [], [], []
+        for note in self._reader.new():
+            match note["kind"]:
+                case "began":
+                    self._began.add(note["episode"])
+                case "call":
+                    assert note["call"] not in self._calls, "two answers have one call"
+                    self._calls[note["call"]] = (note["episode"], note["ids"])
+                    calls.append(note["call"])
+                case "offer":
+                    self._offers[note["episode"]] = (note["id"], note["value"])
+                case "reward":
+                    self._rewards[note["episode"]] = (note["id"], note["value"])
+                    rewards.append(note["episode"])
+                case "leased":
+                    self._leased[note["batch"]] = note
+                case "acked":
+                    acked += self._take_ack(note["batch"])
+                case "failed":
+                    raise AssertionError(f"an agent that retries failed: {note['why']}")
+        return calls, rewards, acked
+
+    def _take_ack(self, batch: str) -> list[str]:
+        """The lease of a batch that an earlier life acknowledged, or was killed before it could note it, is known."""
+        episodes = list(self._leased[batch]["samples"]) if batch in self._leased else []
+        for episode in episodes:
+            assert self._acked.setdefault(episode, batch) == batch, f"{episode} was acknowledged in two batches"
+        return episodes
+
+    def _check_call(self, call: str, records: dict[str, dict[str, Any]]) -> None:
+        episode, ids = self._calls[call]
+        found = [item for item in records[episode]["calls"] if item["call"] == call]
+        assert len(found) == 1, f"{call} is there {len(found)} times"
+        assert found[0]["complete"] is True, found[0]
+        assert found[0]["token_ids"] == ids, call
+        assert len(found[0]["logprobs"]) == len(ids)
+
+    def _check_reward(self, episode: str, record: dict[str, Any]) -> None:
+        given = [(item["id"], item["value"]) for item in record["rewards"]]
+        offered = [self._offers[episode]] if episode in self._offers else []
+        assert given == offered or (not given and episode not in self._rewards), (episode, given)
+
+    def _check_delivery(self, batch: dict[str, Any], records: dict[str, dict[str, Any]]) -> None:
+        for episode, samples in batch["samples"].items():
+            complete = {call["call"]: call for call in records[episode]["calls"] if call["complete"]}
+            taught: list[str] = []
+            for sample in samples:
+                for call, start, end in sample["spans"]:
+                    assert sample["ids"][start:end] == complete[call]["token_ids"], call
+                    assert set(sample["mask"][start:end]) <= {1}
+                    taught.append(call)
+                assert sum(sample["mask"]) == sum(end - start for _, start, end in sample["spans"])
+            assert sorted(taught) == sorted(complete), "every complete call is trained once, and no other"
+
+    def _check_trained(self, records: dict[str, dict[str, Any]]) -> None:
+        """What the weights hold and what the ledger calls trained is the same, but for what the trainer refuses to
+        train again and nobody could group yet."""
+        latest = self._stage.checkpoint()
+        weights, lost = set(latest["weights"]), set(latest["history"].get("lost", ()))
+        trained = {name for name, record in records.items() if record["state"] == "trained"}
+        assert trained <= weights, f"trained by name alone: {sorted(trained - weights)[:5]}"
+        assert weights - trained <= lost, f"in the weights, but not trained: {sorted(weights - trained - lost)[:5]}"
+        assert set(self._acked) <= trained
+        assert all(name in self._offers for name in trained)
+        self.counts["episodes in the weights, each once"] = len(weights)

@@ -1,0 +1,77 @@
+"""The real daemon on a bad machine: ``python -m tests.faults.daemon CONDITIONS ajet-proxy serve …``.
+
+What runs is `ajet_proxy.cli` as it is, and its compactions. Only the machine under it is worse, and busier:
+
+- a file ``pwrite``, ``fdatasync`` or ``fsync`` in the folder CONDITIONS makes these calls fail with the error it names;
+- a file ``clock`` holds the seconds by which the wall clock is wrong;
+- segments are small and few ended episodes stay in memory, so that journal and archive turn over all the time.
+
+It leads a process group of its own, so that it can be killed alone or with the compaction that it started.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ajet_proxy import cli
+from ajet_proxy.core import retention
+from ajet_proxy.io import compaction, compactor
+from ajet_proxy.io.journal import Journal
+
+SEGMENT_BYTES = 48 << 10
+KEPT_EPISODES = 10
+RETRY_S = 0.2
+FAILING = ("pwrite", "fdatasync", "fsync")
+
+
+def failing(real: Callable[..., Any], order: Path) -> Callable[..., Any]:
+    """`real`, which fails while the file `order` says so. A refused write has first taken some bytes."""
+
+    def call(*given: Any) -> Any:
+        try:
+            number = getattr(errno, order.read_text())
+        except FileNotFoundError:
+            return real(*given)
+        if order.name == "pwrite":
+            real(given[0], memoryview(given[1])[:7], given[2])
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+def worsen(conditions: Path) -> None:
+    for name in FAILING:
+        setattr(os, name, failing(getattr(os, name), conditions / name))
+    right = time.time
+
+    def wrong() -> float:
+        return right() + float((conditions / "clock").read_text())
+
+    time.time = wrong
+
+
+def main() -> None:
+    conditions, program = sys.argv[1:3]
+    worsen(Path(conditions))
+    if program == "compaction":
+        compaction.main(sys.argv[3:])
+        return
+    os.setpgid(0, 0)
+    defaults = Journal.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults |= {"segment_bytes": SEGMENT_BYTES, "retry_s": RETRY_S}
+    compactor.COMMAND = ("-m", "tests.faults.daemon", conditions, "compaction")  # type: ignore[assignment]
+    compactor.RETRY_S = RETRY_S
+    retention.KEPT_EPISODES = KEPT_EPISODES
+    sys.argv = sys.argv[2:]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""The processes of a run and what can be done to each: killed, frozen, deprived of disk and time.
+
+The engine, the daemon, the agents and the trainer are processes of their own. Agents and trainer are forked from a
+process that has imported their libraries, since hundreds of them are started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.faults import agent, trainer
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.source import ROOT
+
+ROOM = 512 << 20
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["tests.faults.agent", "tests.faults.trainer"])
+
+
+class Engine:
+    """The scripted engine as a process."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "tests.kit.engine_stub", "--model", "stub", "--delay", "0.002"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+        assert self._process.stdout is not None
+        self.url = self._process.stdout.readline().decode().split()[-1]
+
+    def freeze(self, seconds: float) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self._process.send_signal(signal.SIGCONT)
+
+    def spoil(self, *faults: dict[str, Any]) -> None:
+        """The next answers go wrong."""
+        request = urllib.request.Request(f"{self.url}/stub/faults", json.dumps(faults).encode(), method="POST")
+        urllib.request.urlopen(request, timeout=20).close()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Disk:
+    """Where the daemon's data lie: a small file system of its own where we may make one, else an ordinary folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        options = ["-t", "tmpfs", "-o", f"size={ROOM}", "tmpfs", str(folder)]
+        self.own = subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0
+
+    def fill(self, proxy: ProxyProcess, spare: int) -> None:
+        """Leave `spare` bytes; without a file system of its own no file of the daemon may grow by more than that."""
+        if self.own:
+            stat = os.statvfs(self.folder)
+            self._size((stat.f_blocks - stat.f_bfree) * stat.f_frsize + spare)
+            return
+        biggest = max(path.stat().st_size for path in (proxy.data_dir / "journal").iterdir())
+        _, hard = resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (biggest + spare, hard))
+
+    def free(self, proxy: ProxyProcess) -> None:
+        if self.own:
+            self._size(ROOM)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            _, hard = resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (hard, hard))
+
+    def _size(self, size: int) -> None:
+        subprocess.run(["mount", "-o", f"remount,size={size}", str(self.folder)], check=True, capture_output=True)
+
+    def close(self) -> None:
+        """What it holds stays, beside it."""
+        if self.own:
+            shutil.copytree(self.folder, self.folder.with_suffix(".copy"))
+            subprocess.run(["umount", "-l", str(self.folder)], check=False, capture_output=True)
+
+
+class Worker:
+    """A forked process that is started anew after each kill, as its next life."""
+
+    def __init__(self, start: Callable[[int], BaseProcess]) -> None:
+        self._start = start
+        self.life = 0
+        self.process = start(0)
+
+    def kill(self) -> bool:
+        """SIGKILL; whether it was alive."""
+        alive = self.process.is_alive()
+        self.process.kill()
+        self.process.join(20)
+        return alive
+
+    def again(self) -> None:
+        self.life += 1
+        self.process = self._start(self.life)
+
+
+class Stage:
+    """Everything that runs. `root` is an empty folder."""
+
+    def __init__(self, root: Path, seed: int, agents: int) -> None:
+        self.root, self.notes, self.stops = root, root / "notes", root / "stops"
+        self._conditions = root / "conditions"
+        for folder in (self.notes, self.stops, self._conditions, root / "trainer"):
+            folder.mkdir()
+        self.clock(0.0)
+        self.engine = Engine()
+        self.disk = Disk(root / "disk")
+        self.proxy = ProxyProcess(
+            self.engine.url, root / "disk/data", inside=(sys.executable, "-m", "tests.faults.daemon",
+            str(self._conditions)), env={"PYTHONPATH": str(ROOT)},
+            options=["--group-size", "2", "--idle-timeout", "100000", "--wall-timeout", "1000000"],
+        )  # fmt: skip
+        self.proxy.start()
+        self.http = httpx.Client(base_url=f"{self.proxy.url}/ajet/v1", timeout=30.0, trust_env=False)
+        self.agents = [Worker(lambda life, n=n: self._agent(f"s{seed}a{n}l{life}")) for n in range(agents)]  # type: ignore[misc]
+        self.trainer = Worker(self._trainer)
+
+    def _agent(self, name: str) -> BaseProcess:
+        arguments = (self.proxy.url, name, self.notes / f"{name}.log", self.stops / "agents")
+        process = FORKED.Process(target=agent.run, args=arguments, daemon=True)
+        process.start()
+        return process
+
+    def _trainer(self, life: int) -> BaseProcess:
+        notes = self.notes / f"trainer{life}.log"
+        arguments = (self.proxy.url, self.root / "trainer", notes, self.stops / "trainer")
+        process = FORKED.Process(target=trainer.run, args=arguments, daemon=True)
+        process.start()
+        return process
+
+    def checkpoint(self) -> dict[str, Any]:
+        return trainer.checkpoint(self.root / "trainer")
+
+    def clock(self, offset: float) -> None:
+        """The wall clock that the daemon sees is wrong by so many seconds."""
+        new = self._conditions / "clock.new"
+        new.write_text(str(offset))
+        new.rename(self._conditions / "clock")
+
+    @contextlib.contextmanager
+    def failing(self, call: str, error: str) -> Iterator[None]:
+        """What the daemon asks of the disk by `call` fails meanwhile."""
+        order = self._conditions / call
+        order.with_suffix(".new").write_text(error)
+        order.with_suffix(".new").rename(order)
+        try:
+            yield
+        finally:
+            order.unlink()
+
+    def compacting(self) -> bool:
+        """Whether the daemon has a compaction running."""
+        children = Path(f"/proc/{self.proxy.pid}/task/{self.proxy.pid}/children")
+        with contextlib.suppress(FileNotFoundError):
+            return bool(children.read_text().split())
+        return False
+
+    def kill_proxy(self, dice: random.Random) -> None:
+        """Alone, so that a compaction outlives it, or with its compaction."""
+        if dice.random() < 0.5:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.proxy.pid, signal.SIGKILL)
+        self.proxy.kill()
+
+    def healthy(self) -> bool:
+        """Whether the daemon says that it can write."""
+        try:
+            return bool(self.http.get("/status").json()["journal"]["healthy"])
+        except (httpx.TransportError, KeyError, ValueError):
+            return False
+
+    def close(self) -> None:
+        for worker in (*self.agents, self.trainer):
+            worker.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.proxy.pid, signal.SIGKILL)
+        self.proxy.kill()
+        self.engine.stop()
+        self.http.close()
+        self.disk.close()
+
+

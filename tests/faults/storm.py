@@ -1,0 +1,156 @@
+"""One fault after another while agents and a trainer work, and a look at the ledger after each.
+
+Idea: a seed gives the order and the kinds; when each strikes is chance, and so is what it strikes. Kills come in pairs
+and triples too (a trainer or an agent dies while the proxy is dead), proxies die while their journal is compacted,
+while their disk is full or refuses, and while the engine stands still.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.faults.audit import Audit
+from tests.faults.stage import Stage, Worker
+from tests.kit.proxy_process import ProxyFailed
+
+ERRORS = ("EIO", "ENOSPC", "EDQUOT")
+FAULTS = ("reset", "cut", "silent_close", "status")
+CLOCK_S = 3600.0
+
+
+@dataclass
+class Storm:
+    """`left` says how many of each kind are still to come."""
+
+    stage: Stage
+    audit: Audit
+    dice: random.Random
+    left: Counter[str]
+    told: Callable[[str], None]
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def run(self) -> None:
+        kinds: dict[str, Callable[[], None]] = {
+            "proxy": self.proxy, "trainer": self.trainer, "agent": self.agent, "write": self.write, "full": self.full,
+            "freeze": self.freeze, "reset": self.reset, "clock": self.clock,
+        }  # fmt: skip
+        while self.left.total():
+            time.sleep(self.dice.uniform(0.0, 0.3))
+            kind = self.dice.choice(list(self.left.elements()))
+            self.left[kind] -= 1
+            kinds[kind]()
+            self.audit.after_a_fault()
+            self._revive()
+            self.told(f"{self.counts.total()} faults, {self.left.total()} to come")
+
+    def proxy(self) -> None:
+        """SIGKILL, and a start; a third of them while the journal is being compacted."""
+        if self.dice.random() < 0.33:
+            self._await_compaction()
+        during = self.stage.compacting()
+        self.stage.kill_proxy(self.dice)
+        self.counts["kills of the proxy"] += 1
+        self.counts["… while it compacted its journal"] += during
+        self._others_too()
+        self._start()
+
+    def trainer(self) -> None:
+        self._kill(self.stage.trainer, "kills of the trainer")
+
+    def agent(self) -> None:
+        self._kill(self.dice.choice(self.stage.agents), "kills of an agent")
+
+    def write(self) -> None:
+        """Writes or syncs fail for a while; a proxy in three is killed meanwhile."""
+        call, error = self.dice.choice(("pwrite", "fdatasync", "fsync")), self.dice.choice(ERRORS)
+        with self.stage.failing(call, error):
+            time.sleep(self.dice.uniform(0.1, 0.8))
+            dead = self.dice.random() < 0.33
+            if dead:
+                self.stage.kill_proxy(self.dice)
+                self.counts["kills of the proxy"] += 1
+        self.counts[f"times that {call} failed"] += 1
+        if dead:
+            self._start()
+        self._until(self.stage.healthy)
+
+    def full(self) -> None:
+        """The disk is full until the daemon has noticed; half of the time it dies of something else meanwhile."""
+        self.stage.disk.fill(self.stage.proxy, self.dice.randrange(4096, 65536))
+        noticed = self._until(lambda: not self.stage.healthy(), 15.0, must=False)
+        self.counts["times that the disk was full"] += 1
+        self.counts["… and the daemon said so"] += noticed
+        self.audit.after_a_fault()
+        dead = self.dice.random() < 0.5
+        if dead:
+            self.stage.kill_proxy(self.dice)
+            self.counts["kills of the proxy"] += 1
+        self.stage.disk.free(self.stage.proxy)
+        if dead:
+            self._start()
+        self._until(self.stage.healthy)
+
+    def freeze(self) -> None:
+        self.stage.engine.freeze(self.dice.uniform(0.2, 1.5))
+        self.counts["times that the engine was frozen"] += 1
+
+    def reset(self) -> None:
+        """The next answers break off, by a reset or a close, before or in the middle of their bytes."""
+        faults = [
+            {"kind": self.dice.choice(FAULTS), "after": self.dice.randrange(1, 3000), "status": 503}
+            for _ in range(self.dice.randint(1, 6))
+        ]
+        self.stage.engine.spoil(*faults)
+        self.counts["answers of the engine that were broken off or refused"] += len(faults)
+
+    def clock(self) -> None:
+        """The wall clock jumps, by up to an hour to either side, with or without a restart."""
+        self.stage.clock(self.dice.uniform(-CLOCK_S, CLOCK_S))
+        self.counts["jumps of the clock"] += 1
+        if self.dice.random() < 0.5:
+            self.stage.kill_proxy(self.dice)
+            self.counts["kills of the proxy"] += 1
+            self._start()
+
+    def _kill(self, worker: Worker, name: str) -> None:
+        self.counts[name] += worker.kill()
+        worker.again()
+
+    def _others_too(self) -> None:
+        """While the proxy is dead."""
+        if self.dice.random() < 0.1:
+            self.trainer()
+        if self.dice.random() < 0.1:
+            self.agent()
+
+    def _await_compaction(self) -> None:
+        if self._until(self.stage.compacting, 3.0, must=False):
+            time.sleep(self.dice.uniform(0.0, 0.4))
+
+    def _revive(self) -> None:
+        """A trainer that gave up by itself is started anew, as its service manager would; agents never give up."""
+        for worker in self.stage.agents:
+            assert worker.process.is_alive(), f"an agent ended by itself: {worker.process.exitcode}"
+        if not self.stage.trainer.process.is_alive():
+            self.counts["times that the trainer ended by itself and was started anew"] += 1
+            self.stage.trainer.again()
+
+    def _start(self) -> None:
+        try:
+            self.stage.proxy.start()
+        except ProxyFailed:
+            self.counts["starts that were refused"] += 1
+            raise
+
+    def _until(self, reached: Callable[[], bool], limit_s: float = 30.0, *, must: bool = True) -> bool:
+        give_up = time.monotonic() + limit_s
+        while not reached():
+            if time.monotonic() > give_up:
+                assert not must, f"not within {limit_s} s: {reached}"
+                return False
+            time.sleep(0.02)
+        return True

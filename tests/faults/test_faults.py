@@ -1,0 +1,91 @@
+"""A short slice of the fault harness, and that it finds what it is there to find."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_proxy.io.journal import Journal
+from tests.faults import __main__ as faults
+from tests.faults import tears
+from tests.faults.audit import Audit
+from tests.faults.notes import Notes, Reader
+from tests.faults.stage import Stage
+from tests.kit.source import ROOT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_slice_of_the_storm(tmp_path: Path) -> None:
+    counts = faults.storm(tmp_path, seed=1, kills=5, others=1, agents=3, progress=faults.Progress())
+    assert min(counts[f"kills of {who}"] for who in ("the proxy", "the trainer", "an agent")) >= 5
+    assert min(counts["times that the disk was full"], counts["times that the engine was frozen"]) == 1
+    assert min(counts["acknowledged calls, found once with their ids"], counts["batches delivered"]) > 5
+
+
+def test_a_slice_of_the_torn_tails(tmp_path: Path) -> None:
+    counts = tears.run(tmp_path, 1, 60, faults.Progress())
+    assert counts["torn or spoiled tails, each cut at its last whole record"] == 60
+    assert counts["kinds of records that were the last"] > 5
+
+
+def test_a_journal_that_keeps_its_torn_tail_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tears, "DAEMONS", 0)
+    monkeypatch.setattr(Journal, "_cut_tail", lambda *_: None)
+    with pytest.raises(AssertionError):
+        tears.run(tmp_path, 1, 5, faults.Progress())
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    stage = Stage(tmp_path_factory.mktemp("stage"), 1, agents=1)
+    try:
+        yield stage
+    finally:
+        stage.close()
+
+
+REWARD = {"id": "of-nobody", "value": 1.0}
+
+
+@pytest.mark.parametrize(("found", "notes"), [
+    ("404", [("call", {"episode": "nobody", "call": "call-0", "ids": [1]})]),
+    ("404", [("offer", {"episode": "nobody"} | REWARD), ("reward", {"episode": "nobody"} | REWARD)]),
+    ("404", [("leased", {"batch": "b", "samples": {"nobody": []}}), ("acked", {"batch": "b"})]),
+    ("two batches", [("leased", {"batch": name, "samples": {"one": []}}) for name in "ab"]
+     + [("acked", {"batch": name}) for name in "ab"]),
+    ("one call", [("call", {"episode": "nobody", "call": "call-0", "ids": [1]})] * 2),
+    ("that retries failed", [("failed", {"why": "refused"})]),
+])  # fmt: skip
+def test_a_promise_that_was_not_kept_is_found(
+    stage: Stage, found: str, notes: list[tuple[str, dict[str, Any]]]
+) -> None:
+    audit, liar = Audit(stage), stage.notes / "liar.log"
+    for kind, fields in notes:
+        Notes(liar).add(kind, **fields)
+    try:
+        with pytest.raises(AssertionError, match=found):
+            audit.after_a_fault()
+    finally:
+        liar.unlink()
+
+
+def test_half_a_line_is_no_note_yet(tmp_path: Path) -> None:
+    reader, path = Reader(tmp_path), tmp_path / "a.log"
+    path.write_text('{"kind": "began"}\n{"ki')
+    assert [note["kind"] for note in reader.new()] == ["began"]
+    with path.open("a") as file:
+        file.write('nd": "call"}\n')
+    assert [note["kind"] for note in reader.new()] == ["call"]
+    assert list(reader.new()) == []
+
+
+def test_the_makefile_passes_seed_and_counts_on() -> None:
+    line = next(line for line in Path(ROOT, "Makefile").read_text().splitlines() if "tests.faults" in line)
+    assert re.findall(r"--(\w+) \$\((\w+)\)", line) == [
+        ("seed", "SEED"), ("kills", "KILLS"), ("others", "OTHERS"), ("agents", "AGENTS"), ("tears", "TEARS"),
+    ]  # fmt: skip
