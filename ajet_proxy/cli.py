@@ -12,11 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
 from ajet_proxy.config import Config, ConfigError, load
+
+if TYPE_CHECKING:
+    from ajet_proxy.core.timeline import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
 TYPES = {"int": int, "float": float, "bool": bool}
@@ -65,13 +68,19 @@ def serve(file: str | None, **flags: Any) -> None:
 @click.argument("calls", type=click.File("r", encoding="utf-8"))
 @click.option("--policy", type=click.Choice(["strict", "repair", "off"]), default="strict", help="How calls join.")
 @click.option("--tree", is_flag=True, help="One row per tree, with `parents`; every shared token once.")
-def merge(calls: TextIO, policy: str, tree: bool) -> None:
+@click.option("--upstream", metavar="URL", help="With --policy repair: an engine that knows the text of the tokens, "
+              "for calls that say nothing of it (same_text).")
+def merge(calls: TextIO, policy: Policy, tree: bool, upstream: str | None) -> None:
     """Turn calls (JSON lines; - is stdin) into samples on stdout."""
     from ajet_proxy import offline
     from ajet_sdk.errors import BadRequest
 
     try:
-        _write(offline.merge_lines(calls, policy, tree))
+        if upstream is None:
+            _write(offline.merge_lines(calls, policy, tree))
+        else:
+            with offline.engine_text(upstream, os.environ.get("AJET_UPSTREAM_KEY")) as text:
+                _write(offline.merge_lines(calls, policy, tree, text))
     except BadRequest as error:
         raise click.UsageError(error.message) if error.param in ("policy", "tree") else error from error
 

@@ -91,7 +91,9 @@ class Config:
     group_size: int = _opt(8, "Episodes of one task that make a complete group, unless the trainer says otherwise.")
     idle_timeout: float = _opt(1800.0, "An open episode without a sign of life for this long is discarded.")
     wall_timeout: float = _opt(86400.0, "An open episode older than this is discarded.")
-    merge_policy: str = _opt("strict", "How calls become samples: strict or off.")
+    merge_policy: str = _opt(
+        "strict", "How calls become samples: strict, repair (joins one text in other tokens, too) or off."
+    )
     continuity: str = _opt(
         "auto", "Send a turn's history as the exact ids that were sampled: auto (where the engine proves that it takes "
         "them) or off."
@@ -183,7 +185,8 @@ def check(config: Config) -> None:
     for item in config.upstream:
         split_upstream(item)
     for name, allowed in (
-        ("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "off")), ("continuity", ("auto", "off")),
+        ("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "repair", "off")),
+        ("continuity", ("auto", "off")),
     ):
         if getattr(config, name) not in allowed:
             raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(config, name)!r}")

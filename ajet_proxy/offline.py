@@ -8,35 +8,41 @@ equals that bit for bit. Reading takes no lock and changes nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from heapq import merge
 from pathlib import Path
 
+import httpx
+
 from ajet_proxy.core.ledger import Ledger, LedgerSettings
+from ajet_proxy.core.same_text import Text, with_same_text
 from ajet_proxy.core.samples import merge_calls, tree_rows
+from ajet_proxy.core.timeline import Policy
 from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import ArchiveFile
 from ajet_proxy.io.codec import UnknownRecord, decode
+from ajet_proxy.io.engines import base_url
 from ajet_proxy.io.journal import JournalDamaged, folder_of, records, snapshots
-from ajet_sdk.errors import BadRequest
+from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch
 from ajet_sdk.sample import Batch, Call, Group, Sample
 
 
-def merge_lines(lines: Iterable[str], policy: str = "strict", tree: bool = False) -> Iterator[str]:
+def merge_lines(
+    lines: Iterable[str], policy: Policy = "strict", tree: bool = False, text: Text | None = None
+) -> Iterator[str]:
     """The samples of the calls in `lines` (JSON, one a line), as JSON lines.
+
+    `repair` joins by what the calls say of their texts (``same_text``), which a daemon with this policy has found out;
+    where they say nothing, it is found out from `text`, which gives the text of token ids under a model's name.
 
     Episodes come in the order of their first calls, their samples likewise, whatever the order of the lines. A call
     given twice counts once; two different calls of one id are a `BadRequest`, as is everything that is no call.
     """
-    if policy not in ("strict", "off"):
-        raise BadRequest(
-            f"--policy {policy} compares texts and so needs the model's tokenizer, which calls do not carry: "
-            "use strict or off", param="policy",
-        )
-    if tree and policy == "off":
-        raise BadRequest("--tree joins calls and --policy off keeps them apart: choose one", param="tree")
+    if tree and policy != "strict":
+        raise BadRequest(f"--tree shares what is token for token the same, --policy {policy} does not: choose one",
+                         param="tree")  # fmt: skip
     episodes: dict[str, dict[str, Call]] = {}
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -46,8 +52,26 @@ def merge_lines(lines: Iterable[str], policy: str = "strict", tree: bool = False
     ordered = sorted(episodes.values(), key=lambda calls: min((c.started_at, c.episode) for c in calls.values()))
     for calls in ordered:
         members = tuple(calls.values())
-        for sample in tree_rows(members) if tree else merge_calls(members, "off" if policy == "off" else "strict"):
+        if policy == "repair" and text is not None:
+            members = with_same_text(members, text)
+        for sample in tree_rows(members) if tree else merge_calls(members, policy):
             yield _line(sample)
+
+
+@contextmanager
+def engine_text(url: str, key: str | None) -> Iterator[Text]:
+    """The text of token ids, from the ``/detokenize`` of the engine at `url`."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    with httpx.Client(base_url=base_url(url), headers=headers, timeout=60.0) as http:
+
+        def text(model: str, ids: Sequence[int]) -> str:
+            try:
+                told = http.post("/detokenize", json={"model": model, "tokens": ids}).raise_for_status().json()
+                return str(told["prompt"])
+            except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+                raise AjetError(f"{url}/detokenize gives no text for model {model!r}: {error}") from error
+
+        yield text
 
 
 def replay_lines(data_dir: str | Path, removed: Callable[[str], None] = lambda episode: None) -> Iterator[str]:

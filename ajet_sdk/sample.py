@@ -67,6 +67,16 @@ def spans_of(value: Any, sampled: int, name: str = "policy_version") -> PolicySp
     return tuple((version, count) for version, count in spans)
 
 
+def _same_text(value: Any) -> tuple[str, int] | None:
+    if value is None:
+        return None
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        call, tokens = value
+        if isinstance(call, str) and type(tokens) is int and tokens > 0:
+            return call, tokens
+    raise BadRequest("same_text must be a call's id and a number of tokens", param="same_text")
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """One generation of one choice.
@@ -92,6 +102,9 @@ class Call:
     """Whether the engine read the exact ids of the conversation before it, or why not; None where nothing was tried."""
     version_uncertain: bool = False
     """Whether weights changed during the call and nobody knows for sure which token came from which."""
+    same_text: tuple[str, int] | None = None
+    """A call and a number: so many tokens at the beginning of the prompt are, as text, what that call read and sampled,
+    and are other tokens."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -127,6 +140,7 @@ class Call:
             altered=tuple(altered),
             continuity=record.get("continuity"),
             version_uncertain=record.get("version_uncertain") is True,
+            same_text=_same_text(record.get("same_text")),
         )
 
     def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
@@ -155,6 +169,8 @@ class Call:
             out["altered"] = list(self.altered)
         if self.version_uncertain:
             out["version_uncertain"] = True
+        if self.same_text is not None:
+            out["same_text"] = list(self.same_text)
         return out
 
 

@@ -190,6 +190,12 @@ class Episode:
             return None
         return Packed(entry.turn, self.text_of(call))
 
+    def complete(self, model: str, agent: str) -> list[Packed]:
+        """The complete calls of `agent` to `model`, while the episode is not merged."""
+        kind = [name for name, entry in self.calls.items() if entry.turn is not None and entry.text is not None
+                and (entry.turn.model, entry.turn.agent) == (model, agent)]  # fmt: skip
+        return [call for name in kind if (call := self.packed(name)) is not None]
+
     def turns(self) -> list[Turn]:
         """Its complete calls in the order of their start."""
         turns = [entry.turn for entry in self.calls.values() if entry.turn is not None]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from ajet_proxy.core.call import prompt_hash
 from ajet_proxy.core.episode import Given, total
+from ajet_proxy.core.repair import join
 from ajet_proxy.core.timeline import Packed, Policy, Timeline, Turn, merge, pack
 from ajet_proxy.core.tokens import count, cut, unpack_tokens
 from ajet_sdk.sample import Call, PolicySpans, Sample
@@ -23,7 +24,7 @@ from ajet_sdk.sample import Call, PolicySpans, Sample
 def samples_of(
     timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Iterable[Given] = ()
 ) -> tuple[Sample, ...]:
-    """The samples of one episode, one for each timeline and in their order."""
+    """The samples of one episode, one for each of `timelines` and in their order, after `repair.join`."""
     given = tuple(rewards)
     return tuple(
         Sample(
@@ -41,8 +42,9 @@ def samples_of(
             reward=_reward(timeline.turns, given),
             broken_by=timeline.broken_by,
             uncertain_tokens=_uncertain(timeline.turns),
+            repaired_tokens=timeline.repaired_tokens,
         )
-        for index, timeline in enumerate(timelines)
+        for index, timeline in enumerate(join(timelines))
     )
 
 

@@ -344,7 +344,7 @@ class State:
         meantime, what was counted from its old reading moves with it."""
         back = min(event.at - self.now, 0.0)
         self.now = event.at
-        self.merge_policy = "off" if event.merge_policy == "off" else "strict"
+        self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)
         for episode in self.unsettled.values():
             episode.active_at = event.at
             episode.opened_at += back

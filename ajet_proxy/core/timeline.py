@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -28,8 +28,9 @@ from ajet_proxy.core.drift import broken_by
 from ajet_proxy.core.tokens import common_prefix, count, cut, pack_tokens, unpack_tokens
 from ajet_sdk.sample import Call, PolicySpans
 
-Policy = Literal["strict", "off"]
-POLICIES: tuple[Policy, ...] = ("strict", "off")
+Policy = Literal["strict", "repair", "off"]
+POLICIES: tuple[Policy, ...] = ("strict", "repair", "off")
+"""`strict` and `repair` make the same timelines; `core.repair` joins them when samples are made of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class Turn:
     altered: tuple[str, ...] = ()
     continuity: str | None = None
     version_uncertain: bool = False
+    same_text: tuple[str, int] | None = None
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -77,6 +79,7 @@ class Turn:
             altered=self.altered,
             continuity=self.continuity,
             version_uncertain=self.version_uncertain,
+            same_text=self.same_text,
         )
 
     def summary(self, episode: str) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class Turn:
         extra = {
             "parent": self.parent, "identified_by": self.identified_by, "altered": list(self.altered) or None,
             "continuity": self.continuity, "version_uncertain": self.version_uncertain or None,
+            "same_text": None if self.same_text is None else list(self.same_text),
         }
         return out | {name: value for name, value in extra.items() if value is not None}
 
@@ -115,12 +119,14 @@ class Packed:
 class Timeline:
     """A chain of calls: each turn's prompt begins with everything up to the end of the turn before it.
 
-    ``broken_by`` names why the chain does not continue an earlier one; None for the first of its model and agent.
+    ``broken_by`` names why the chain does not continue an earlier one; None for the first of its model and agent. With
+    ``repaired_tokens`` it is one of `core.repair`: so many tokens of its prompts are others here, of the same text.
     """
 
     tokens: bytes
     turns: tuple[Turn, ...]
     broken_by: str | None
+    repaired_tokens: int = 0
 
     @property
     def model(self) -> str:
@@ -152,6 +158,7 @@ def pack(call: Call) -> Packed:
         altered=call.altered,
         continuity=call.continuity,
         version_uncertain=call.version_uncertain,
+        same_text=call.same_text,
     )
     return Packed(turn, pack_tokens(call.prompt_token_ids) + pack_tokens(call.token_ids))
 
@@ -162,12 +169,19 @@ def merge(calls: Iterable[Call], policy: Policy = "strict") -> tuple[Timeline, .
 
 
 def merge_packed(calls: Iterable[Packed], policy: Policy = "strict") -> tuple[Timeline, ...]:
-    """`merge` for calls that are packed already. Calls of different models or agents never meet."""
+    """`merge` for calls that are packed already. Calls of different models or agents never meet, and what is known of
+    their texts is left out unless it is to count."""
     kinds: dict[tuple[str, str], list[Packed]] = {}
+    if policy != "repair":
+        calls = [_without_text(call) if call.turn.same_text is not None else call for call in calls]
     for call in sorted(calls, key=_rank):
         kinds.setdefault((call.turn.model, call.turn.agent), []).append(call)
     timelines = [timeline for kind in kinds.values() for timeline in _merge_kind(kind, policy)]
     return tuple(sorted(timelines, key=lambda timeline: timeline.turns[0].rank))
+
+
+def _without_text(call: Packed) -> Packed:
+    return replace(call, turn=replace(call.turn, same_text=None))
 
 
 def _rank(call: Packed) -> tuple[float, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ajet_proxy.core.drift_rate import by_model
 from ajet_proxy.core.episode import CallEntry, Episode
+from ajet_proxy.core.repair import join
 from ajet_proxy.core.samples import samples_of
 from ajet_proxy.core.timeline import Policy, Timeline
 from ajet_sdk import __version__
@@ -74,7 +75,7 @@ def record(episode: Episode, policy: Policy, *, tokens: Tokens) -> dict[str, Any
         )
         out["timelines"] = [sample.to_json() for sample in samples]
     else:
-        out["timelines"] = [_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(timelines)]
+        out["timelines"] = [_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(join(timelines))]
     return out
 
 
@@ -179,4 +180,5 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
         "tokens": len(timeline),
         "sampled_tokens": sum(turn.end - turn.start for turn in timeline.turns),
     }
-    return out if timeline.broken_by is None else out | {"broken_by": timeline.broken_by}
+    extra = {"broken_by": timeline.broken_by, "repaired_tokens": timeline.repaired_tokens or None}
+    return out | {name: value for name, value in extra.items() if value is not None}

@@ -46,6 +46,7 @@ from ajet_proxy.io.foreign import Foreign
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
+from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.templates import Templates
@@ -211,8 +212,9 @@ class HttpFront:
         turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
         scorer = Scorer(self._upstream, request, exchange.asked.fields.get("cache_salt"), self._metrics)
         recorder = Recorder(
-            origin, scorer=scorer, store=self._store, clock=self._clock, metrics=self._metrics,
-            marks=self._marks(history, exchange), finished=None if turn is None else turn.finished,
+            origin, scorer=scorer, texts=SameText(self._upstream, request), store=self._store, clock=self._clock,
+            metrics=self._metrics, marks=self._marks(history, exchange),
+            finished=None if turn is None else turn.finished,
         )
         response = await relay.captured(
             http, request, exchange, recorder, turn or self._upstream, own=own, keep_alive_s=self._settings.keep_alive

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ajet_proxy.core.call import (
     DISCONNECTED,
@@ -26,8 +27,10 @@ from ajet_proxy.core.call import (
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import Mark
+from ajet_proxy.core.same_text import Found
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.store import Store
 from ajet_sdk.errors import AjetError
@@ -41,7 +44,7 @@ class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, scorer: Scorer, store: Store, clock: Clock, metrics: Metrics,
+        self, origin: Origin, *, scorer: Scorer, texts: SameText, store: Store, clock: Clock, metrics: Metrics,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
     ) -> None:
         """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
@@ -49,6 +52,7 @@ class Recorder:
         self.origin = origin
         self.ended = False
         self._scorer = scorer
+        self._texts = texts
         self._store = store
         self._clock = clock
         self._metrics = metrics
@@ -56,6 +60,7 @@ class Recorder:
         self._finished = finished
         self._version = origin.policy_version
         self._changes: list[Change] = []
+        self._same_text: dict[int, Found | None] = {}
 
     def note_version(self, exchange: Exchange) -> None:
         """Look whether other weights serve the model by now. Of a stream, which may have been frozen while they
@@ -72,6 +77,9 @@ class Recorder:
         if self.ended:
             return
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
+        if self._store.ledger.merge_policy == "repair":
+            for outcome in whole:
+                self._same_text[outcome.index] = await self._repeated(outcome)
         self.ended = True
         *first, last = whole
         for outcome in first:
@@ -90,6 +98,15 @@ class Recorder:
         outcome = await self._scorer.score(choice) if self._same_weights() else None
         return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
 
+    async def _repeated(self, outcome: Outcome) -> Found | None:
+        """The earlier call whose text the prompt of `outcome` says again in other tokens."""
+        episode = self._store.ledger.episodes.get(self.origin.episode)
+        if episode is None or not isinstance(outcome, Captured):
+            return None
+        model = self.origin.model or outcome.model
+        calls = episode.complete(model, self.origin.agent)
+        return await self._texts.find(outcome.prompt_token_ids, calls, model=model) if calls else None
+
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""
         version = self._store.ledger.policy_version(self.origin.model)
@@ -104,6 +121,7 @@ class Recorder:
                 if self._finished is not None:
                     origin = self._finished(origin, outcome)
                 call = to_call(outcome, origin, self._changes)
+                call = replace(call, same_text=self._same_text.get(outcome.index))
                 task = prompt_hash(call.prompt_token_ids)
                 return ledger.finish_call(call, at=at, task_hash=task, marks=self._marks(outcome))
             call_id, marks = origin.calls[outcome.index], self._marks(outcome)

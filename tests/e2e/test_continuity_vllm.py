@@ -37,7 +37,7 @@ WORDS = (" hello", "\n", "", "guess  <|im_start|>", "é 😀", "<think>no</think
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A running engine whose chat template is of one family, with a proxy before it and one without continuity.
+    """A running engine whose chat template is of one family, with a proxy before it and one that repairs instead.
     ``thought`` is what its model thinks before it answers, as a regular expression."""
 
     name: str
@@ -69,7 +69,7 @@ def family(
 def _proxies(name: str, url: str, folder: Path) -> Iterator[Family]:
     with (
         ProxyProcess(url, folder / "on") as on,
-        ProxyProcess(url, folder / "off", options=("--continuity", "off")) as off,
+        ProxyProcess(url, folder / "off", options=("--continuity", "off", "--merge-policy", "repair")) as off,
     ):
         yield Family(name, url, on, off)
         assert "Traceback" not in on.errors() + off.errors()
@@ -165,8 +165,12 @@ def test_not_one_turn_drifts_with_it_and_some_do_without(family: Family, tools: 
     talk(family, family.off.url, name, tools=tools)
     record, drift = sealed(family.off.url, name)
     assert {call.get("continuity") for call in record["calls"]} == {None}
-    assert len(record["timelines"]) > 1
     assert drifted(drift) > 0
+    strict = 1 + sum(record["drift"]["tiny"]["broken_by"].values())
+    assert 1 <= len(record["timelines"]) < strict, "what is one text in other tokens is joined"
+    assert sum(sample.get("repaired_tokens", 0) for sample in record["timelines"]) > 0
+    trained = sum(sum(sample["loss_mask"]) for sample in record["timelines"])
+    assert trained == sum(len(call["token_ids"]) for call in record["calls"])
 
 
 @pytest.mark.parametrize("family", ["thinking"], indirect=True)

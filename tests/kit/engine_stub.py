@@ -292,6 +292,8 @@ class EngineStub:
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         body = (await self._note(request)).body
+        if not self.tokenizes:
+            return _json(b'{"detail":"Not Found"}', 404)
         return _json(dialect.dumps({"prompt": decode(body["tokens"], skip_chat_marks=False)}))
 
     async def _echo(self, request: web.Request) -> web.Response:

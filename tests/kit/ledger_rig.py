@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import count, islice
 from typing import Any
 from unittest import mock
@@ -148,7 +149,7 @@ class LedgerRig:
 
     def finish(
         self, episode: str, call: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), *,
-        version: int | None = None,
+        version: int | None = None, same_text: tuple[str, int] | None = None,
     ) -> Sequence[Event]:
         known = self.ledger.find(episode)
         assert known is not None
@@ -158,6 +159,7 @@ class LedgerRig:
             call, prompt, sampled, at=entry.started_at, model=entry.model, agent=entry.agent, episode=episode,
             version=version,
         )
+        done = replace(done, same_text=same_text)
         return self.run(self.ledger.finish_call(done, at=self.at, task_hash=prompt_hash(done.prompt_token_ids)))
 
     def lose(self, episode: str, call: str, reason: str = "disconnected") -> Sequence[Event]:
@@ -167,9 +169,9 @@ class LedgerRig:
         self, episode: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), **options: Any
     ) -> str:
         """A whole call from begin to finish."""
-        version = options.pop("version", None)
+        known = {name: options.pop(name) for name in ("version", "same_text") if name in options}
         (call,) = self.begin(episode, **options)
-        self.finish(episode, call, prompt, sampled, version=version)
+        self.finish(episode, call, prompt, sampled, **known)
         return call
 
     def reward(self, episode: str, value: float = 1.0, **fields: Any) -> Sequence[Event]:

@@ -75,7 +75,7 @@ def test_variables_of_the_agent_side_are_left_alone() -> None:
         ({"upstream": ("m=ftp://x",)}, "upstream must be"),
         ({"upstream": ("http://x/?q=1",)}, "upstream must be"),
         ({"gate_mode": "stop"}, "drain, pause"),
-        ({"merge_policy": "repair"}, "strict, off"),
+        ({"merge_policy": "loose"}, "strict, repair, off"),
         ({"group_size": 0}, "above 0"),
         ({"group_size": "many"}, "an integer"),
         ({"idle_timeout": "inf"}, "a number"),

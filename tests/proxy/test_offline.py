@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,15 @@ from ajet_proxy.core.ledger import LedgerSettings
 from ajet_proxy.core.samples import merge_calls, tree_rows
 from ajet_proxy.io.codec import encode
 from ajet_proxy.io.journal import FRAME, Journal, JournalDamaged, segments
-from ajet_proxy.offline import merge_lines, replay_lines
-from ajet_sdk.errors import BadRequest
+from ajet_proxy.offline import engine_text, merge_lines, replay_lines
+from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch
 from ajet_sdk.sample import Call
+from tests.kit import engine_tokens
+from tests.kit.engine_tokens import IM_END
 from tests.kit.ledger_rig import SETTINGS, LedgerRig
 from tests.kit.strategies import conversations, make_call, tangled_calls
+from tests.kit.stub_process import stub_process
 
 
 def lines(calls: list[Call]) -> list[str]:
@@ -35,6 +39,21 @@ def test_merging_lines_is_merging_calls_in_any_order(calls: list[Call], dice: ra
         expected = merge_calls(calls, "off" if policy == "off" else "strict")
         assert [json.loads(line) for line in merge_lines(given_lines, policy)] == [s.to_json() for s in expected]
     assert [json.loads(line) for line in merge_lines(given_lines, tree=True)] == [r.to_json() for r in tree_rows(calls)]
+
+
+def test_one_text_in_other_tokens_joins_by_what_calls_say_or_an_engine_knows() -> None:
+    first = make_call("a", engine_tokens.encode("hi "), (*engine_tokens.encode("naïve"), IM_END), at=1.0)
+    read = (*engine_tokens.encode("hi naïve<|im_end|>", merged=True), *engine_tokens.encode(" more"))
+    second = make_call("b", read, (5,), at=2.0)
+    said = replace(second, same_text=("a", len(read) - len(" more")))
+    assert len(list(merge_lines(lines([first, second]), "repair"))) == 2
+    (joined,) = merge_lines(lines([said, first]), "repair")
+    assert json.loads(joined)["repaired_tokens"] == 1
+    with stub_process() as url, engine_text(url, "key") as text:
+        assert list(merge_lines(lines([first, second]), "repair", text=text)) == [joined]
+        assert len(list(merge_lines(lines([first, second]), "strict", text=text))) == 2
+    with engine_text(url, None) as gone, pytest.raises(AjetError, match="gives no text"):
+        list(merge_lines(lines([first, second]), "repair", text=gone))
 
 
 def test_each_episode_is_merged_by_itself_and_the_earliest_comes_first() -> None:
@@ -67,7 +86,7 @@ def test_what_is_no_call_is_named_by_its_line(bad: str, message: str) -> None:
         list(merge_lines([*lines([make_call("a", [1], [2])]), bad]))
 
 
-@pytest.mark.parametrize(("policy", "tree"), [("repair", False), ("off", True)])
+@pytest.mark.parametrize(("policy", "tree"), [("repair", True), ("off", True)])
 def test_what_cannot_be_done_is_refused_before_reading(policy: str, tree: bool) -> None:
     with pytest.raises(BadRequest, match="--"):
         next(merge_lines(iter(["not read"]), policy, tree))

@@ -121,6 +121,16 @@ def test_a_sample_has_one_length_and_leaves_out_what_it_lacks() -> None:
         Sample(**fields, token_ids=(1, 2), loss_mask=(0,), logprobs=(0.0, -1.0), calls=(), spans=())
 
 
+def test_a_call_says_which_other_call_its_prompt_repeats() -> None:
+    assert "same_text" not in Call.from_json(LINE).to_json()
+    call = Call.from_json(LINE | {"same_text": ["a", 3]})
+    assert call.same_text == ("a", 3) and call.to_json(tokens=False)["same_text"] == ["a", 3]
+    assert Call.from_json(call.to_json()) == call
+    for bad in ("a", ["a"], ["a", 0], ["a", True], [1, 1], ["a", 1.0], {"a": 1}):
+        with pytest.raises(BadRequest, match="same_text"):
+            Call.from_json(LINE | {"same_text": bad})
+
+
 def test_a_call_says_whether_its_versions_are_uncertain() -> None:
     assert "version_uncertain" not in Call.from_json(LINE).to_json()
     call = Call.from_json(LINE | {"version_uncertain": True})

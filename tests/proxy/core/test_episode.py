@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -171,6 +173,22 @@ def test_sharing_text_changes_nothing(calls: list[Call]) -> None:
         episode.calls[call.call] = entry
         episode.finish(entry, pack(call))
     assert episode.merged("strict") == merge(calls)
+
+
+def test_complete_calls_of_one_kind_are_told_until_the_episode_is_merged() -> None:
+    episode = blank()
+    calls = [
+        make_call("a", (1,), (2,), at=1.0), make_call("b", (1, 2, 3), (4,), at=2.0),
+        make_call("c", (1,), (2,), at=3.0, agent="judge"), make_call("d", (1,), (2,), at=3.0, model="other"),
+    ]
+    for call in calls:
+        episode.calls[call.call] = entry_of(call)
+        episode.calls[call.call].turn = None
+        episode.finish(episode.calls[call.call], pack(call))
+    episode.calls["e"] = replace(entry_of(calls[0]), turn=None, text=None)
+    assert episode.complete("m", "") == [pack(call) for call in calls[:2]]
+    episode.keep_timelines("strict")
+    assert episode.complete("m", "") == []
 
 
 def test_a_conversation_costs_its_length_once() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ajet_proxy.core import events as ev
@@ -172,6 +174,26 @@ def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
     rig.expire()
     assert rig.ledger.batches[batch].state == "returned"
     assert rig.ledger.episodes[episode].reason == "idle_timeout"
+
+
+def test_an_episode_is_merged_by_the_policy_of_its_time() -> None:
+    rig = LedgerRig(LedgerSettings(merge_policy="repair"))
+    delivered = []
+    for policy in ("repair", "strict"):
+        rig.ledger.settings = replace(rig.ledger.settings, merge_policy=policy)
+        rig.restart()
+        episode = rig.open(task="t")
+        first = rig.call(episode, (1,), (2, 3))
+        rig.call(episode, (1, 9, 4), (5,), same_text=(first, 2))
+        shown = rig.ledger.record(episode)["timelines"]
+        rig.reward(episode)
+        assert rig.ledger.record(episode)["timelines"] == shown
+        delivered.append((len(shown), [item.get("repaired_tokens") for item in shown]))
+    assert delivered == [(1, [1]), (2, [None, None])]
+    ready = list(rig.ledger.ready_episodes())
+    assert [len(episode.samples) for episode in ready] == [1, 2]
+    drift = rig.ledger.status()["drift_by_model"]["m"]
+    assert drift["turns"] == 2 and sum(drift["broken_by"].values()) == 2, "what was joined has drifted all the same"
 
 
 def test_the_merge_policy_is_part_of_the_journal() -> None:

@@ -169,7 +169,7 @@ def test_every_event_is_understood() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"merge_policy": "repair"}, {"drift_limit": 1.5}, {"drift_limit": -0.1}, {"group_size": 0},
+        {"merge_policy": "loose"}, {"drift_limit": 1.5}, {"drift_limit": -0.1}, {"group_size": 0},
         {"idle_timeout": 0.0}, {"wall_timeout": -1.0},
     ],
 )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.samples import merge_calls
-from ajet_proxy.core.timeline import Timeline, merge, merge_packed, pack
+from ajet_proxy.core.timeline import Policy, Timeline, merge, merge_packed, pack
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_sdk.sample import Call
 from tests.kit.strategies import conversations, make_call, tangled_calls
@@ -216,3 +217,12 @@ def test_merging_off_and_strict_hold_the_same_sampled_tokens(calls: list[Call]) 
         return sorted(p for s in samples for p, bit in zip(s.logprobs, s.loss_mask, strict=True) if bit)
 
     assert logprobs("off") == logprobs("strict")
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("strict", None), ("repair", ("a", 2)), ("off", None)])
+def test_what_is_known_of_texts_is_kept_where_it_counts(policy: Policy, kept: tuple[str, int] | None) -> None:
+    calls = [make_call("a", (1,), (2,), at=1.0), replace(make_call("b", (1, 3), (4,), at=2.0), same_text=("a", 2))]
+    assert [timeline.turns[0].same_text for timeline in merge(calls, policy)] == [None, kept]
+    (_, second) = merge(calls, "repair")
+    assert second.turns[0].summary("ep")["same_text"] == ["a", 2]
+    assert second.turns[0].to_call(second.tokens, calls[1].episode) == calls[1]
