@@ -145,7 +145,8 @@ class App:
         """Serve `application` at `address` and return the real one."""
         config = self.config
         runner = Runner(
-            application, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s,
+            application, patience_s=config.client_timeout, handler_cancellation=True, access_log=None,
+            shutdown_timeout=config.drain_s,
             max_line_size=config.max_header, max_field_size=config.max_header, keepalive_timeout=75.0,
             logger=http_logger,
         )
@@ -297,12 +298,12 @@ def _front_settings(config: Config) -> FrontSettings:
     return FrontSettings(
         allow_routes=config.allow_route, upstream_key=config.upstream_key, connect_timeout=config.connect_timeout,
         read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
-        continuity=config.continuity == "auto",
+        continuity=config.continuity == "auto", client_timeout=config.client_timeout,
     )
 
 
 def _control_settings(config: Config) -> ControlSettings:
     return ControlSettings(
         public_url=config.public_url, trusted_front=config.trusted_front, key_ttl_s=config.key_ttl_s,
-        pauses=config.gate_mode == "pause",
+        pauses=config.gate_mode == "pause", max_body=config.max_body, client_timeout=config.client_timeout,
     )

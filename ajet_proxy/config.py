@@ -127,6 +127,9 @@ class Config:
         False, "Send an OpenTelemetry span for each captured call, where OTEL_EXPORTER_OTLP_ENDPOINT says; needs "
         "ajet[traces]."
     )
+    client_timeout: float = _opt(
+        120.0, "A client has this long to send a request's head, then its body, and to go on reading an answer."
+    )
     max_body: int = _opt(64 << 20, "Largest request body.")
     max_header: int = _opt(64 << 10, "Largest request header, and longest request line.")
 

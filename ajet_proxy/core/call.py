@@ -18,6 +18,8 @@ from ajet_sdk.sample import Call, PolicySpans
 
 DISCONNECTED = "disconnected"
 """The client went away before its answer was whole."""
+STALLED = "stalled"
+"""The client stopped reading its answer for longer than it may, so it was cut off."""
 REFUSED = "refused"
 """The engine answered with an error status: nothing was generated."""
 ENGINE_ERROR = "engine_error"

@@ -21,6 +21,7 @@ from yarl import URL
 from ajet_proxy.core import api
 from ajet_proxy.core.events import CallFinished, Event
 from ajet_proxy.core.keys import Claims, Keys, check_scope, key_in
+from ajet_proxy.io import body as body_of
 from ajet_proxy.io import gauges
 from ajet_proxy.io.audit import SUBJECT
 from ajet_proxy.io.clock import Clock
@@ -47,6 +48,8 @@ class ControlSettings:
     trusted_front: bool
     key_ttl_s: float
     pauses: bool
+    max_body: int
+    client_timeout: float
 
 
 class Control:
@@ -83,7 +86,7 @@ class Control:
         async def handle(http: web.Request) -> web.StreamResponse:
             claims = self._claims(http)
             check_scope(claims, route.scope)
-            body = await _decode(http) if route.body is not None else None
+            body = await self._decode(http) if route.body is not None else None
             path = route.path.replace("{id}", http.match_info.get("id", ""))
             request = api.Request(route.method, path, dict(http.query), body, claims)
             match route.name:
@@ -111,6 +114,16 @@ class Control:
 
     def _claims(self, http: web.Request) -> Claims:
         return self._keys.authenticate(key_in(http.headers), self._clock.now())
+
+    async def _decode(self, http: web.Request) -> Any:
+        """The JSON body, None if there is none, or `BadRequest`. What it may hold, `ajet_sdk.routes.parse` checks."""
+        raw = await body_of.read(http, max_body=self._settings.max_body, limit_s=self._settings.client_timeout)
+        if not raw.strip():
+            return None
+        try:
+            return json.loads(raw.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
 
     async def _ask(self, http: web.Request, request: api.Request) -> api.Answer:
         """The core's answer to `request`, after its events, and those that an empty answer relies on, are on disk."""
@@ -273,17 +286,6 @@ async def _unknown(http: web.Request) -> web.StreamResponse:
 def _matches(template: str, path: str) -> bool:
     want, have = template.split("/"), path.split("/")
     return len(want) == len(have) and all(w in ("{id}", h) for w, h in zip(want, have, strict=True))
-
-
-async def _decode(http: web.Request) -> Any:
-    """The JSON body, None if there is none, or `BadRequest`. What it may hold is checked by `ajet_sdk.routes.parse`."""
-    raw = await http.read()
-    if not raw.strip():
-        return None
-    try:
-        return json.loads(raw.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
 
 
 def _check_wire(http: web.Request) -> None:

@@ -37,6 +37,7 @@ from ajet_proxy.core.history import History, Mark, marks_of, read
 from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
 from ajet_proxy.core.retold import Retold, shown
+from ajet_proxy.io import body as body_of
 from ajet_proxy.io import relay
 from ajet_proxy.io.audit import SUBJECT
 from ajet_proxy.io.clock import Clock
@@ -51,7 +52,7 @@ from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.templates import Templates
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
-from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound
 from ajet_sdk.routes import HEADER_REWARD, KEY_PREFIX, OpenEpisode, Reward
 
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
@@ -72,6 +73,7 @@ class FrontSettings:
     read_timeout: float = 0.0
     keep_alive: float = 15.0
     max_body: int = 64 << 20
+    client_timeout: float = 120.0
     continuity: bool = True
 
 
@@ -377,19 +379,7 @@ class HttpFront:
         return True
 
     async def _body(self, http: web.Request) -> bytes:
-        """The request's body, or `TooLarge`."""
-        limit = self._settings.max_body
-        parts, size = [], http.content_length or 0
-        if size <= limit:
-            size = 0
-            async for part in http.content.iter_any():
-                parts.append(part)
-                size += len(part)
-                if size > limit:
-                    break
-        if size > limit:
-            raise TooLarge(f"the request body is over the limit of {limit} bytes", code="body_too_large")
-        return b"".join(parts)
+        return await body_of.read(http, max_body=self._settings.max_body, limit_s=self._settings.client_timeout)
 
 
 def _model_in(body: bytes) -> str:

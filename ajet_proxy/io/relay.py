@@ -16,10 +16,11 @@ from typing import Final, Protocol
 import aiohttp
 from aiohttp import web
 
-from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
+from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, STALLED
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.identity import split_path
 from ajet_proxy.io.recorder import Recorder
+from ajet_proxy.io.server import stalled
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
@@ -92,7 +93,7 @@ async def captured(
         recorder.lose(ENGINE_ERROR)
         raise
     except (asyncio.CancelledError, ConnectionError):
-        recorder.lose(DISCONNECTED)
+        recorder.lose(STALLED if stalled(http) else DISCONNECTED)
         raise
     finally:
         recorder.lose(ENGINE_ERROR)

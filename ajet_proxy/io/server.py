@@ -1,11 +1,18 @@
-"""aiohttp's server, whose answers to what is no HTTP have the contract's shape.
+"""aiohttp's server, whose answers to what is no HTTP have the contract's shape, and whose patience ends.
 
 A request line or header that its parser refuses never reaches the application, so the one place where errors become
 answers (`errors`) does not see it. The connection asks that place instead. What was sent is not repeated in the answer:
 it may hold a key.
+
+A client that opens a connection and does not finish the head of a request, or that stops reading its answer, costs
+memory, and the latter keeps a gate from draining. Both are cut off after `patience_s`. For reading that is measured
+where it is felt, between the transport's call to pause and its call to resume, so a client that reads costs nothing.
 """
 
 from __future__ import annotations
+
+import asyncio
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -15,23 +22,67 @@ from ajet_sdk.errors import AjetError, BadRequest
 
 
 class Runner(web.AppRunner):
-    """Serves an application, as `web.AppRunner` does."""
+    """Serves an application, as `web.AppRunner` does. A client may keep us waiting for `patience_s`."""
+
+    def __init__(self, app: web.Application, *, patience_s: float = 120.0, **options: Any) -> None:
+        super().__init__(app, **options)
+        self._patience_s = patience_s
 
     async def _make_server(self) -> web.Server:
         made = await super()._make_server()
-        return _Server(
+        server = _Server(
             made.request_handler, request_factory=made.request_factory, handler_cancellation=made.handler_cancellation,
             loop=made._loop, **made._kwargs,
         )
+        server.patience_s = self._patience_s
+        return server
+
+
+def stalled(http: web.BaseRequest) -> bool:
+    """Whether the client of `http` was cut off because it read no more."""
+    return isinstance(http.protocol, _Connection) and http.protocol.stalled
 
 
 class _Server(web.Server):
+    patience_s: float
+
     def __call__(self) -> web.RequestHandler:
-        return _Connection(self, loop=self._loop, **self._kwargs)
+        connection = _Connection(self, loop=self._loop, **self._kwargs)
+        connection.patience_s = self.patience_s
+        return connection
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ()
+    __slots__ = ("_deadline", "patience_s", "stalled")
+    patience_s: float
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.stalled = False
+        self._deadline = self._loop.call_later(self.patience_s, self._unasked)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._deadline.cancel()
+        self._deadline = self._loop.call_later(self.patience_s, self._unread)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._deadline.cancel()
+
+    def _unasked(self) -> None:
+        """The time for the first request's head is over; aiohttp sees to those that follow."""
+        if not self._request_count:
+            self.force_close()
+
+    def _unread(self) -> None:
+        self.stalled = True
+        if isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

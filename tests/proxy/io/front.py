@@ -52,6 +52,7 @@ class Front:
     """``async with Front(stub.url) as front``: a listening front before the engines at `upstreams`."""
 
     def __init__(self, *upstreams: str, admin_secret: str | None = None, hold_s: float = 5.0, **settings: Any) -> None:
+        self.patience_s = settings.get("client_timeout", 120.0)
         self.store = MemoryStore()
         self.clock = Clock()
         self.metrics = Metrics()
@@ -69,7 +70,10 @@ class Front:
     async def __aenter__(self) -> Front:
         app = web.Application(middlewares=[error_middleware])
         self.front.add_routes(app)
-        self._runner = Runner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1, logger=http_logger)
+        self._runner = Runner(
+            app, patience_s=self.patience_s, handler_cancellation=True, access_log=None, shutdown_timeout=0.1,
+            logger=http_logger,
+        )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", 0).start()
         host, port = self._runner.addresses[0][:2]

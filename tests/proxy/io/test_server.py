@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 
 import pytest
+from aiohttp import web
 
 from ajet_proxy.io.server import Runner
 from tests.kit.engine_stub import EngineStub
@@ -52,3 +54,69 @@ async def test_a_defect_of_the_server_itself_is_a_500(monkeypatch: pytest.Monkey
         status, error, answer = await told(front, HEAD + b"\r\n")
         assert (status, error["code"]) == (500, "internal_error")
         assert b"sesame" not in answer
+
+
+async def test_too_many_headers_are_refused() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        many = b"".join(b"x-%d: sesame\r\n" % number for number in range(200))
+        status, error, answer = await told(front, HEAD + many + b"\r\n")
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert b"sesame" not in answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: "])
+async def test_a_connection_that_never_asks_is_closed(sent: bytes) -> None:
+    async with EngineStub() as stub, Front(stub.url, client_timeout=0.3) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        closed = asyncio.create_task(reader.read())
+        async with asyncio.timeout(20):
+            while not closed.done():
+                if sent and not writer.is_closing():
+                    writer.write(sent)
+                    sent = b"a"
+                await asyncio.sleep(0.05)
+        with contextlib.suppress(ConnectionResetError):  # it was closed while we were sending
+            assert await closed == b""
+        writer.close()
+
+
+async def test_a_client_in_good_time_is_left_alone() -> None:
+    async with EngineStub() as stub, Front(stub.url, client_timeout=0.3) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for _ in range(2):
+            writer.write(HEAD + b"\r\n")
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.5)
+        writer.close()
+
+
+async def endless(http: web.Request) -> web.StreamResponse:
+    """An engine whose stream never ends."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(http)
+    choice = {"index": 0, "delta": {"content": "x" * 4000}, "token_ids": [1], "finish_reason": None}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    while True:
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+
+
+async def test_a_client_that_stops_reading_is_cut_off_and_lets_the_gate_drain() -> None:
+    engine = web.Application()
+    engine.router.add_post("/v1/chat/completions", endless)
+    runner = web.AppRunner(engine, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with Front(f"http://127.0.0.1:{runner.addresses[0][1]}", client_timeout=0.5) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        body = json.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x"}]}).encode()
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 12)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % len(body) + body)
+        await reader.readuntil(b"\r\n\r\n")
+        assert front.gate.in_flight == 1
+        assert await front.gate.drained(20.0)
+        assert front.lost == ["stalled"]
+        writer.close()
+    await runner.cleanup()

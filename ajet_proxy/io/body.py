@@ -1,0 +1,34 @@
+"""A request's body, read with the limits that hold for everybody: its size after decompression, and its time.
+
+A body that is compressed is counted as it comes out, piece by piece, and reading ends at the limit: a few kilobytes
+that stand for gigabytes never become more than `max_body`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from ajet_sdk.errors import BadRequest, TooLarge
+
+
+async def read(http: web.Request, *, max_body: int, limit_s: float) -> bytes:
+    """The body; `TooLarge` over `max_body` bytes, `BadRequest` if it has not come within `limit_s` seconds."""
+    if (http.content_length or 0) > max_body:
+        raise _too_large(max_body)
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(limit_s):
+            async for part in http.content.iter_any():
+                parts.append(part)
+                size += len(part)
+                if size > max_body:
+                    raise _too_large(max_body)
+    except TimeoutError as error:
+        raise BadRequest(f"the request body did not come within {limit_s:g} s", code="slow_body") from error
+    return b"".join(parts)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the request body is over the limit of {limit} bytes", code="body_too_large")

@@ -1,0 +1,50 @@
+"""Bodies: nothing larger than allowed is ever held, however it is packed, and nobody may dribble for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import zlib
+from pathlib import Path
+
+import pytest
+
+from ajet_proxy.io.limits import resident_bytes
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import serving
+
+ROUTES = ("/v1/chat/completions", "/v1/embeddings", "/ajet/v1/episodes")
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+async def test_a_bomb_goes_off_at_the_limit_and_not_behind_it(path: str, encoding: str, tmp_path: Path) -> None:
+    plain = b"{" + b" " * (64 << 20)
+    bomb = (gzip.compress if encoding == "gzip" else zlib.compress)(plain)
+    del plain
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_body=1 << 20) as client:
+        before = resident_bytes()
+        answer = await client.ask("POST", path, bomb, Content_Encoding=encoding, Content_Type="application/json")
+        assert (answer.status, answer.json["error"]["code"]) == (413, "body_too_large")
+        assert resident_bytes() - before < 32 << 20
+        assert stub.requests == []
+        packed = gzip.compress(json.dumps({"task": "t"}).encode())
+        opened = await client.ask("POST", "/ajet/v1/episodes", packed, Content_Encoding="gzip")
+        assert opened.status == 200
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, client_timeout=0.4) as client:
+        host, _, port = client.app.url.removeprefix("http://").rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\n".encode())
+        answering = asyncio.create_task(reader.readuntil(b"}}"))
+        while not answering.done():
+            writer.write(b"x")
+            await asyncio.sleep(0.05)
+        answer = await answering
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert b'"slow_body"' in answer
+        writer.close()
