@@ -25,9 +25,6 @@ from tests.kit.vllm_process import vllm_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SAME_TEXT = ("chatml", "llama")
-"""Families that write an answer into history as it was sampled, word for word; the others add a space, or leave out
-what was thought."""
 TOOL = {"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}
 FORCED = (
     " ", "\n\n", "hello  world ", "\thello\n", "é日😀", "👩‍🔬e\u0301", "guess<|im_end|>\n", "<|eot_id|>x",
@@ -171,10 +168,10 @@ def test_not_one_turn_drifts_with_it_and_some_do_without(family: Family, tools: 
     assert drifted(drift) > 0
     strict = 1 + sum(record["drift"]["tiny"]["broken_by"].values())
     repaired = sum(sample.get("repaired_tokens", 0) for sample in record["timelines"])
-    if family.name in SAME_TEXT:
-        assert len(record["timelines"]) < strict and repaired > 0
-    else:
+    if family.name == "mistral":  # which writes answers with a space before them: that is other text
         assert len(record["timelines"]) == strict and repaired == 0
+    else:
+        assert len(record["timelines"]) < strict and repaired > 0
     trained = sum(sum(sample["loss_mask"]) for sample in record["timelines"])
     assert trained == sum(len(call["token_ids"]) for call in record["calls"])
 
