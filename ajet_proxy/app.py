@@ -9,6 +9,7 @@ trainer that would open it cannot reach us any more), calls in flight finish, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import os
@@ -48,6 +49,7 @@ from ajet_proxy.io.server import Runner
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.traces import Traces, exporting
 from ajet_proxy.io.tunnels import Interception, Tunnels
+from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
 
@@ -226,9 +228,10 @@ async def _tick(
     alarm = Alarm()
     while True:
         await asyncio.sleep(TICK_S)
-        if store.healthy:
-            store.post(store.ledger.expire(clock.now()))
-            store.post(to_archive(store.ledger, clock.now()))
+        with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: then next time
+            if store.healthy:
+                store.post(store.ledger.expire(clock.now()))
+                store.post(to_archive(store.ledger, clock.now()))
         alarm.look(store.ledger.alerts())
         limits.measure()
         compactor.tick()

@@ -102,6 +102,7 @@ class Audit:
                 if answer.status_code == 200:
                     return answer.json()
             except httpx.TransportError:
+                assert self._stage.proxy.status is None, f"the proxy ended by itself: {self._stage.proxy.status}"
                 if time.monotonic() > give_up:
                     raise
             assert time.monotonic() < give_up, f"{path}: no answer"

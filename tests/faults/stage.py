@@ -68,14 +68,13 @@ class Disk:
         self.own = subprocess.run(["mount", *options], capture_output=True, check=False).returncode == 0
 
     def fill(self, proxy: ProxyProcess, spare: int) -> None:
-        """Leave `spare` bytes; without a file system of its own no file of the daemon may grow by more than that."""
+        """Leave `spare` bytes; without a file system of its own no file may be larger than a part of that."""
         if self.own:
             stat = os.statvfs(self.folder)
             self._size((stat.f_blocks - stat.f_bfree) * stat.f_frsize + spare)
             return
-        biggest = max(path.stat().st_size for path in (proxy.data_dir / "journal").iterdir())
         _, hard = resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (biggest + spare, hard))
+        resource.prlimit(proxy.pid, resource.RLIMIT_FSIZE, (spare // 4, hard))  # less than a segment
 
     def free(self, proxy: ProxyProcess) -> None:
         if self.own:
@@ -131,6 +130,7 @@ class Stage:
             str(self._conditions)), env={"PYTHONPATH": str(ROOT)},
             options=["--group-size", "2", "--idle-timeout", "100000", "--wall-timeout", "1000000"],
         )  # fmt: skip
+        self.proxy.log = root / "proxy.log"
         self.proxy.start()
         self.http = httpx.Client(base_url=f"{self.proxy.url}/ajet/v1", timeout=30.0, trust_env=False)
         self.agents = [Worker(lambda life, n=n: self._agent(f"s{seed}a{n}l{life}")) for n in range(agents)]  # type: ignore[misc]

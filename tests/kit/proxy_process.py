@@ -67,6 +67,11 @@ class ProxyProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def status(self) -> int | None:
+        """The exit status, if it has ended."""
+        return None if self._process is None else self._process.poll()
+
     def start(self, ready_s: float = 60.0) -> ProxyProcess:
         """Returns once the proxy has said that it accepts requests."""
         with self.log.open("ab") as log:

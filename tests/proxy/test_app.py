@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,10 @@ from cryptography.x509.oid import NameOID
 from ajet_proxy.app import App, issue_key
 from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core import drift_rate
+from ajet_proxy.core.events import EpisodeDiscarded, Event
 from ajet_proxy.io import keyring
+from ajet_proxy.io.store import Store
+from ajet_sdk.errors import NotReady
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
@@ -51,6 +55,24 @@ async def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 
 async def discarded(client: Client) -> bool:
     return bool((await client.status())["episodes"]["discarded"])
+
+
+async def test_a_disk_that_refuses_in_the_middle_of_a_tick_does_not_end_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, refused = Store.post, list[Sequence[Event]]()
+
+    def refusing(store: Store, events: Sequence[Event]) -> None:
+        if any(isinstance(event, EpisodeDiscarded) for event in events) and not refused:
+            refused.append(events)
+            raise NotReady("the journal cannot write: no space", code="journal")
+        post(store, events)
+
+    monkeypatch.setattr(Store, "post", refusing)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), idle_timeout=0.5) as client:
+        await client.chat("forgotten")
+        await eventually(lambda: discarded(client))
+        assert refused
 
 
 async def test_timeouts_run_out_by_themselves(tmp_path: Path) -> None:
