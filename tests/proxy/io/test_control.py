@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from ajet_proxy.core.keys import Claims
+from ajet_proxy.io import keyring
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import ROUTES, Route
 from tests.kit.engine_stub import EngineStub
@@ -24,9 +25,10 @@ BODIES: dict[str, Any] = {
     "open_episode": {"task": "t"}, "reward": {"value": 1.0}, "lease": {}, "ack": {"policy_version": 1},
     "gate_close": {"wait_s": 1}, "gate_open": {"policy_version": 1}, "policy": {"model": "stub", "version": 1},
 }
+REVOKED = "a tenant that left"
 KINDS = (
-    "none", "foreign", "forged", "expired", "agent of the episode", "agent of another episode", "agent of the tenant",
-    "agent of another tenant", "trainer", "admin", "the admin secret",
+    "none", "foreign", "forged", "expired", "revoked", "agent of the episode", "agent of another episode",
+    "agent of the tenant", "agent of another tenant", "trainer", "admin", "the admin secret",
 )
 
 
@@ -56,6 +58,7 @@ def key_of(client: Client, kind: str, episode: str) -> str | None:
         "foreign": "sk-1234",
         "forged": good[:-1] + ("A" if good[-1] != "A" else "B"),
         "expired": client.key(Claims("admin", expires=time.time() - 1)),
+        "revoked": client.key(Claims("admin", REVOKED)),
         "agent of the episode": good,
         "agent of another episode": client.key(Claims("agent", "a", "another")),
         "agent of the tenant": client.key(Claims("agent", "a")),
@@ -68,7 +71,7 @@ def key_of(client: Client, kind: str, episode: str) -> str | None:
 
 def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
     """The refusal that `kind` meets at `route`, or None where it may pass."""
-    if kind in ("forged", "expired") or (kind in ("none", "foreign") and not open_mode):
+    if kind in ("forged", "expired", "revoked") or (kind in ("none", "foreign") and not open_mode):
         return 401
     if route.scope == "any" or kind in ("none", "foreign", "admin", "the admin secret"):
         return None
@@ -84,6 +87,7 @@ def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
 @pytest.mark.parametrize("mode", ["open", "locked"])
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 async def test_every_route_with_every_key(route: Route, mode: str, tmp_path: Path) -> None:
+    keyring.revoke(tmp_path, "tenant", REVOKED, time.time())
     async with serving(tmp_path, admin_secret=SECRET if mode == "locked" else None) as client:
         for kind in KINDS:
             await try_key(client, route, kind, expected(route, kind, open_mode=mode == "open"))
