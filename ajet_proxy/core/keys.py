@@ -18,6 +18,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -26,6 +27,7 @@ from ajet_sdk.errors import Forbidden, Unauthorized
 from ajet_sdk.routes import KEY_PREFIX
 
 Scope = Literal["agent", "trainer", "admin"]
+_KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
 SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin")
 
 
@@ -116,6 +118,11 @@ class Keys:
 def key_id(key: str) -> str:
     """How a key is named in logs and revocations: a hash, of which nobody can make the key."""
     return hashlib.sha256(_bytes(key)).hexdigest()[:16]
+
+
+def masked(text: str) -> str:
+    """`text` without the keys of ours in it: callers put them where none belongs, and errors quote callers."""
+    return _KEY.sub(f"{KEY_PREFIX}***", text)
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection
@@ -21,6 +22,7 @@ from yarl import URL
 from ajet_proxy.config import is_loopback
 from ajet_proxy.core.dialects.messages_error import body_of, speaks_anthropic
 from ajet_proxy.core.identity import split_path
+from ajet_proxy.core.keys import masked
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
 
 logger = logging.getLogger(__name__)
@@ -50,7 +52,8 @@ def error_response(path: str, error: AjetError) -> web.Response:
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     body = body_of(error) if speaks_anthropic(split_path(path)[1]) else error.to_body()
-    return web.json_response(body, status=error.status, headers=headers)
+    text = masked(json.dumps(body))
+    return web.json_response(text=text, status=error.status, headers=headers)
 
 
 @web.middleware
@@ -83,7 +86,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
             raise
         return web.Response(status=499)  # goes nowhere: the client went away, which is its affair and no defect
     except Exception:
-        logger.exception("unexpected error in %s %s", request.method, split_path(request.path)[1])
+        logger.exception("unexpected error in %s %s", request.method, masked(split_path(request.path)[1]))
         defect = AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")
         return error_response(request.path, defect)
 

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.keys import EVERYTHING, SCOPES, Claims, Keys, Ring, check_scope, key_id, key_in, proxy_key_in
+from ajet_proxy.core.keys import (
+    EVERYTHING,
+    SCOPES,
+    Claims,
+    Keys,
+    Ring,
+    check_scope,
+    key_id,
+    key_in,
+    masked,
+    proxy_key_in,
+)
 from ajet_sdk.errors import Forbidden, Unauthorized
 
 SECRET = b"s" * 32
@@ -176,3 +187,12 @@ def test_a_key_is_named_by_a_hash() -> None:
     assert re.fullmatch("[0-9a-f]{16}", key_id(key))
     assert key_id(key) not in key
     assert key_id("\udc80") != key_id("")
+
+
+@given(claims, st.text(), st.text())
+def test_no_text_quotes_a_key(wanted: Claims, before: str, after: str) -> None:
+    key = Keys(SECRET).issue(wanted)
+    shown = masked(f"{before} {key} {after}")
+    assert key not in shown
+    assert key[21:60] not in shown
+    assert masked("ajet-proxy: no episode 'ep-0123456789abcdef'") == "ajet-proxy: no episode 'ep-0123456789abcdef'"
