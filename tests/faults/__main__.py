@@ -46,14 +46,16 @@ class Progress:
             sys.stderr.flush()
 
 
-def storm(root: Path, seed: int, kills: int, others: int, agents: int, progress: Progress) -> Counter[str]:
-    """`kills` of each program and `others` of each other kind; what was counted."""
+def storm(
+    root: Path, seed: int, kills: int, others: int, agents: int, progress: Progress, counts: Counter[str]
+) -> None:
+    """`kills` of each program and `others` of each other kind; `counts` says how many there were, and of what."""
     dice = random.Random(seed)
     stage = Stage(root, seed, agents)
     try:
-        audit = Audit(stage)
+        audit = Audit(stage, counts)
         left = Counter(dict.fromkeys(KILLED, kills) | dict.fromkeys(OTHERS, others))
-        weather = Storm(stage, audit, dice, left, progress)
+        weather = Storm(stage, audit, dice, left, progress, counts)
         weather.run()
         progress("the storm is over; agents finish", last=True)
         (stage.stops / "agents").touch()
@@ -68,7 +70,6 @@ def storm(root: Path, seed: int, kills: int, others: int, agents: int, progress:
         assert stage.proxy.stop() == 0
         assert "Traceback" not in stage.proxy.errors(), stage.proxy.errors()[-4000:]
         audit.replayed(stage.proxy.data_dir)
-        return weather.counts + audit.counts
     finally:
         stage.close()
 
@@ -81,6 +82,11 @@ def quiet_down(audit: Audit, limit_s: float = 30.0) -> None:
         if seen != last:
             last, since = seen, time.monotonic()
         time.sleep(0.3)
+
+
+def table(counts: Counter[str]) -> None:
+    for name, number in counts.items():
+        say(f"{number:>9,}  {name}")
 
 
 def arguments() -> argparse.Namespace:
@@ -101,13 +107,13 @@ def main() -> None:
     (root / "tears").mkdir()
     try:
         counts += tears.run(root / "tears", given.seed, given.tears, progress)
-        counts += storm(root / "storm", given.seed, given.kills, given.others, given.agents, progress)
+        storm(root / "storm", given.seed, given.kills, given.others, given.agents, progress, counts)
     except BaseException:
+        table(counts)
         say(traceback.format_exc())
         say(f"failed with seed {given.seed}; everything is in {root}")
         sys.exit(1)
-    for name, number in counts.items():
-        say(f"{number:>9,}  {name}")
+    table(counts)
     say(f"nothing was lost (seed {given.seed})")
     shutil.rmtree(root)
 

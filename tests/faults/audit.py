@@ -22,8 +22,8 @@ class Audit:
     """`counts` says what was compared. Every method raises `AssertionError` at the first thing that is not as it must
     be; nothing here forgives."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self, stage: Stage, counts: Counter[str]) -> None:
+        self.counts = counts
         self._stage = stage
         self._reader = Reader(stage.notes)
         self._calls: dict[str, tuple[str, list[int]]] = {}

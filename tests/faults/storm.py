@@ -11,7 +11,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.faults.audit import Audit
 from tests.faults.stage import Stage, Worker
@@ -31,13 +31,14 @@ class Storm:
     dice: random.Random
     left: Counter[str]
     told: Callable[[str], None]
-    counts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str]
 
     def run(self) -> None:
         kinds: dict[str, Callable[[], None]] = {
             "proxy": self.proxy, "trainer": self.trainer, "agent": self.agent, "write": self.write, "full": self.full,
             "freeze": self.freeze, "reset": self.reset, "clock": self.clock,
         }  # fmt: skip
+        done, total = 0, self.left.total()
         while self.left.total():
             time.sleep(self.dice.uniform(0.0, 0.3))
             kind = self.dice.choice(list(self.left.elements()))
@@ -45,7 +46,8 @@ class Storm:
             kinds[kind]()
             self.audit.after_a_fault()
             self._revive()
-            self.told(f"{self.counts.total()} faults, {self.left.total()} to come")
+            done += 1
+            self.told(f"{done} of {total} faults")
 
     def proxy(self) -> None:
         """SIGKILL, and a start; a third of them while the journal is being compacted."""

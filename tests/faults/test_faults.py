@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from tests.kit.source import ROOT
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_slice_of_the_storm(tmp_path: Path) -> None:
-    counts = faults.storm(tmp_path, seed=1, kills=5, others=1, agents=3, progress=faults.Progress())
+    counts = Counter[str]()
+    faults.storm(tmp_path, seed=1, kills=5, others=1, agents=3, progress=faults.Progress(), counts=counts)
     assert min(counts[f"kills of {who}"] for who in ("the proxy", "the trainer", "an agent")) >= 5
     assert min(counts["times that the disk was full"], counts["times that the engine was frozen"]) == 1
     assert min(counts["acknowledged calls, found once with their ids"], counts["batches delivered"]) > 5
@@ -64,7 +66,7 @@ REWARD = {"id": "of-nobody", "value": 1.0}
 def test_a_promise_that_was_not_kept_is_found(
     stage: Stage, found: str, notes: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    audit, liar = Audit(stage), stage.notes / "liar.log"
+    audit, liar = Audit(stage, Counter()), stage.notes / "liar.log"
     for kind, fields in notes:
         Notes(liar).add(kind, **fields)
     try:
