@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import pytest
 
 from ajet_proxy.config import table
 from ajet_proxy.core.continuity import OUTCOMES
@@ -17,3 +20,16 @@ def test_the_service_page_lists_every_setting() -> None:
 def test_the_page_on_continuity_explains_every_word() -> None:
     rows = "\n".join(f"| `{word}` | {meaning} |" for word, meaning in OUTCOMES.items())
     assert rows in (ROOT / "docs" / "continuity.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["service.md", "threat-model.md"])
+def test_what_a_page_says_is_tested_somewhere_is_there(page: str) -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / page).read_text())
+    assert named
+    assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+def test_what_the_threat_model_says_checks_a_threat_is_there() -> None:
+    named = re.findall(r"`((?:core|io|ajet_sdk)/\w+\.py)`", (ROOT / "docs" / "threat-model.md").read_text())
+    assert named
+    assert [path for path in named if not ((ROOT / path).is_file() or (ROOT / "ajet_proxy" / path).is_file())] == []
