@@ -57,6 +57,7 @@ class Identity:
     scope: bytes
     """A digest of the key: the same for two requests only if one client sent both."""
     episode: str | None
+    """Its id, or, in the ways of `core.borrowed`, the name that stands for one."""
     identified_by: str
     issued: bool
     """Whether the episode's own key named it, so that it must exist already."""
@@ -91,9 +92,9 @@ def identify(
     elif header := headers.get(HEADER_EPISODE.lower()):
         episode, way = check_id(header, HEADER_EPISODE), "header"
     elif harness := _first(headers.get(name) for name in HARNESS_HEADERS):
-        episode, way = _borrowed(harness), "harness"
+        episode, way = harness, "harness"
     elif in_body := _named_in(body or {}):
-        episode, way = _borrowed(in_body), "body"
+        episode, way = in_body, "body"
     if claims.episode is not None and episode != claims.episode:
         raise Forbidden(f"this key is for another episode than {episode!r}", code="wrong_episode")
     return Identity(
@@ -142,14 +143,6 @@ def _session(user_id: Any) -> Any:
         return user_id
     session = parsed.get("session_id")
     return session if isinstance(session, str) and session else user_id
-
-
-def _borrowed(name: str) -> str:
-    """`name` if it can be an episode's id, else an id made from it."""
-    try:
-        return check_id(name)
-    except BadRequest:
-        return f"name-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
 
 
 def _label(headers: Mapping[str, str], name: str) -> str | None:

@@ -25,6 +25,7 @@ from urllib.parse import unquote
 from aiohttp import web
 
 from ajet_proxy.core.attempt import attempt, is_retry, retry_key
+from ajet_proxy.core.borrowed import RUNGS, current
 from ajet_proxy.core.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.messages import Messages
@@ -58,6 +59,8 @@ from ajet_sdk.routes import HEADER_REWARD, KEY_PREFIX, OpenEpisode, Reward
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 """Routes under ``/v1/`` that change the engine."""
+UNSURE = (*RUNGS, "lineage")
+"""Ways that name no episode for good: while a request waits for the gate, theirs may end and another one begin."""
 MAX_NOTED = 10
 """An episode notes at most so many others that its first call may have continued."""
 
@@ -184,8 +187,8 @@ class HttpFront:
             asked = dialect.translate(request)
         exchange = Exchange(dialect, asked, model=given, versions=dialect.target in self._tell_versions)
         async with self._enter(model):
-            if named.episode is None and identity.reward is None and ledger.has_ended(episode):
-                episode = self._clock.new_id("ep")
+            if named.identified_by in UNSURE and identity.reward is None and ledger.has_ended(episode):
+                episode = self._identify(http, request).episode or self._clock.new_id("ep")
             origin = Origin(
                 calls=tuple(self._clock.new_id("call") for _ in range(exchange.choices)), episode=episode, model=model,
                 agent=agent, started_at=self._clock.now(), policy_version=ledger.policy_version(model),
@@ -288,12 +291,16 @@ class HttpFront:
             return await relay.passed(http, upstream_request, self._upstream)
 
     def _identify(self, http: web.Request, request: Request | None) -> Identity:
-        return identify(
+        found = identify(
             path=http.rel_url.raw_path,
             headers={name.lower(): value for name, value in self._headers(http).items()},
             body=request.fields if request is not None else None,
             authenticate=lambda key: self._keys.authenticate(key, self._clock.now()),
         )
+        if found.episode is None or found.identified_by not in RUNGS:
+            return found
+        find, tenant = self._store.ledger.find, found.claims.tenant
+        return replace(found, episode=current(found.episode, tenant, find, for_reward=found.reward is not None))
 
     def _continued(
         self, identity: Identity, history: History | None, sent: Mapping[str, Any]

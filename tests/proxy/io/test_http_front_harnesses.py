@@ -10,8 +10,9 @@ import pytest
 
 from ajet_proxy.core.events import CallStarted, EpisodeOpened
 from ajet_proxy.core.identity import identify
-from ajet_proxy.core.keys import Keys
+from ajet_proxy.core.keys import Claims, Keys
 from ajet_proxy.core.timeline import merge
+from ajet_sdk.routes import Abort
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
@@ -150,3 +151,51 @@ async def test_an_agent_that_sends_nothing_is_known_by_its_history() -> None:
     assert main.identified_by == other.identified_by == "lineage"
     assert [call.episode for call in front.calls] == [main.episode] * 3 + [other.episode]
     assert len(merge(front.calls[:3])) == 1
+
+
+HELLO = {"model": "stub", "messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.mark.parametrize(("headers", "body"), [(CODEX, {}), ({}, {"user": SESSION})], ids=["harness", "body"])
+async def test_a_session_outlives_its_episode(headers: dict[str, str], body: dict[str, Any]) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        ledger = front.store.ledger
+        opened = []
+        for _ in range(3):
+            for _ in range(2):
+                answer = await send(front.url + CHAT, body=HELLO | body, headers=headers)
+                assert answer.status == 200
+                opened.append(answer.headers["x-ajet-episode"])
+            front.store.post(ledger.abort(opened[-1], Abort(), at=front.clock.now()))
+        assert opened == [SESSION] * 2 + [f"{SESSION}.2"] * 2 + [f"{SESSION}.3"] * 2
+        assert not front.lost
+
+
+async def test_a_session_whose_episode_ends_while_a_request_waits_goes_on_in_the_next() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert (await send(front.url + CHAT, body=HELLO, headers=CODEX)).status == 200
+        front.close_gate()
+        waiting = asyncio.create_task(send(front.url + CHAT, body=HELLO, headers=CODEX))
+        await asyncio.wait([waiting], timeout=0.2)
+        assert front.gate.waiting == 1
+        front.store.post(front.store.ledger.abort(SESSION, Abort(), at=front.clock.now()))
+        front.open_gate(1)
+        assert (await waiting).headers["x-ajet-episode"] == f"{SESSION}.2"
+
+
+async def test_a_sessions_reward_is_its_latest_episodes_and_seals_it() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        for number, episode in enumerate((SESSION, f"{SESSION}.2")):
+            assert (await send(front.url + CHAT, body=HELLO, headers=CODEX)).headers["x-ajet-episode"] == episode
+            rewarded = CODEX | {"x-ajet-reward": str(number), "x-ajet-final": "1"}
+            assert (await send(front.url + "/v1/models", method="GET", headers=rewarded)).status == 200
+            assert front.store.ledger.episodes[episode].reward() == number
+            assert front.store.ledger.has_ended(episode)
+
+
+async def test_tenants_that_use_one_session_name_do_not_meet() -> None:
+    async with EngineStub() as stub, Front(stub.url, admin_secret="secret") as front:
+        for tenant in ("a", "b"):
+            key = {"authorization": f"Bearer {front.keys.issue(Claims('agent', tenant))}"}
+            answer = await send(front.url + CHAT, body=HELLO, headers=CODEX | key)
+            assert (answer.status, answer.headers["x-ajet-episode"]) == (200, f"{SESSION}@{tenant}")
