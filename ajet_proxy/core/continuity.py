@@ -85,6 +85,7 @@ _BEYOND = (
     "echo", "continue_final_message", "truncate_prompt_tokens", "kv_transfer_params", "ec_transfer_params",
     "mm_processor_kwargs", "media_io_kwargs", "use_beam_search", "prompt_embeds",
 )  # fmt: skip
+_HEEDING = ("stream", "structured_outputs", "response_format")
 _TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
 FIELD = "kv_transfer_params"
 """Where vLLM's chat route takes prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
@@ -145,6 +146,20 @@ class Outline:
         assert self.answer is not None
         messages[self.answer] = {"role": "assistant", "content": text}
         return self.rendering(messages)
+
+    @property
+    def heeds_reasoning(self) -> bool:
+        """Whether the answer may depend on where the engine sees reasoning in the prompt. It does in a stream and under
+        a grammar; only answers that came with reasoning put any there."""
+        messages = self.fields["messages"]
+        reasoned = any(message.get("reasoning") or message.get("reasoning_content") for message in messages)
+        forced = self.fields.get("tool_choice") not in (None, "auto", "none")
+        return reasoned and (forced or any(self.fields.get(name) for name in _HEEDING))
+
+    def first_word(self, token: int, ids: Sequence[int] | None) -> dict[str, Any]:
+        """A request for a stream of the one `token` behind this conversation, or behind `ids`."""
+        body = self.whole() | {"stream": True, "max_tokens": 1, "allowed_token_ids": [token]}
+        return body if ids is None else body | {FIELD: {"prompt_token_ids": list(ids)}}
 
     @property
     def room(self) -> int:
@@ -220,6 +235,17 @@ def trial(model: str, ids: Sequence[int]) -> dict[str, Any]:
         "model": model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1, "return_token_ids": True,
         FIELD: {"prompt_token_ids": list(ids)},
     }  # fmt: skip
+
+
+def heard_as(stream: bytes) -> str | None:
+    """As what the first word of a chat `stream` came, ``reasoning`` or ``content``; None if there is none."""
+    for line in stream.splitlines():
+        with suppress(ValueError, TypeError, LookupError, AttributeError):
+            delta = json.loads(line.removeprefix(b"data:"))["choices"][0]["delta"]
+            for name in ("reasoning", "content"):
+                if delta.get(name):
+                    return name
+    return None
 
 
 def ended(captured: Captured) -> str:

@@ -8,8 +8,9 @@ goes along in ``kv_transfer_params``, which vLLM's chat route takes in place of 
 Nothing is taken on trust. Before an engine gets ids for the first time, one token is generated to see that it reads
 the ids it is given. Before a kind of request (its tools and whatever else shapes a prompt) is continued for the first
 time, ``/tokenize`` must render the turn before as the very ids that the chat route reported for it. After each answer
-the reported prompt must be the one that was sent, or the engine gets no more. Whatever fails, the request goes out as
-it came, and the record says why.
+the reported prompt must be the one that was sent, or the engine gets no more. Where the history holds reasoning that a
+parser of the engine may look for in the prompt, one token shows whether it finds the same. Whatever fails, the request
+goes out as it came, and the record says why.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ajet_proxy.core.continuity import (
     IGNORED,
     NOT_PROVEN,
     NOT_RENDERED,
+    REASONING_PARSER,
     REFUSED,
     SAME,
     TOO_LONG,
@@ -41,6 +43,7 @@ from ajet_proxy.core.continuity import (
     Memory,
     Outline,
     ended,
+    heard_as,
     outline,
     trial,
 )
@@ -198,6 +201,8 @@ class Turn:
             return prompt, None
         if length is not None and len(prompt) + asked.room > length:
             return TOO_LONG, None
+        if asked.heeds_reasoning and not await self._is_read_alike(request, asked, prompt):
+            return REASONING_PARSER, None
         return EXACT, prompt
 
     async def _get_ready(self, request: EngineRequest, asked: Outline, before: Packed, history: Ids) -> None:
@@ -222,6 +227,21 @@ class Turn:
         if status >= 500:
             raise NotRendered
         return status == 200 and answer.get("prompt_token_ids") == list(ids)
+
+    async def _is_read_alike(self, request: EngineRequest, asked: Outline, prompt: Ids) -> bool:
+        """Whether the engine takes what follows `prompt` for reasoning if it does so behind its own rendering."""
+        heard = [
+            await self._heard(request, asked.first_word(self._engine.mark[0], ids)) for ids in (None, prompt)
+        ]
+        return heard[0] is not None and heard[0] == heard[1]
+
+    async def _heard(self, request: EngineRequest, body: Mapping[str, Any]) -> str | None:
+        """As what the engine's first word in answer to `body` came."""
+        answer = await self._shared.upstream.send(replace(request, target=CHAT, body=json.dumps(body).encode()))
+        try:
+            return heard_as(await answer.read())
+        finally:
+            answer.close()
 
     async def _render(self, request: EngineRequest, body: Mapping[str, Any]) -> tuple[Ids, int | None]:
         """The tokens of `body` by ``/tokenize``, and the model's length."""

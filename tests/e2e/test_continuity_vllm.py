@@ -34,6 +34,10 @@ FORCED = (
 WORDS = (" hello", "\n", "", "guess  <|im_start|>", "é 😀", "<think>no</think>", "[INST]", "higher\n\n")
 """What the user says, in turn."""
 
+PARSERS = {"thinking": "qwen3", "misled": "deepseek_r1"}
+"""Of the families that think, the reasoning parsers: one that keeps to its turn, and one that takes the last end of
+reasoning anywhere in the prompt for that of the answer to come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Family:
@@ -47,7 +51,7 @@ class Family:
 
     @property
     def thought(self) -> str:
-        return "<think>hello\\n[é日]</think>" if self.name == "thinking" else ""
+        return "<think>hello\\n[é日]</think>" if self.name in PARSERS else ""
 
 
 @pytest.fixture(scope="module", params=["chatml", "llama", "mistral", "thinking"])
@@ -60,8 +64,9 @@ def family(
         return
     from tests.kit.tiny_model import build
 
-    model = build(folder / "tiny", family=request.param)
-    options = REASONING if request.param == "thinking" else ()
+    parser = PARSERS.get(request.param)
+    model = build(folder / "tiny", family="thinking" if parser else request.param)
+    options = ("--reasoning-parser", parser, *REASONING[2:]) if parser else ()
     with vllm_server(model, folder / "vllm.log", options=options) as url:
         yield from _proxies(request.param, url, folder)
 
@@ -187,6 +192,22 @@ def test_an_agent_that_leaves_the_reasoning_out_has_chosen_another_history(famil
     record, _ = sealed(family.on.url, "left-out")
     assert [call["continuity"] for call in record["calls"]] == ["first_turn", "reasoning_left_out"]
     assert len(record["timelines"]) == 2
+
+
+@pytest.mark.parametrize("family", ["misled"], indirect=True)
+def test_reasoning_in_the_exact_ids_does_not_mislead_the_parser(family: Family) -> None:
+    """A streamed answer's reasoning comes as reasoning; an answer in one piece is parsed without its prompt."""
+    marks = dict.fromkeys(thinking_marks(family), 100)
+    forced = {"structured_outputs": {"regex": family.thought + "yes"}, "logit_bias": marks}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    for stream in (False, True, False, True):
+        said = ask(family.on.url, "misled", messages, stream=stream, **forced)
+        assert (said["content"], said["reasoning"][:6]) == ("yes", "hello\n")
+        messages += [said, {"role": "user", "content": "again"}]
+    ask(family.on.url, "misled", messages, max_tokens=3)
+    record, _ = sealed(family.on.url, "misled")
+    words = [call["continuity"] for call in record["calls"]]
+    assert words == ["first_turn", *["reasoning_parser"] * 3, "exact"]
 
 
 def test_answers_in_a_set_form_go_on_too(family: Family) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core import continuity
 from ajet_proxy.core.call import Captured
-from ajet_proxy.core.continuity import OUTCOMES, Known, Memory, Outline, ended, normal, outline, trial
+from ajet_proxy.core.continuity import OUTCOMES, Known, Memory, Outline, ended, heard_as, normal, outline, trial
 
 HELLO = {"role": "user", "content": "hello"}
 AGAIN = {"role": "user", "content": "again"}
@@ -271,3 +271,40 @@ def test_a_trial_is_a_chat_request_with_the_ids_and_one_token() -> None:
     asked = trial("m", (5, 5, 5))
     assert (asked["model"], asked["max_tokens"], asked["return_token_ids"]) == ("m", 1, True)
     assert asked[continuity.FIELD] == {"prompt_token_ids": [5, 5, 5]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "heeds"),
+    [
+        ([HELLO, SAID | {"reasoning": "r"}, AGAIN], {"stream": True}, True),
+        ([HELLO, SAID | {"reasoning_content": "r"}, AGAIN], {"response_format": {"type": "json_object"}}, True),
+        ([HELLO, SAID | {"reasoning": "r"}, AGAIN], {"stream": False, "tools": TOOLS, "tool_choice": "auto"}, False),
+        ([HELLO, SAID | {"reasoning": "r"}, AGAIN], {"tools": TOOLS, "tool_choice": "required"}, True),
+        ([HELLO, SAID | {"reasoning": None}, AGAIN], {"stream": True, "tools": TOOLS}, False),
+    ],
+)
+def test_reasoning_matters_where_the_engine_looks_for_it(
+    messages: list[dict[str, Any]], fields: dict[str, Any], heeds: bool
+) -> None:
+    assert outlined(*messages, **fields).heeds_reasoning is heeds
+
+
+def test_one_word_is_asked_for_behind_either_prompt() -> None:
+    asked = outlined(HELLO, temperature=0.5, tools=TOOLS)
+    plain = asked.whole() | {"stream": True, "max_tokens": 1, "allowed_token_ids": [9]}
+    assert asked.first_word(9, None) == plain
+    assert asked.first_word(9, (5, 6)) == plain | {continuity.FIELD: {"prompt_token_ids": [5, 6]}}
+
+
+@pytest.mark.parametrize(
+    ("stream", "name"),
+    [
+        (b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+         b'data: {"choices":[{"delta":{"content":"q"}}]}\n\ndata: [DONE]\n\n', "content"),
+        (b'data:{"choices":[{"delta":{"reasoning":"q"}}]}\r\n\r\n', "reasoning"),
+        (b'data: {"choices":[]}\n\ndata: [DONE]\n\n', None),
+        (b'{"error": {"message": "no"}}', None),
+    ],
+)  # fmt: skip
+def test_as_what_the_first_word_came(stream: bytes, name: str | None) -> None:
+    assert heard_as(stream) == name

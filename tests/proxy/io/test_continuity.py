@@ -309,3 +309,46 @@ async def test_a_call_whose_episode_has_ended_is_not_continued() -> None:
         messages.append(dict(MORE))
         await turn(front, messages)
         assert words(front)[-1] == "unknown_history"
+
+
+class Thinker(EngineStub):
+    """An engine that tells reasoning from content, and whose template leaves reasoning out of history. If it `looks`,
+    its parser takes reasoning in the prompt's ids for the end of the reasoning to come."""
+
+    looks = True
+
+    async def _write(
+        self, request: Any, parts: Any, fault: Any, delay: float, content_type: str, length: int | None
+    ) -> Any:
+        given = (self.requests[-1].body.get("kv_transfer_params") or {}).get("prompt_token_ids") or ()
+        seen = b"</think>" in bytes(token for token in given if token < 256)
+        parts = list(parts)
+        if request.path == CHAT and length is not None:
+            parts = [part.replace(b'"<think>hm</think>hello"', b'"hello"') for part in parts]
+            parts = [part.replace(b'"reasoning":null', b'"reasoning":"hm"') for part in parts]
+            length = sum(map(len, parts))
+        elif request.path == CHAT and not (seen and self.looks):
+            parts = [part.replace(b'"delta":{"content":', b'"delta":{"reasoning":') for part in parts]
+        return await super()._write(request, parts, fault, delay, content_type, length)
+
+
+@pytest.mark.parametrize(
+    ("looks", "body", "word"),
+    [
+        (True, {"stream": True}, "reasoning_parser"),
+        (True, {"response_format": {"type": "text"}}, "reasoning_parser"),
+        (True, {}, "exact"),
+        (False, {"stream": True}, "exact"),
+    ],
+)
+async def test_reasoning_in_the_exact_ids_must_not_mislead_the_engines_parser(
+    looks: bool, body: dict[str, Any], word: str
+) -> None:
+    plain = {name: value for name, value in body.items() if name != "stream"}
+    async with Thinker(drift=True) as stub, Front(stub.url) as front:
+        stub.looks = looks
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "say: <think>hm</think>hello"}]
+        assert (await turn(front, messages, **plain))["reasoning"] == "hm"
+        await turn(front, [*messages, MORE], **body)
+        assert words(front) == ["first_turn", word]
+        assert ("kv_transfer_params" in stub.llm_requests()[-1].body) is (word == "exact")
