@@ -9,6 +9,7 @@ balance or an agent that retries did not succeed; the folder of that run then st
 from __future__ import annotations
 
 import argparse
+import logging
 import random
 import shutil
 import sys
@@ -101,6 +102,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     given, progress = arguments(), Progress()
+    logging.getLogger("ajet_proxy").setLevel(logging.ERROR)  # a cut tail is no news here
     root = Path(tempfile.mkdtemp(prefix="ajet-faults-"))
     counts: Counter[str] = Counter()
     (root / "storm").mkdir()

@@ -8,7 +8,6 @@ them by a whole daemon): the state must be the one before that record, and the n
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import shutil
 from collections import Counter
@@ -81,7 +80,6 @@ def torn(last: bytes) -> list[bytes]:
 def run(root: Path, seed: int, most: int | None, told: Callable[..., None]) -> Counter[str]:
     """At most `most` tears, chosen by `seed`; all of them if None. What was counted."""
     dice, counts = random.Random(seed), Counter[str]()
-    logging.getLogger("ajet_proxy").setLevel(logging.ERROR)  # a cut tail is no news here
     with stub_process("--model", "stub") as engine:
         records = written(root / "first", engine)
         places = ends(records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,8 @@ def stub_process(*options: str, inside: Sequence[str] = ()) -> Iterator[str]:
     `inside` begins the command, to run it in a namespace.
     """
     command = [*inside, sys.executable, "-m", "tests.kit.engine_stub", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}  # another namespace may be another folder
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=env)
     try:
         assert process.stdout is not None
         line = process.stdout.readline().decode()
