@@ -16,6 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from ajet_proxy.core.dialects.lax import flag, integer, unread
 from ajet_proxy.core.dialects.messages_template import EFFORTS, Template
 from ajet_sdk.errors import BadRequest
 
@@ -36,8 +37,8 @@ def to_chat(asked: Mapping[str, Any], template: Template) -> dict[str, Any]:
     for name in _NOWHERE:
         if asked.get(name):
             _refuse(name, "the engine has nothing of this kind")
-    limit = asked.get("max_tokens")
-    if type(limit) is not int or limit <= 0:
+    limit = integer(asked, "max_tokens")
+    if limit is None or limit <= 0:
         _refuse("max_tokens", "must be a whole number above 0")
     model = _is(asked.get("model"), str, "model", "a text")
     if not model:
@@ -48,7 +49,9 @@ def to_chat(asked: Mapping[str, Any], template: Template) -> dict[str, Any]:
     chat |= {name: asked[name] for name in _AS_THEY_ARE if asked.get(name) is not None}
     if (stops := asked.get("stop_sequences")) is not None:
         chat["stop"] = _is(stops, list, "stop_sequences", "a list of texts")
-    if asked.get("stream") is not None and _is(asked["stream"], bool, "stream", "true or false"):
+    if unread(asked, "stream"):
+        _refuse("stream", "must be true or false")
+    if flag(asked, "stream"):
         chat |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return chat | _output(asked) | _thinking(asked, limit, template) | _tools(asked)
 

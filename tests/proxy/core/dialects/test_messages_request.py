@@ -188,8 +188,8 @@ def test_the_choice_of_a_tool(choice: dict[str, Any], told: Any) -> None:
 
 @pytest.mark.parametrize(("fields", "words"), [
     ({"model": None}, "model: must be a text"), ({"model": ""}, "model: must not be empty"),
-    ({"max_tokens": None}, "max_tokens"), ({"max_tokens": True}, "max_tokens"), ({"max_tokens": 0}, "above 0"),
-    ({"stream": "yes"}, "stream: must be true or false"), ({"stop_sequences": "a"}, "stop_sequences: must be a list"),
+    ({"max_tokens": None}, "max_tokens"), ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": 0}, "above 0"),
+    ({"stream": "maybe"}, "stream: must be true or false"), ({"stop_sequences": "a"}, "stop_sequences: must be a list"),
     ({"messages": None}, "messages: must be a list"), ({"messages": ["a"]}, "messages.0: must be an object"),
     ({"messages": [{"role": "tool", "content": ""}]}, "messages.0.role"),
     ({"messages": [{"role": "user"}]}, "messages.0.content: must be a text or a list"),
@@ -244,6 +244,14 @@ JSON = st.recursive(
     ),
     max_leaves=12,
 )  # fmt: skip
+def test_numbers_and_truth_values_are_read_as_the_engine_reads_them() -> None:
+    for limit in (50, 50.0, "50"):
+        assert chat(max_tokens=limit)["max_tokens"] == 50
+    for stream in (True, "true", 1):
+        assert chat(stream=stream)["stream"] is True
+    assert "stream" not in chat(stream="false")
+
+
 FIELDS = ("model", "max_tokens", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "stream",
           "stop_sequences", "temperature")  # fmt: skip
 
