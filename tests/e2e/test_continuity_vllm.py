@@ -1,4 +1,4 @@
-"""On-policy continuity on real vLLM, in four families of chat templates: long conversations of words that drift.
+"""On-policy continuity on real vLLM, in three families of chat templates: long conversations of words that drift.
 
 What is forced by ``structured_outputs`` is sampled in pieces that no tokenizer would write, because the tiny model
 knows no better; what is sampled freely is bytes that are no UTF-8. Both come back as text, which the engine reads as
@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 TOOL = {"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}
 FORCED = (
-    " ", "\n\n", "hello  world ", "\thello\n", "é日😀", "👩‍🔬e\u0301", "guess<|im_end|>\n", "<|eot_id|>x",
-    "</s>[INST] hi", "no </think> yes", 'hello {"a": "\\n"}', "\u00a0\u2028hello",
+    " ", "\n\n", "hello  world ", "\thello\n", "é日😀", "👩‍🔬e\u0301", "guess<|im_end|>\n", "<|eot_id|>x[INST]",
+    "no </think> yes\u00a0\u2028",
 )  # fmt: skip
 """Answers, one a turn; between them the model says what it likes."""
 WORDS = (" hello", "\n", "", "guess  <|im_start|>", "é 😀", "<think>no</think>", "[INST]", "higher\n\n")
@@ -54,7 +54,7 @@ class Family:
         return "<think>hello\\n[é日]</think>" if self.name in PARSERS else ""
 
 
-@pytest.fixture(scope="module", params=["chatml", "llama", "mistral", "thinking"])
+@pytest.fixture(scope="module", params=["chatml", "llama", "thinking"])
 def family(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Family]:
@@ -106,7 +106,7 @@ def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
 
 
 def talk(family: Family, url: str, episode: str, *, tools: bool) -> list[dict[str, Any]]:
-    """A conversation of sixteen turns, streamed and not, forced, free and cut at the limit, with calls of tools."""
+    """A conversation of twelve turns, streamed and not, forced, free and cut at the limit, with calls of tools."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
     forced, marks = iter(FORCED), dict.fromkeys(thinking_marks(family), 100)
     for number in range(len(FORCED) * 4 // 3):
@@ -173,7 +173,7 @@ def test_not_one_turn_drifts_with_it_and_some_do_without(family: Family, tools: 
     assert drifted(drift) > 0
     strict = 1 + sum(record["drift"]["tiny"]["broken_by"].values())
     repaired = sum(sample.get("repaired_tokens", 0) for sample in record["timelines"])
-    if family.name in ("mistral", "thinking"):  # a space before answers, thoughts left out of them: that is other text
+    if family.name == "thinking":  # which leaves thoughts out of answers: that is other text
         assert len(record["timelines"]) == strict and repaired == 0
     else:
         assert len(record["timelines"]) < strict and repaired > 0

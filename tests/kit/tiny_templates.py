@@ -3,7 +3,7 @@ to history.
 
 ``chatml`` writes messages as they are. ``thinking`` is ChatML that takes the reasoning out of all answers before the
 last user message, as Qwen3 does. ``llama`` begins with a mark of its own, heads each message and takes the spaces from
-its ends. ``mistral`` has no heads, only marks around the user's words, and wants the roles to take turns.
+its ends.
 """
 
 from __future__ import annotations
@@ -60,17 +60,4 @@ LLAMA = Family(
     f"{{%- for call in m.tool_calls or [] %}}{_CALL}{{% endfor %}}<|eot_id|>{{% endfor -%}}"
     "{%- if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif -%}",
 )
-MISTRAL = Family(
-    ("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-    "</s>",
-    "<s>{%- set turn = namespace(at=0) %}"
-    "{%- for m in messages if m.role == 'user' or (m.role == 'assistant' and not m.tool_calls) %}"
-    "{%- if (m.role == 'user') != (turn.at % 2 == 0) %}{{ raise_exception('roles must take turns') }}{% endif %}"
-    "{%- set turn.at = turn.at + 1 %}{% endfor -%}"
-    "{%- for m in messages %}{% if m.role == 'user' %}"
-    "[INST]{% if tools %} tools: {{ tools | tojson }}{% endif %} {{ m.content }}[/INST]"
-    "{% elif m.role == 'tool' %}[TOOL_RESULTS] {{ m.content }}[/TOOL_RESULTS]"
-    f"{{% elif m.tool_calls %}}[TOOL_CALLS]{{% for call in m.tool_calls %}}{_CALL}{{% endfor %}}</s>"
-    "{% else %} {{ m.content }}</s>{% endif %}{% endfor -%}",
-)
-FAMILIES = {"chatml": CHATML, "thinking": THINKING, "llama": LLAMA, "mistral": MISTRAL}
+FAMILIES = {"chatml": CHATML, "thinking": THINKING, "llama": LLAMA}
