@@ -6,12 +6,13 @@
 # make test-page   the owner's page in headless Chromium (Debian's package chromium)
 # make lint        ruff and mypy alone
 # make bench       the figures of the proxy and the SDK
+# make idle-close  10,000 requests, each timed at the moment in which the engine closes its idle connection
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/fuzz.md)
 # make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/faults.md)
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test test-page test-integrations lint bench conformance fuzz faults clean
+.PHONY: setup quickstart proof test test-page test-integrations lint bench idle-close conformance fuzz faults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -47,6 +48,10 @@ bench: setup
 	@.venv/bin/python -m tests.bench.overhead
 	@.venv/bin/python -m tests.bench.imports
 	@.venv/bin/python -m tests.bench.merge
+
+idle-close:
+	@.ci/setup daemon
+	@.venv/bin/python -m tests.bench.idle_close $(REQUESTS)
 
 conformance:
 	@.ci/setup daemon

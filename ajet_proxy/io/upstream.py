@@ -1,9 +1,10 @@
 """The way to the engines: one connection pool, header rules, retry and failover.
 
 vLLM closes an idle connection after 5 seconds; ours are given up after 4, and a request that meets a connection closed
-in that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. An engine that cannot
-be reached is left alone for a while and the next is tried; any other failure is the caller's to see, because the engine
-may have begun to generate.
+in that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. Whether a byte came
+is seen where bytes come in (`Way`), because aiohttp's errors do not tell. An engine that cannot be reached is left
+alone for a while and the next is tried; any other failure is the caller's to see, because the engine may have begun to
+generate.
 
 The pool has no upper limit: a thousand agents at once are a thousand connections. There is no limit on how long an
 answer takes unless one is configured, because it would be a bias against long episodes.
@@ -11,11 +12,12 @@ answer takes unless one is configured, because it would be a bias against long e
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 from multidict import CIMultiDict
@@ -48,6 +50,51 @@ class EngineRequest:
     sticky: str
 
 
+class Way(asyncio.Protocol):
+    """Stands between a connection and aiohttp's `reader` of it and notes whether anything came back."""
+
+    def __init__(self, reader: asyncio.Protocol) -> None:
+        self._reader = reader
+        self.reused = False
+        self.heard = False
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = True
+        self._reader.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._reader.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reader.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._reader.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._reader.resume_writing()
+
+
+_WAY: ContextVar[Way | None] = ContextVar("way")
+"""The connection that the request of this task was written to last."""
+
+
+class Pool(aiohttp.TCPConnector):
+    """A connection pool that tells which connection a request got."""
+
+    async def connect(self, *request: Any, **more: Any) -> Any:
+        connection = await super().connect(*request, **more)
+        if (transport := connection.transport) is not None:
+            way = transport.get_protocol()
+            if isinstance(way, Way):
+                way.reused, way.heard = True, False
+            else:
+                way = Way(cast(asyncio.Protocol, way))
+                transport.set_protocol(way)
+            _WAY.set(way)
+        return connection
+
+
 class Upstream:
     """Sends requests to the engine that should have them."""
 
@@ -66,10 +113,8 @@ class Upstream:
         self._down_until: dict[str, float] = {}
 
     async def start(self) -> None:
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
-        self._pooled = self._session(aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S), [trace])
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True), [])
+        self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S))
+        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
 
     async def close(self) -> None:
         for session in (self._pooled, self._fresh):
@@ -103,28 +148,29 @@ class Upstream:
         raise failure
 
     async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
-        seen = SimpleNamespace(reused=False)
+        _WAY.set(None)
         try:
-            return await self._request(self._pooled, url, request, seen)
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-            if not seen.reused or isinstance(error, aiohttp.ClientConnectorError):
+            return await self._request(self._pooled, url, request)
+        except aiohttp.ClientConnectionError as error:
+            way = _WAY.get()
+            if way is None or way.heard or not way.reused or isinstance(error, TimeoutError):
                 raise
         self._metrics.inc("ajet_upstream_retries_total")
-        return await self._request(self._fresh, url, request, seen)
+        return await self._request(self._fresh, url, request)
 
     async def _request(
-        self, session: aiohttp.ClientSession | None, url: str, request: EngineRequest, seen: SimpleNamespace
+        self, session: aiohttp.ClientSession | None, url: str, request: EngineRequest
     ) -> aiohttp.ClientResponse:
         assert session is not None, "start() comes first"
         return await session.request(
             request.method, URL(url + request.target, encoded=True), data=request.body, headers=request.headers,
-            allow_redirects=False, trace_request_ctx=seen,
+            allow_redirects=False,
         )
 
-    def _session(self, connector: aiohttp.TCPConnector, traces: list[aiohttp.TraceConfig]) -> aiohttp.ClientSession:
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(
             connector=connector, timeout=self._timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"), trace_configs=traces,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
 
     def _failed(self, url: str, error: Exception) -> AjetError:
@@ -193,7 +239,3 @@ def _named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
 def _keys(value: str) -> tuple[str, str]:
     """The key in a credential header, without its scheme and with it, as if it were part of the key."""
     return value.strip().partition(" ")[2].strip(), value.strip()
-
-
-async def _note_reuse(_session: Any, context: Any, _params: Any) -> None:
-    context.trace_request_ctx.reused = True

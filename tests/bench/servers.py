@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable
+from functools import cache
 
 from tests.kit.engine_dialect import Reply, chat_body, chat_events
 from tests.kit.engine_tokens import Output
@@ -20,6 +21,7 @@ from tests.kit.engine_tokens import Output
 CHUNKS = 200
 
 
+@cache
 def canned() -> tuple[bytes, bytes]:
     """``(document, stream)`` as whole HTTP/1.1 responses; the stream is one event a chunk."""
     ids = tuple(97 + i % 26 for i in range(CHUNKS))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -35,7 +37,8 @@ class Ticking(Clock):
 @asynccontextmanager
 async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]]:
     """A server that does, request by request, what `behaviour` says, and goes on with the last: ``answer``, ``close``
-    without one, ``hang``, ``half`` an answer. Yields its URL and, for each connection, the requests that came."""
+    without one, ``hang``, ``half`` an answer; ``reset``, ``half reset``: the same, and the connection is reset. Yields
+    its URL and, for each connection, the requests that came."""
     connections: list[list[bytes]] = []
     todo = iter(behaviour)
     last = behaviour[-1]
@@ -60,9 +63,12 @@ async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]
             await asyncio.sleep(60)
         if what == "answer":
             writer.write(ANSWER)
-        if what == "half":
+        if what.startswith("half"):
             writer.write(ANSWER[:20])
         await writer.drain()
+        if what.endswith("reset"):
+            await asyncio.sleep(0.02)
+            reset_on_close(writer)
         return what == "answer"
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -88,6 +94,10 @@ async def upstream(*urls: str, clock: Clock | None = None, **limits: float) -> A
         yield made, metrics
     finally:
         await made.close()
+
+
+def reset_on_close(writer: asyncio.StreamWriter) -> None:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def ask(method: str = "POST", sticky: str = "ep", body: bytes | None = None) -> EngineRequest:
@@ -161,15 +171,50 @@ async def test_connections_are_used_again() -> None:
         assert [len(seen) for seen in connections] == [3]
 
 
+@pytest.mark.parametrize("how", ["close", "reset"])
 @pytest.mark.parametrize("method", ["POST", "GET"])
-async def test_a_reused_connection_that_closes_without_a_byte_is_tried_once_more(method: str) -> None:
-    async with engine("answer", "close", "answer") as (url, connections), upstream(url) as (made, metrics):
+async def test_a_reused_connection_that_ends_without_a_byte_is_tried_once_more(method: str, how: str) -> None:
+    async with engine("answer", how, "answer") as (url, connections), upstream(url) as (made, metrics):
         assert await answer(made) == b"ok"
         assert await answer(made, ask(method, body=b"{}" if method == "POST" else None)) == b"ok"
         assert [len(seen) for seen in connections] == [2, 1]
         retries = list(counted(metrics, "ajet_upstream_retries_total"))
         expected = ["ajet_upstream_retries_total 1"] if method == "POST" else []
         assert retries == expected, "aiohttp repeats a GET itself"
+
+
+@pytest.mark.parametrize("how", ["half", "half reset"])
+async def test_a_reused_connection_that_gave_a_byte_is_not_tried_again(how: str) -> None:
+    async with engine("answer", how, "answer") as (url, connections), upstream(url) as (made, metrics):
+        assert await answer(made) == b"ok"
+        with pytest.raises(EngineError):
+            await answer(made, ask(body=b"{}"))
+        assert [len(seen) for seen in connections] == [2]
+        assert not list(counted(metrics, "ajet_upstream_retries_total"))
+
+
+async def test_a_body_that_was_half_read_is_sent_again_whole() -> None:
+    body, got = bytes(range(256)) * 3_900, []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if not got:
+            got.append(b"")
+            writer.write(ANSWER)
+            await reader.readuntil(b"\r\n\r\n")
+            got.append(await reader.readexactly(1000))
+            reset_on_close(writer)
+        else:
+            got.append(await reader.readexactly(len(body)))
+            writer.write(ANSWER)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server, upstream(f"http://{host}:{port}") as (made, _):
+        assert await answer(made) == b"ok"
+        assert await answer(made, ask(body=body)) == b"ok"
+    assert got == [b"", body[:1000], body]
 
 
 async def test_a_fresh_connection_that_closes_without_a_byte_is_a_502() -> None:
