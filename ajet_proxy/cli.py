@@ -25,18 +25,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 TYPES = {"int": int, "float": float, "bool": bool}
 
 
-def config_options(command: F) -> F:
-    """One flag for each field of `Config` that may stand on the command line."""
-    for f in reversed(dataclasses.fields(Config)):
-        if f.metadata["flag"]:
-            kind = str(f.type)
-            shown = f" [{f.default}]" if f.default not in (None, "", False, ()) and not kind.startswith("tuple") else ""
-            command = click.option(
-                f"--{f.name.replace('_', '-')}", f.name, multiple=kind.startswith("tuple"), default=None,
-                is_flag=kind == "bool", type=TYPES.get(kind, str), metavar=f.metadata["metavar"],
-                help=f.metadata["help"] + shown,
-            )(command)
-    return click.option("--config", "file", metavar="FILE", help="TOML file with the same keys as the flags.")(command)
+def config_options(*names: str) -> Callable[[F], F]:
+    """One flag for each field of `Config` that may stand on the command line; of those in `names`, if any are given."""
+
+    def decorate(command: F) -> F:
+        for f in reversed(dataclasses.fields(Config)):
+            if f.metadata["flag"] and (not names or f.name in names):
+                kind = str(f.type)
+                lists = kind.startswith("tuple")
+                shown = f" [{f.default}]" if f.default not in (None, "", False, ()) and not lists else ""
+                command = click.option(
+                    f"--{f.name.replace('_', '-')}", f.name, multiple=lists, default=None,
+                    is_flag=kind == "bool", type=TYPES.get(kind, str), metavar=f.metadata["metavar"],
+                    help=f.metadata["help"] + shown,
+                )(command)
+        return click.option("--config", "file", metavar="FILE", help="TOML file with the settings of `serve`.")(command)
+
+    return decorate
 
 
 def _load(file: str | None, flags: dict[str, Any]) -> Config:
@@ -51,7 +56,7 @@ def cli() -> None:
 
 
 @cli.command()
-@config_options
+@config_options()
 def serve(file: str | None, **flags: Any) -> None:
     """Run the proxy until SIGTERM, which lets requests in flight finish.
 
@@ -124,7 +129,7 @@ def export(
 
 
 @cli.command()
-@config_options
+@config_options()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
 def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
     """Check the engines, the disk, permissions and the clock; say what to do about each fault."""
@@ -138,7 +143,7 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 
 
 @cli.command("issue-key")
-@config_options
+@config_options("data_dir")
 @click.option("--scope", type=click.Choice(["agent", "trainer", "admin"]), required=True, help="What the key may do.")
 @click.option("--tenant", default="", help="Whose episodes an agent's key reaches.")
 @click.option("--ttl", type=float, default=30 * 86400.0, show_default=True, help="Lifetime in seconds.")
@@ -151,7 +156,7 @@ def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: An
 
 
 @cli.command("rotate-secret")
-@config_options
+@config_options("data_dir")
 @click.option("--drop-old", is_flag=True, help="Keys that were signed before hold no longer.")
 def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
     """Sign keys with a new secret; a running proxy takes it up within seconds.
@@ -167,7 +172,7 @@ def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
 
 
 @cli.command()
-@config_options
+@config_options("data_dir")
 @click.option("--key-id", metavar="ID", help="A key, named as in the audit log.")
 @click.option("--key-file", type=click.File("r"), metavar="FILE", help="The key in FILE; - is stdin.")
 @click.option("--tenant", help="Every key issued so far for this tenant ('': for none, trainers' and admins' too).")

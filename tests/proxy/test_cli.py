@@ -32,6 +32,14 @@ def test_help_is_there_at_once(command: tuple[str, ...]) -> None:
     assert worked < 0.5, "processor time, which does not depend on who else is busy"
 
 
+def test_commands_for_keys_take_the_one_setting_that_they_use() -> None:
+    for command in ("issue-key", "rotate-secret", "revoke"):
+        words = run(command, "--help").stdout.split()
+        assert {"--config", "--data-dir"} <= set(words)
+        assert not {"--listen", "--upstream", "--group-size"} & set(words)
+    assert run("issue-key", "--scope", "admin", "--listen", "127.0.0.1:0").returncode == 2
+
+
 def test_version() -> None:
     done = run("--version")
     assert done.returncode == 0
