@@ -9,9 +9,10 @@ gives the name:
 ==================  ====================================================================================================
 `parallel`          the whole prompt is history of the timeline: the same prompt again, or a fork from an earlier point
 `new_chain`         nothing is shared
-`template`          ``at`` is the last token of a generation, mostly the stop token, or its first and its tail follows
+`template`          ``at`` is the last token of a generation, mostly the stop token, or its first and its end follows
                     all the same: the template writes the turn otherwise than the engine did
 `retokenized`       ``at`` is inside a generation, and the prompt comes back to it: its tail or its stop token follows
+`retokenized`       ``at`` is the first token of a short generation, and its stop token follows after fewer tokens
 `history_edited`    ``at`` is inside a generation, and the prompt does not come back: the answer was cut or replaced
 `tools_changed`     ``at`` is in the first half of the first prompt, where system text and tools stand, and the next
                     generation follows whole all the same: the conversation goes on under a new head
@@ -25,8 +26,13 @@ gives the name:
 `new_chain`         else: a shared beginning, such as one system prompt, and another conversation
 ==================  ====================================================================================================
 
-Limits, stated: an agent's edit within a generation that keeps its end reads as `retokenized`; a changed first user
-message reads as `tools_changed` if it lies in the first half of the prompt.
+A name that is `VAGUE` says nothing of what was sampled, and the nearest timeline may have parted from it at that very
+place before: then the prompt is compared with that of the answer that should stand there as well, and is `DRIFTED` if
+that is the difference.
+
+Limits, stated: an agent's edit within a generation that keeps its end reads as `retokenized`, and so does a short
+answer that it put into fewer tokens; a short answer that became as many tokens or more from its first on reads as
+`history_edited`; a changed first user message reads as `tools_changed` if it lies in the first half of the prompt.
 """
 
 from __future__ import annotations
@@ -35,6 +41,10 @@ from collections.abc import Sequence
 
 from ajet_proxy.core.tokens import common_prefix, count, cut, find
 
+DRIFTED = ("retokenized", "template")
+"""Names that mean: the same text, other tokens."""
+VAGUE = ("new_chain", "parallel", "compacted")
+"""Names for a difference between things that both timelines were given."""
 TAIL = 8
 """Tokens at the end of a generation that must be found again to say that the prompt comes back to it."""
 
@@ -58,14 +68,18 @@ def broken_by(prompt: bytes, history: bytes, spans: Sequence[tuple[int, int]]) -
 
 def _in_generation(prompt: bytes, history: bytes, at: int, span: tuple[int, int]) -> str:
     start, end = span
-    if at == end - 1:
+    if start < at == end - 1:
         return "template"
-    length = count(prompt)
-    tail = cut(history, max(at + 1, end - TAIL), end)
-    if find(prompt, tail, at, length) >= 0:
+    length, rest = count(prompt), end - 1 - at
+    if rest > (at == start) and find(prompt, cut(history, max(at + 1, end - TAIL), end), at, length) >= 0:
         return "template" if at == start else "retokenized"
     stop = find(prompt, cut(history, end - 1, end), at, min(length, at + 2 * (end - at) + TAIL))
-    return "retokenized" if stop > at > start else "history_edited"
+    if stop > at > start:
+        return "retokenized"
+    if at < stop < end - 1 < start + TAIL:
+        kept = cut(prompt, at, stop + 1) == cut(history, end - 1 - stop + at, end)
+        return "template" if kept else "retokenized"
+    return "history_edited"
 
 
 def _in_prompt(

@@ -14,10 +14,9 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
+from ajet_proxy.core.drift import DRIFTED
 from ajet_proxy.core.timeline import Timeline
 
-DRIFTED = ("retokenized", "template")
-"""Reasons of a new timeline that mean: the same text, other tokens."""
 WINDOW = 1000
 """The rate is that of so many of the latest turns, in whole episodes."""
 LEAST = 50

@@ -19,12 +19,15 @@ Next: ajet_proxy/core/episode.py
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any, Literal
 
-from ajet_proxy.core.drift import broken_by
+from ajet_proxy.core.drift import DRIFTED, VAGUE, broken_by
 from ajet_proxy.core.tokens import common_prefix, count, cut, pack_tokens, unpack_tokens
 from ajet_sdk.sample import Call, PolicySpans
 
@@ -195,19 +198,28 @@ def _merge_kind(calls: list[Packed], policy: Policy) -> list[Timeline]:
     tree = EndTree(calls)
     chains = _chains(_follow(calls, tree))
     number = {index: place for place, chain in enumerate(chains) for index in chain}
-    nearest = tree.nearest_earlier()
+    nearest, asked = tree.nearest_earlier(), cache(lambda: tree.nearest_asked(calls))
     out = []
     for place, chain in enumerate(chains):
-        first, near, reason = calls[chain[0]], nearest[chain[0]], None
+        first, near, reason = chain[0], nearest[chain[0]], None
         if near is not None and number[near] >= place:
-            near = _nearest_before(calls, chain[0], [index for index in range(chain[0]) if number[index] < place])
+            near = _nearest_before(calls, first, [index for index in range(first) if number[index] < place])
         if near is not None:
-            history = [index for index in chains[number[near]] if index < chain[0]]
-            before = [index for index in tree.sampled_before(calls, history[0]) if index < chain[0]]
-            spans = [(calls[index].turn.start, calls[index].turn.end) for index in (*before, *history)]
-            reason = broken_by(cut(first.text, 0, first.turn.start), calls[history[-1]].text, spans)
+            reason, whole = _difference(calls, tree, first, chains[number[near]])
+            if reason in VAGUE and not whole and (before := asked()[first]) is not None and number[before] < place:
+                other, _ = _difference(calls, tree, first, chains[number[before]])
+                reason = other if other in DRIFTED else reason
         out.append(Timeline(calls[chain[-1]].text, tuple(calls[index].turn for index in chain), reason))
     return out
+
+
+def _difference(calls: Sequence[Packed], tree: EndTree, first: int, chain: Sequence[int]) -> tuple[str, bool]:
+    """The name of what parts `first` from `chain`, as it stood then; and whether its whole prompt stands there."""
+    history = [index for index in chain if index < first]
+    before = [index for index in tree.sampled_before(calls, history[0]) if index < first]
+    spans = [(calls[index].turn.start, calls[index].turn.end) for index in (*before, *history)]
+    prompt, told = cut(calls[first].text, 0, calls[first].turn.start), calls[history[-1]].text
+    return broken_by(prompt, told, spans), told.startswith(prompt)
 
 
 def _nearest_before(calls: Sequence[Packed], first: int, candidates: Sequence[int]) -> int | None:
@@ -319,12 +331,29 @@ class EndTree:
                 node = self.parent[node]
         return found[::-1]
 
+    def nearest_asked(self, calls: Sequence[Packed]) -> list[int | None]:
+        """For each call the earlier one that sampled behind the longest beginning of its prompt; of several, one that
+        shares the most with it."""
+        found: list[int | None] = [None] * len(self.order)
+        for walk in self._walks():
+            opened: list[tuple[int, int]] = []
+            for call, shared in walk:
+                start = calls[call].turn.start
+                del opened[bisect_right(opened, shared, key=itemgetter(0)) :]
+                most = bisect_right(opened, start, key=itemgetter(0))
+                near = next((index for _, index in reversed(opened[:most]) if index < call), None)
+                both = [index for index in (near, found[call]) if index is not None]
+                found[call] = max(both, default=None, key=lambda index: (
+                    calls[index].turn.start, common_prefix(calls[index].text, calls[call].text)
+                ))
+                if start < calls[call].turn.end:
+                    insort(opened, (start, call), key=itemgetter(0))
+        return found
+
     def nearest_earlier(self) -> list[int | None]:
         """For each call the earlier one (of lower index) that shares the longest beginning with it, if there is any."""
         nearest: list[tuple[int, int] | None] = [None] * len(self.order)
-        forth = list(zip(self.order, self.shared, strict=True))
-        back = list(zip(reversed(self.order), [0, *reversed(self.shared[1:])], strict=True))
-        for walk in (forth, back):
+        for walk in self._walks():
             stack: list[tuple[int, int]] = []
             for call, shared in walk:
                 while stack and stack[-1][0] > call:
@@ -335,3 +364,8 @@ class EndTree:
                     nearest[call] = found if known is None else max(found, known)
                 stack.append((call, shared))
         return [None if found is None else found[1] for found in nearest]
+
+    def _walks(self) -> tuple[Iterable[tuple[int, int]], ...]:
+        """The calls in the order of their texts and against it, each with what it shares with the one before it."""
+        forth = zip(self.order, self.shared, strict=True)
+        return forth, zip(reversed(self.order), [0, *reversed(self.shared[1:])], strict=True)

@@ -6,6 +6,8 @@ of 12 tokens that end in the stop token, with results of tools between them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,6 +65,30 @@ def test_a_situation_has_its_name(case: str) -> None:
     assert broken_by(pack_tokens(prompt), pack_tokens(HISTORY), SPANS) == name
 
 
+SHORT = {
+    "two tokens became one": ("retokenized", [900]),
+    "only its end is left": ("template", [202, 203]),
+    "as many tokens as before": ("history_edited", [900, 901, 902, 903]),
+    "nothing is left": ("history_edited", []),
+    "it did not stop": ("history_edited", [*range(900, 930)]),
+}
+
+
+@pytest.mark.parametrize("case", SHORT)
+def test_a_short_answer_that_is_another_from_its_first_token(case: str) -> None:
+    name, instead = SHORT[case]
+    history = [*FIRST, 200, 201, 202, 203, STOP]
+    assert broken_by(pack_tokens([*FIRST, *instead, STOP, *RESULTS[0]]), pack_tokens(history), [(30, 35)]) == name
+
+
+def test_one_token_alone_shows_no_template() -> None:
+    """Nothing of the answer is left to say whether the prompt comes back to it."""
+    for answer in ([200], [STOP], [200, STOP]):
+        history, span = FIRST + answer, (30, 30 + len(answer))
+        prompt = [*FIRST, 900, STOP, *RESULTS[0]]
+        assert broken_by(pack_tokens(prompt), pack_tokens(history), [span]) == "history_edited"
+
+
 def test_the_names_are_all_there_are() -> None:
     names = {name for name, _ in CASES.values()}
     assert names == {
@@ -115,6 +141,50 @@ def test_forks_of_forks_know_what_was_sampled_before_they_parted() -> None:
         make_call("later", [*swap(shared, SPANS[1][0] + 4, [910], 1), 500], [1, STOP], at=10),
     ]
     assert [line.broken_by for line in merge(calls)] == [None, *["parallel"] * 3, "retokenized", "retokenized"]
+
+
+DRIFTS = [swap(SECOND, SPANS[0][0] + 4, [token], 2) for token in (910, 911, 912)]
+"""Three ways of reading the first answer, none of them the one in which it was sampled."""
+
+
+def test_what_drifts_for_a_second_time_at_one_place_has_drifted() -> None:
+    """The nearest timeline of the third call is the second, whose prompt holds no sampled token: the difference is one
+    between two readings, and neither is what the first call sampled."""
+    calls = [
+        make_call("a", FIRST, ANSWERS[0], at=0),
+        *(make_call(f"drift{place}", prompt, ANSWERS[1], at=1 + place) for place, prompt in enumerate(DRIFTS)),
+        make_call("again", DRIFTS[0], ANSWERS[1], at=7),
+        make_call("other", [*DRIFTS[0][:-3], 920, 921], ANSWERS[1], at=8),
+    ]
+    told = ["retokenized"] * 3 + ["parallel", "retokenized"]
+    assert [line.broken_by for line in merge(calls)] == [None, *told]
+    later = [replace(calls[0], started_at=20.0), *calls[1:3]]
+    assert [line.broken_by for line in merge(later)] == [None, "new_chain", "parallel"], "only earlier calls count"
+
+
+def test_a_fork_of_two_drifted_turns_is_told_from_the_answer_that_should_stand_there() -> None:
+    """Without the second answer the two readings of it would be forks behind the first."""
+    behind = SECOND + ANSWERS[1] + RESULTS[1]
+    forks = [make_call(f"b{token}", swap(behind, SPANS[1][0] + 4, [token], 2), [1, STOP], at=token) for token in (5, 6)]
+    both = [make_call("a", FIRST, ANSWERS[0], at=0), make_call("c", SECOND, ANSWERS[1], at=1)]
+    assert [line.broken_by for line in merge([*both, *forks])] == [None, "retokenized", "retokenized"]
+    assert [line.broken_by for line in merge([*both[:1], *forks])] == [None, "parallel"]
+
+
+def test_of_several_answers_to_one_prompt_the_one_that_is_like_it_is_compared() -> None:
+    """Its neighbours in the order of their texts, on either side, said something else, or less."""
+    others = [[*range(base, base + 11), STOP] for base in (150, 190, 210, 250)]
+    answers = [make_call(f"n{place}", FIRST, answer, at=0) for place, answer in enumerate([*others, ANSWERS[0]])]
+    silent = make_call("silent", FIRST, [], at=0.5)
+    drifts = [make_call(f"d{place}", prompt, [1, STOP], at=1 + place) for place, prompt in enumerate(DRIFTS[:2])]
+    named = {line.turns[0].call: line.broken_by for line in merge([*answers, silent, *drifts])}
+    assert (named["d0"], named["d1"]) == ("retokenized", "retokenized")
+
+
+def test_what_does_not_come_back_to_an_answer_keeps_its_vague_name() -> None:
+    edits = [make_call(f"e{token}", [*FIRST, token, *range(920, 980)], [1, STOP], at=token) for token in (900, 901)]
+    calls = [make_call("a", FIRST, ANSWERS[0], at=0), *edits]
+    assert [line.broken_by for line in merge(calls)] == [None, "history_edited", "new_chain"]
 
 
 def test_a_history_whose_last_calls_said_nothing() -> None:
