@@ -38,6 +38,7 @@ from ajet_proxy.io.authority import AuthorityError
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.compactor import Compactor
 from ajet_proxy.io.control import Control, ControlSettings
+from ajet_proxy.io.desk import LedgerDesk
 from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.errors import error_middleware, http_logger, refuse_foreign_pages
@@ -97,15 +98,12 @@ class App:
         gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s)
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
+        desk = LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
         front = functools.partial(
-            HttpFront, store=store, gate=gate, engines=engines, keys=keys, clock=clock, metrics=metrics,
+            HttpFront, desk=desk, engines=engines, keys=keys, clock=clock, metrics=metrics,
             settings=_front_settings(config),
         )
-        store.limits = limits = DaemonLimits(
-            data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics
-        )
-        if config.tenants:
-            store.quotas = TenantLimits(Quotas(dict(config.tenants), ledger), metrics)
+        limits = _limit(store, data_dir, config, metrics)
         compactor = Compactor(
             store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
             max_bytes=config.archive_max_bytes,
@@ -264,6 +262,16 @@ def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
     chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
     return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
+
+
+def _limit(store: Store, data_dir: Path, config: Config, metrics: Metrics) -> DaemonLimits:
+    """Hold `store` to what the operator allows."""
+    store.limits = limits = DaemonLimits(
+        data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics
+    )
+    if config.tenants:
+        store.quotas = TenantLimits(Quotas(dict(config.tenants), store.ledger), metrics)
+    return limits
 
 
 def _own_names(config: Config) -> tuple[str, ...] | None:

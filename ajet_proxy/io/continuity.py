@@ -40,7 +40,6 @@ from ajet_proxy.core.continuity import (
     UNKNOWN_HISTORY,
     UNSUPPORTED,
     Known,
-    Memory,
     Outline,
     ended,
     heard_as,
@@ -51,8 +50,8 @@ from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.joint import begins_with, joined
 from ajet_proxy.core.timeline import Packed
 from ajet_proxy.core.tokens import unpack_tokens
+from ajet_proxy.io.desk import Desk
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.store import Store
 from ajet_proxy.io.upstream import EngineRequest, Upstream
 from ajet_sdk.errors import AjetError
 
@@ -83,13 +82,12 @@ class Engine:
 
 
 class Continuity:
-    """What all turns share: the answers given, and what is known of the engines."""
+    """What all turns share: what is known of the engines."""
 
-    def __init__(self, upstream: Upstream, *, store: Store, metrics: Metrics) -> None:
+    def __init__(self, upstream: Upstream, *, desk: Desk, metrics: Metrics) -> None:
         self.upstream = upstream
-        self.store = store
+        self.desk = desk
         self.metrics = metrics
-        self.memory = Memory()
         self.mark = f"quick onyx goblins {secrets.token_hex(8)} jump over lazy dwarves"
         """Words that no conversation can hold, because nobody is told them."""
         self._engines: dict[tuple[str, str], Engine] = {}
@@ -137,7 +135,7 @@ class Turn:
             logger.warning("an engine read other ids than it was given: continuity is off for it")
         self._given = self._given or self._exchange.given
         if self._asked is not None and (answer := self._given[captured.index]) is not None:
-            self._shared.memory.remember(self._asked, answer, origin.calls[captured.index], ended(captured))
+            self._shared.desk.remember(self._asked, answer, origin.calls[captured.index], ended(captured))
         altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
         return replace(origin, altered=altered, continuity=self._word)
 
@@ -161,15 +159,12 @@ class Turn:
             )
         if self._asked is None:
             return UNSUPPORTED, None
-        known = shared.memory.recall(self._asked)
-        if isinstance(known, str):
-            return known, None
-        before = shared.store.ledger.packed(origin.episode, known.call)
-        if before is None:
-            return UNKNOWN_HISTORY, None
+        found = await shared.desk.recall(self._asked, origin.episode)
+        if isinstance(found, str):
+            return found, None
         try:
             async with asyncio.timeout(LIMIT_S):
-                return await self._exact(request, self._asked, known, before)
+                return await self._exact(request, self._asked, *found)
         except (NotRendered, AjetError, aiohttp.ClientError, TimeoutError):
             return NOT_RENDERED, None
 

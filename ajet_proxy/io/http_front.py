@@ -15,17 +15,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from time import perf_counter
-from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
 
 from ajet_proxy.core.attempt import attempt, is_retry, retry_key
-from ajet_proxy.core.borrowed import RUNGS, current
 from ajet_proxy.core.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.messages import Messages
@@ -43,26 +40,21 @@ from ajet_proxy.io import relay
 from ajet_proxy.io.audit import SUBJECT
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
+from ajet_proxy.io.desk import Asking, Begun, Desk
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.foreign import Foreign
-from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
-from ajet_proxy.io.store import Store
 from ajet_proxy.io.templates import Templates
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
-from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound
-from ajet_sdk.routes import HEADER_REWARD, KEY_PREFIX, OpenEpisode, Reward
+from ajet_sdk.errors import AjetError, BadRequest, NotFound
+from ajet_sdk.routes import KEY_PREFIX
 
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 """Routes under ``/v1/`` that change the engine."""
-UNSURE = (*RUNGS, "lineage")
-"""Ways that name no episode for good: while a request waits for the gate, theirs may end and another one begin."""
-MAX_NOTED = 10
-"""An episode notes at most so many others that its first call may have continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +83,11 @@ class HttpFront:
     """Handles every request that is not a control request; `headers` gives those of a request that count."""
 
     def __init__(
-        self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics,
-        settings: FrontSettings, headers: Callable[[web.Request], Mapping[str, str]] = headers_as_sent,
+        self, *, desk: Desk, keys: Keys, engines: Engines, clock: Clock, metrics: Metrics, settings: FrontSettings,
+        headers: Callable[[web.Request], Mapping[str, str]] = headers_as_sent,
     ) -> None:
-        self._store = store
+        self._desk = desk
         self._keys = keys
-        self._gate = gate
         self._clock = clock
         self._metrics = metrics
         self._settings = settings
@@ -110,7 +101,7 @@ class HttpFront:
         self._templates = Templates(self._upstream, engines)
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
-        self._continuity = Continuity(self._upstream, store=store, metrics=metrics) if settings.continuity else None
+        self._continuity = Continuity(self._upstream, desk=desk, metrics=metrics) if settings.continuity else None
 
     def add_routes(self, app: web.Application) -> None:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
@@ -169,41 +160,33 @@ class HttpFront:
             if dialect.target != dialect.path:
                 raise
             return await self._pass(http, body)  # no call can come of it, and the engine says so in its own words
-        named = self._identify(http, request)
+        identity = self._identify(http, request)
         dialect, asked = await self._carried(http, dialect, request)
-        history = read(dialect.target, asked.fields, named.scope)
-        sent = attempt(http.headers, dialect.path, body, scope=named.scope if named.episode is None else b"")
-        identity, metadata = self._continued(named, history, sent)
-        episode = identity.episode or self._clock.new_id("ep")
-        tenant = self._tenant(identity, episode)
+        history = read(dialect.target, asked.fields, identity.scope)
+        sent = attempt(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
         if identity.reward is not None:
+            identity = await self._desk.find(identity, history, sent)
             await self._reward(http, identity, body)
-        ledger = self._store.ledger
-        agent = identity.agent or ledger.agent_of(episode) or ""
-        given = ledger.model_of(episode, agent)
-        model = given or request.model
-        if isinstance(dialect, Messages) and depends_on_template(request.fields):
-            dialect = await self._suited(http, model, episode)
-            asked = dialect.translate(request)
-        exchange = Exchange(dialect, asked, model=given, versions=dialect.target in self._tell_versions)
-        async with self._enter(model):
-            if named.identified_by in UNSURE and identity.reward is None and ledger.has_ended(episode):
-                episode = self._identify(http, request).episode or self._clock.new_id("ep")
+        exchange = self._exchange(dialect, asked)
+        async with self._desk.begin(Asking(identity, history, sent, request.model, exchange.choices)) as begun:
+            if isinstance(dialect, Messages) and depends_on_template(request.fields):
+                dialect = await self._suited(http, begun)
+                exchange = self._exchange(dialect, dialect.translate(request), begun.given)
+            elif begun.given is not None:
+                exchange = self._exchange(dialect, asked, begun.given)
             origin = Origin(
-                calls=tuple(self._clock.new_id("call") for _ in range(exchange.choices)), episode=episode, model=model,
-                agent=agent, started_at=self._clock.now(), policy_version=ledger.policy_version(model),
+                calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
+                started_at=begun.started_at, policy_version=begun.policy_version,
                 identified_by=identity.identified_by, altered=exchange.altered,
             )
-            self._store.post(ledger.begin_call(
-                episode=episode, calls=origin.calls, at=origin.started_at, model=model, agent=agent,
-                task=identity.task, eval=identity.eval, identified_by=identity.identified_by, tenant=tenant,
-                metadata=metadata, **sent,
-            ))
             own = None if dialect.path == dialect.target else self._engine_request(
-                http, dialect.path, request.with_fields(request.naming(given)), model=model, sticky=episode,
-                identity=True,
+                http, dialect.path, request.with_fields(request.naming(begun.given)), model=begun.model,
+                sticky=begun.episode, identity=True,
             )
             return await self._recorded(http, exchange, origin, history, own)
+
+    def _exchange(self, dialect: Dialect, asked: Request, model: str | None = None) -> Exchange:
+        return Exchange(dialect, asked, model=model, versions=dialect.target in self._tell_versions)
 
     async def _recorded(
         self, http: web.Request, exchange: Exchange, origin: Origin, history: History | None,
@@ -217,7 +200,7 @@ class HttpFront:
         turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
         scorer = Scorer(self._upstream, request, exchange.asked.fields.get("cache_salt"), self._metrics)
         recorder = Recorder(
-            origin, scorer=scorer, texts=SameText(self._upstream, request), store=self._store, clock=self._clock,
+            origin, scorer=scorer, texts=SameText(self._upstream, request), desk=self._desk,
             metrics=self._metrics, marks=self._marks(history, exchange),
             finished=None if turn is None else turn.finished,
         )
@@ -251,32 +234,25 @@ class HttpFront:
             try:
                 return dialect, dialect.translate(request)
             except BadRequest:
-                async with self._enter(request.model):
+                async with self._desk.enter(request.model):
                     if not await self._foreign.ask(dialect, request.model, look):
                         raise
         return Uncarried(dialect), request
 
-    async def _suited(self, http: web.Request, model: str, episode: str) -> Messages:
-        """The Messages API for an engine whose chat template is that of `model`."""
+    async def _suited(self, http: web.Request, begun: Begun) -> Messages:
+        """The Messages API for an engine whose chat template is that of the model."""
 
         def ask(path: str, body: bytes) -> EngineRequest:
-            return self._engine_request(http, path, body, model=model, sticky=episode, identity=True)
+            return self._engine_request(http, path, body, model=begun.model, sticky=begun.episode, identity=True)
 
-        async with self._enter(model):
-            return Messages(await self._templates.of(model, ask))
-
-    @asynccontextmanager
-    async def _enter(self, model: str) -> AsyncIterator[None]:
-        """Hold the request while weights change, and until there is an engine for `model`."""
-        waiting = perf_counter()
-        async with self._gate.enter(ready=lambda: self._upstream.known(model)):
-            self._metrics.observe("ajet_gate_wait_seconds", perf_counter() - waiting)
-            yield
+        return Messages(await self._templates.of(begun.model, ask))
 
     async def _pass(self, http: web.Request, body: bytes | None = None) -> web.StreamResponse:
         """Pass a request on as it is; its `body`, if it has been read."""
         body = await self._body(http) if body is None else body
         identity = self._identify(http, None)
+        if identity.episode is not None:
+            identity = await self._desk.find(identity, None, {})
         if identity.reward is not None:
             await self._reward(http, identity, body)
         model, reader = _model_in(body), self._retold.reader(http.method, identity.path)
@@ -287,80 +263,29 @@ class HttpFront:
             return await relay.retold(upstream_request, self._upstream, partial(shown, reader))
         if http.method != "POST" or not identity.path.startswith("/v1/"):
             return await relay.passed(http, upstream_request, self._upstream)
-        async with self._enter(model):
+        async with self._desk.enter(model):
             return await relay.passed(http, upstream_request, self._upstream)
 
     def _identify(self, http: web.Request, request: Request | None) -> Identity:
-        found = identify(
+        return identify(
             path=http.rel_url.raw_path,
             headers={name.lower(): value for name, value in self._headers(http).items()},
             body=request.fields if request is not None else None,
             authenticate=lambda key: self._keys.authenticate(key, self._clock.now()),
         )
-        if found.episode is None or found.identified_by not in RUNGS:
-            return found
-        find, tenant = self._store.ledger.find, found.claims.tenant
-        return replace(found, episode=current(found.episode, tenant, find, for_reward=found.reward is not None))
-
-    def _continued(
-        self, identity: Identity, history: History | None, sent: Mapping[str, Any]
-    ) -> tuple[Identity, Mapping[str, Any]]:
-        """`identity` with the episode that the request continues if nothing names one; what to note on a new one."""
-        if identity.episode is not None:
-            return identity, {}
-        found = self._store.ledger.continued(history, **sent)
-        what = ("new", "continued", "ambiguous")[min(len(found), 2)]
-        self._metrics.inc("ajet_lineage_total", found=what)
-        if len(found) == 1:
-            return replace(identity, episode=found[0]), {}
-        return identity, {"may_continue": found[:MAX_NOTED]} if found else {}
-
-    def _tenant(self, identity: Identity, episode: str) -> str:
-        """The tenant as whom the caller acts on `episode`; `NotFound` for a key whose episode is gone."""
-        owner = self._store.ledger.tenant_of(episode)
-        if owner is None and identity.issued:
-            raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
-        if owner is not None and identity.claims.scope == "admin":
-            return owner
-        if owner is not None and owner != identity.claims.tenant:
-            raise Forbidden(f"episode {episode!r} is another tenant's", code="wrong_episode")
-        return identity.claims.tenant
-
-    async def _open(self, identity: Identity, episode: str, tenant: str) -> None:
-        body = OpenEpisode(task=identity.task, agent=identity.agent, eval=identity.eval)
-        await self._store.commit(self._store.ledger.open_episode(
-            body, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
-        ))
 
     async def _reward(self, http: web.Request, identity: Identity, sent: bytes) -> None:
-        """Record the reward that rides on a request with the body `sent`. A name opens its episode on first sight."""
-        assert identity.reward is not None
-        if identity.episode is None:
-            raise BadRequest(
-                f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
-                param=HEADER_REWARD,
-            )
-        http[SUBJECT] = identity.episode
-        tenant = self._tenant(identity, identity.episode)
-        if self._store.ledger.tenant_of(identity.episode) is None:
-            await self._open(identity, identity.episode, tenant)
-        given = identity.reward
-        reward_id = self._reward_id(http, identity, sent)
-        body = Reward(value=given.value, call=given.call, agent=identity.agent, final=given.final)
-        await self._store.commit(
-            self._store.ledger.reward(identity.episode, body, reward_id=reward_id, at=self._clock.now())
-        )
-
-    def _reward_id(self, http: web.Request, identity: Identity, sent: bytes) -> str:
-        """The same id for a request that is sent again, by an equal ``Idempotency-Key`` or a count of retries."""
+        """Record the reward that rides on a request with the body `sent`. A request that is sent again, by an equal
+        ``Idempotency-Key`` or a count of retries, gives the same one."""
+        if identity.episode is not None:
+            http[SUBJECT] = identity.episode
         key = retry_key(http.headers)
         if key is not None:
-            return f"rew-{key[:32]}"
+            await self._desk.reward(identity, f"rew-{key[:32]}", None)
+            return
         said = repr((http.method, identity.path, identity.agent, identity.reward)).encode("utf-8", "surrogatepass")
         name = f"rew-{hashlib.sha256(said + sent).hexdigest()[:32]}"
-        known = self._store.ledger.find(identity.episode or "")
-        before = sum(given.startswith(name) for given in known.rewards) if known is not None else 0
-        return f"{name}-{max(0, before - 1) if is_retry(http.headers) else before}"
+        await self._desk.reward(identity, name, is_retry(http.headers))
 
     def _engine_request(
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool

@@ -8,7 +8,6 @@ no concern of the agent's answer.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -24,18 +23,13 @@ from ajet_proxy.core.call import (
     prompt_hash,
     to_call,
 )
-from ajet_proxy.core.events import Event
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.same_text import Found
-from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.desk import Desk, Ending, Gone, Whole
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
-from ajet_proxy.io.store import Store
-from ajet_sdk.errors import AjetError
-
-logger = logging.getLogger(__name__)
 
 Finished = Callable[[Origin, Captured], Origin]
 
@@ -44,7 +38,7 @@ class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, scorer: Scorer, texts: SameText, store: Store, clock: Clock, metrics: Metrics,
+        self, origin: Origin, *, scorer: Scorer, texts: SameText, desk: Desk, metrics: Metrics,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
     ) -> None:
         """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
@@ -53,8 +47,7 @@ class Recorder:
         self.ended = False
         self._scorer = scorer
         self._texts = texts
-        self._store = store
-        self._clock = clock
+        self._desk = desk
         self._metrics = metrics
         self._marks = marks
         self._finished = finished
@@ -67,7 +60,7 @@ class Recorder:
         changed, what comes from now on counts as theirs; of an answer in one piece all counts as the first ones'.
         Either way the call is uncertain, unless the engine itself says which token came from which (see
         `call.versions_of`)."""
-        version = self._store.ledger.policy_version(self.origin.model)
+        version = self._desk.policy_version(self.origin.model)
         if version != self._version:
             self._version = version
             self._changes.append(Change(version, exchange.sampled))
@@ -77,22 +70,18 @@ class Recorder:
         if self.ended:
             return
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
-        if self._store.ledger.merge_policy == "repair":
+        if self._desk.merge_policy == "repair":
             for outcome in whole:
                 self._same_text[outcome.index] = await self._repeated(outcome)
         self.ended = True
-        *first, last = whole
-        for outcome in first:
-            self._store.post(self._decide(outcome))
-        await self._store.commit(self._decide(last))
+        await self._desk.end([self._ending(outcome) for outcome in whole])
 
     def lose(self, reason: str = DISCONNECTED) -> None:
         """Record that all calls are lost, unless they are ended already."""
         if self.ended:
             return
         self.ended = True
-        for index in range(len(self.origin.calls)):
-            self._store.post(self._decide(Lost(index, reason)))
+        self._desk.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
 
     async def _scored(self, choice: Unscored) -> Captured | Lost:
         outcome = await self._scorer.score(choice) if self._same_weights() else None
@@ -100,32 +89,24 @@ class Recorder:
 
     async def _repeated(self, outcome: Outcome) -> Found | None:
         """The earlier call whose text the prompt of `outcome` says again in other tokens."""
-        episode = self._store.ledger.episodes.get(self.origin.episode)
-        if episode is None or not isinstance(outcome, Captured):
+        if not isinstance(outcome, Captured):
             return None
         model = self.origin.model or outcome.model
-        calls = episode.complete(model, self.origin.agent)
+        calls = await self._desk.complete(self.origin.episode, model, self.origin.agent)
         return await self._texts.find(outcome.prompt_token_ids, calls, model=model) if calls else None
 
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""
-        version = self._store.ledger.policy_version(self.origin.model)
+        version = self._desk.policy_version(self.origin.model)
         return not self._changes and version == self.origin.policy_version
 
-    def _decide(self, outcome: Captured | Lost) -> tuple[Event, ...]:
-        """The events of one choice's end; decided one by one, because each changes what the next one means."""
-        ledger, origin, at = self._store.ledger, self.origin, self._clock.now()
+    def _ending(self, outcome: Captured | Lost) -> Ending:
+        """What there is to record of one choice."""
+        origin, marks = self.origin, self._marks(outcome)
         self._metrics.inc("ajet_captures_total", outcome=outcome.reason if isinstance(outcome, Lost) else "complete")
-        try:
-            if isinstance(outcome, Captured):
-                if self._finished is not None:
-                    origin = self._finished(origin, outcome)
-                call = to_call(outcome, origin, self._changes)
-                call = replace(call, same_text=self._same_text.get(outcome.index))
-                task = prompt_hash(call.prompt_token_ids)
-                return ledger.finish_call(call, at=at, task_hash=task, marks=self._marks(outcome))
-            call_id, marks = origin.calls[outcome.index], self._marks(outcome)
-            return ledger.lose_call(origin.episode, call_id, outcome.reason, at=at, marks=marks)
-        except AjetError as error:
-            logger.info("call %s ended without effect: %s", origin.calls[outcome.index], error.message)
-            return ()
+        if isinstance(outcome, Lost):
+            return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks)
+        if self._finished is not None:
+            origin = self._finished(origin, outcome)
+        call = replace(to_call(outcome, origin, self._changes), same_text=self._same_text.get(outcome.index))
+        return Whole(call, prompt_hash(call.prompt_token_ids), marks)

@@ -121,10 +121,6 @@ class Upstream:
             if session is not None:
                 await session.close()
 
-    def known(self, model: str) -> bool:
-        """Whether there is any engine to send a request for `model` to."""
-        return bool(self._engines.candidates(model))
-
     def order(self, model: str, sticky: str) -> list[str]:
         """The engines to try for `sticky`: by rendezvous hash, those that could not be reached lately last."""
         now = self._clock.now()

@@ -12,6 +12,7 @@ from ajet_proxy.core.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.core.keys import Claims, Keys
 from ajet_proxy.core.ledger import Ledger, LedgerSettings
 from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.desk import LedgerDesk
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.errors import error_middleware, http_logger
 from ajet_proxy.io.gatekeeper import Gatekeeper
@@ -60,9 +61,12 @@ class Front:
         self.gate = Gatekeeper(is_open=lambda: self.store.ledger.gate == "open", hold_s=hold_s)
         self.fixed: dict[str, tuple[str, ...]] = {"": upstreams} if upstreams else {}
         ledger = self.store.ledger
+        engines = Engines(self.fixed, ledger.upstreams, ledger.models)
+        self.desk = LedgerDesk(
+            store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
+        )  # fmt: skip
         self.front = HttpFront(
-            store=self.store, keys=self.keys, gate=self.gate,  # type: ignore[arg-type]
-            engines=Engines(self.fixed, ledger.upstreams, ledger.models), clock=self.clock, metrics=self.metrics,
+            desk=self.desk, keys=self.keys, engines=engines, clock=self.clock, metrics=self.metrics,
             settings=FrontSettings(**settings),
         )  # fmt: skip
         self.url = ""

@@ -8,6 +8,9 @@ from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.events import CallFinished, CallLost, TaskNamed
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.desk import LedgerDesk
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
 from ajet_sdk.routes import Policy
@@ -38,13 +41,20 @@ def announce(store: MemoryStore, version: int) -> None:
     store.post(store.ledger.announce(Policy("m", version), at=2.0))
 
 
+def desk_of(store: MemoryStore) -> LedgerDesk:
+    ledger, clock = store.ledger, Clock()
+    gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
+    engines = Engines({}, ledger.upstreams, ledger.models)
+    return LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type]
+
+
 def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
     store.post(store.ledger.begin_call(
         episode="ep", calls=("c0", "c1"), at=1.0, model="m", agent="", task=None, eval=False, identified_by="path",
         tenant="", body_hash="", idempotency_key=None, is_retry=False,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    return Recorder(origin, scorer=scoring, texts=None, store=store, clock=Clock(), metrics=Metrics())  # type: ignore[arg-type]
+    return Recorder(origin, scorer=scoring, texts=None, desk=desk_of(store), metrics=Metrics())  # type: ignore[arg-type]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -84,7 +94,7 @@ async def test_losing_takes_every_choice() -> None:
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
     origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
-    recorder = Recorder(origin, scorer=None, texts=None, store=store, clock=Clock(), metrics=Metrics())  # type: ignore[arg-type]
+    recorder = Recorder(origin, scorer=None, texts=None, desk=desk_of(store), metrics=Metrics())  # type: ignore[arg-type]
     await recorder.end(WHOLE[:1])
     assert recorder.ended and store.durable == []
 

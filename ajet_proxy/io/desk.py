@@ -1,0 +1,279 @@
+"""What a front asks of the ledger: where a request belongs, when it may go, and that its calls are on disk.
+
+Idea: everything that a request needs of the daemon's one state is one short question to a `Desk`, and nothing of HTTP
+is in it. So the front does not know whether the ledger is in its own process (`LedgerDesk`) or in another one
+(`ajet_proxy.io.remote_desk`).
+
+Invariant: whoever leaves a ``begin`` block leaves no call running, and `end` returns when the calls are on disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from time import perf_counter
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ajet_proxy.core.borrowed import RUNGS, current
+from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
+from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Outline
+from ajet_proxy.core.events import Event
+from ajet_proxy.core.history import History, Mark
+from ajet_proxy.core.identity import Identity
+from ajet_proxy.core.timeline import Packed, Policy
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.gatekeeper import Gatekeeper
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.store import Store
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound
+from ajet_sdk.routes import HEADER_REWARD, OpenEpisode, Reward
+from ajet_sdk.sample import Call
+
+logger = logging.getLogger(__name__)
+
+UNSURE = (*RUNGS, "lineage")
+"""Ways that name no episode for good: while a request waits for the gate, theirs may end and another one begin."""
+MAX_NOTED = 10
+"""An episode notes at most so many others that its first call may have continued."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A request that may become calls, one for each of its `choices`. ``sent`` is its `core.attempt`; ``model`` the one
+    that it asks for."""
+
+    identity: Identity
+    history: History | None
+    sent: Mapping[str, Any]
+    model: str
+    choices: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Calls that have begun. ``given`` is the model that their episode was opened for, if it was for one."""
+
+    calls: tuple[str, ...]
+    episode: str
+    model: str
+    given: str | None
+    agent: str
+    started_at: float
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A call that ended well; ``task`` is what its episode is called if nobody named it."""
+
+    call: Call
+    task: str
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A call that is lost."""
+
+    episode: str
+    call: str
+    reason: str
+    marks: tuple[Mark, ...] = ()
+
+
+Ending = Whole | Gone
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class Desk(Protocol):
+    """The ledger, as a front sees it."""
+
+    @property
+    def merge_policy(self) -> Policy:
+        """How calls become samples."""
+
+    def policy_version(self, model: str) -> int:
+        """The version that serves `model` now."""
+
+    async def find(self, identity: Identity, history: History | None, sent: Mapping[str, Any]) -> Identity:
+        """`identity` with the episode that its name stands for, or that the request continues, if there is one."""
+
+    async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
+        """Record the reward of `identity`, as found; a name opens its episode on first sight. `name` is the reward's
+        id. Where nothing but what it says names it, `again` tells whether it was sent before, and it gets a number."""
+
+    def enter(self, model: str) -> AbstractAsyncContextManager[None]:
+        """Hold a request while weights change, and until there is an engine for `model`."""
+
+    def begin(self, asking: Asking) -> AbstractAsyncContextManager[Begun]:
+        """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost."""
+
+    async def end(self, endings: Sequence[Ending]) -> None:
+        """Record how calls ended; returns when that is on disk."""
+
+    def lose(self, endings: Sequence[Ending]) -> None:
+        """Record how calls ended, which nobody waits for."""
+
+    async def recall(self, asked: Outline, episode: str) -> tuple[Known, Packed] | str:
+        """The call that `asked` goes on from, with its text, or a word of `core.continuity` for why there is none."""
+
+    def remember(self, asked: Outline, answer: Mapping[str, Any], call: str, ended: str) -> None:
+        """`call` answered `asked` with the message `answer`."""
+
+    async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
+        """The complete calls of an `agent` to a `model`, while their episode takes calls."""
+
+
+class LedgerDesk:
+    """The `Desk` of the process that has the ledger."""
+
+    def __init__(self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics) -> None:
+        self._store = store
+        self._gate = gate
+        self._engines = engines
+        self._clock = clock
+        self._metrics = metrics
+        self._memory = Memory()
+
+    @property
+    def merge_policy(self) -> Policy:
+        return self._store.ledger.merge_policy
+
+    def policy_version(self, model: str) -> int:
+        return self._store.ledger.policy_version(model)
+
+    async def find(self, identity: Identity, history: History | None, sent: Mapping[str, Any]) -> Identity:
+        return self._continued(self._current(identity), history, sent)[0]
+
+    async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
+        assert identity.reward is not None
+        episode, ledger = identity.episode, self._store.ledger
+        if episode is None:
+            raise BadRequest(
+                f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
+                param=HEADER_REWARD,
+            )
+        tenant = self._tenant(identity, episode)
+        if ledger.tenant_of(episode) is None:
+            opening = OpenEpisode(task=identity.task, agent=identity.agent, eval=identity.eval)
+            await self._store.commit(ledger.open_episode(
+                opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
+            ))
+        if again is not None:
+            known = ledger.find(episode)
+            before = sum(given.startswith(name) for given in known.rewards) if known is not None else 0
+            name = f"{name}-{max(0, before - 1) if again else before}"
+        given = identity.reward
+        body = Reward(value=given.value, call=given.call, agent=identity.agent, final=given.final)
+        await self._store.commit(ledger.reward(episode, body, reward_id=name, at=self._clock.now()))
+
+    @asynccontextmanager
+    async def enter(self, model: str) -> AsyncIterator[None]:
+        waiting = perf_counter()
+        async with self._gate.enter(ready=lambda: bool(self._engines.candidates(model))):
+            self._metrics.observe("ajet_gate_wait_seconds", perf_counter() - waiting)
+            yield
+
+    @asynccontextmanager
+    async def begin(self, asking: Asking) -> AsyncIterator[Begun]:
+        ledger, named = self._store.ledger, asking.identity
+        identity, metadata = named, _NOTHING
+        if named.reward is None:
+            identity, metadata = self._continued(self._current(named), asking.history, asking.sent)
+        episode = identity.episode or self._clock.new_id("ep")
+        tenant = self._tenant(identity, episode)
+        agent = identity.agent or ledger.agent_of(episode) or ""
+        given = ledger.model_of(episode, agent)
+        model = given or asking.model
+        async with self.enter(model):
+            if named.identified_by in UNSURE and named.reward is None and ledger.has_ended(episode):
+                episode = self._current(named).episode or self._clock.new_id("ep")
+            begun = Begun(
+                calls=tuple(self._clock.new_id("call") for _ in range(asking.choices)), episode=episode, model=model,
+                given=given, agent=agent, started_at=self._clock.now(), policy_version=ledger.policy_version(model),
+            )
+            self._store.post(ledger.begin_call(
+                episode=episode, calls=begun.calls, at=begun.started_at, model=model, agent=agent,
+                task=identity.task, eval=identity.eval, identified_by=identity.identified_by, tenant=tenant,
+                metadata=metadata, **asking.sent,
+            ))
+            reason = DISCONNECTED
+            try:
+                yield begun
+            except AjetError:
+                reason = ENGINE_ERROR
+                raise
+            finally:
+                self.lose([Gone(episode, call, reason) for call in begun.calls])
+
+    async def end(self, endings: Sequence[Ending]) -> None:
+        *first, last = endings
+        self.lose(first)
+        await self._store.commit(self._decide(last))
+
+    def lose(self, endings: Sequence[Ending]) -> None:
+        for ending in endings:  # one by one, because each changes what the next one means
+            self._store.post(self._decide(ending))
+
+    async def recall(self, asked: Outline, episode: str) -> tuple[Known, Packed] | str:
+        known = self._memory.recall(asked)
+        if isinstance(known, str):
+            return known
+        before = self._store.ledger.packed(episode, known.call)
+        return UNKNOWN_HISTORY if before is None else (known, before)
+
+    def remember(self, asked: Outline, answer: Mapping[str, Any], call: str, ended: str) -> None:
+        self._memory.remember(asked, answer, call, ended)
+
+    async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
+        known = self._store.ledger.episodes.get(episode)
+        return () if known is None else known.complete(model, agent)
+
+    def _current(self, identity: Identity) -> Identity:
+        """`identity` with the episode that a borrowed name stands for."""
+        if identity.episode is None or identity.identified_by not in RUNGS:
+            return identity
+        find, tenant = self._store.ledger.find, identity.claims.tenant
+        return replace(
+            identity, episode=current(identity.episode, tenant, find, for_reward=identity.reward is not None)
+        )
+
+    def _continued(
+        self, identity: Identity, history: History | None, sent: Mapping[str, Any]
+    ) -> tuple[Identity, Mapping[str, Any]]:
+        """`identity` with the episode that the request continues if nothing names one; what to note on a new one."""
+        if identity.episode is not None:
+            return identity, _NOTHING
+        found = self._store.ledger.continued(history, **sent)
+        what = ("new", "continued", "ambiguous")[min(len(found), 2)]
+        self._metrics.inc("ajet_lineage_total", found=what)
+        if len(found) == 1:
+            return replace(identity, episode=found[0]), _NOTHING
+        return identity, {"may_continue": found[:MAX_NOTED]} if found else _NOTHING
+
+    def _tenant(self, identity: Identity, episode: str) -> str:
+        """The tenant as whom the caller acts on `episode`; `NotFound` for a key whose episode is gone."""
+        owner = self._store.ledger.tenant_of(episode)
+        if owner is None and identity.issued:
+            raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
+        if owner is not None and identity.claims.scope == "admin":
+            return owner
+        if owner is not None and owner != identity.claims.tenant:
+            raise Forbidden(f"episode {episode!r} is another tenant's", code="wrong_episode")
+        return identity.claims.tenant
+
+    def _decide(self, ending: Ending) -> tuple[Event, ...]:
+        """The events of one call's end."""
+        ledger, at = self._store.ledger, self._clock.now()
+        try:
+            if isinstance(ending, Whole):
+                return ledger.finish_call(ending.call, at=at, task_hash=ending.task, marks=ending.marks)
+            return ledger.lose_call(ending.episode, ending.call, ending.reason, at=at, marks=ending.marks)
+        except AjetError as error:
+            name = ending.call.call if isinstance(ending, Whole) else ending.call
+            logger.info("call %s ended without effect: %s", name, error.message)
+            return ()

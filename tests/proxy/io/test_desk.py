@@ -1,0 +1,80 @@
+"""What a front asks of the ledger, without HTTP: nothing that began stays running, the gate counts whoever is in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import MappingProxyType
+
+import pytest
+
+from ajet_proxy.core.attempt import attempt
+from ajet_proxy.core.events import CallLost, CallStarted
+from ajet_proxy.core.identity import identify
+from ajet_proxy.core.keys import EVERYTHING
+from ajet_proxy.io.desk import Asking, Gone
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, EngineError
+from tests.proxy.io.front import Front, leave, until
+
+
+def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **headers: str) -> Asking:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    identity = identify(path=path, headers=named, body=None, authenticate=lambda key: EVERYTHING)
+    return Asking(identity, None, attempt(MappingProxyType({}), identity.path, b"{}", scope=b""), "m", choices)
+
+
+def losses(front: Front) -> list[tuple[str, str]]:
+    return [(event.call, event.reason) for event in front.of(CallLost)]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(EngineError("broken"), "engine_error"), (asyncio.CancelledError(), "disconnected"), (None, "disconnected")],
+)
+async def test_whoever_leaves_leaves_no_call_running(error: BaseException | None, reason: str) -> None:
+    front = Front("http://engine")
+    with contextlib.suppress(AjetError, asyncio.CancelledError):
+        async with front.desk.begin(asking()) as begun:
+            assert front.gate.in_flight == 1 and front.running == 2
+            front.desk.lose([Gone(begun.episode, begun.calls[0], "truncated")])
+            if error is not None:
+                raise error
+    assert losses(front) == [(begun.calls[0], "truncated"), (begun.calls[1], reason)]
+    assert front.gate.in_flight == 0
+
+
+async def test_a_request_that_gives_up_at_the_gate_began_nothing() -> None:
+    front = Front("http://engine")
+    front.close_gate()
+
+    async def ask() -> None:
+        async with front.desk.begin(asking()):
+            pass
+
+    asked = asyncio.get_running_loop().create_task(ask())
+    await until(lambda: front.gate.waiting == 1)
+    await leave(asked)
+    assert not front.of(CallStarted) and front.gate.in_flight == front.gate.waiting == 0
+
+
+async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draining() -> None:
+    front = Front("http://engine")
+    front.open("ep")
+    front.store.post(front.store.ledger.seal("ep", at=1.0))
+    with pytest.raises(Conflict):
+        async with front.desk.begin(asking()):
+            raise AssertionError("an ended episode took a call")
+    assert front.gate.in_flight == 0
+
+
+async def test_a_reward_needs_somebody_to_be_for() -> None:
+    front = Front("http://engine")
+    nobody = asking("/v1/chat/completions", x_ajet_reward="1")
+    with pytest.raises(BadRequest, match="needs an episode"):
+        await front.desk.reward(await front.desk.find(nobody.identity, None, nobody.sent), "rew-1", None)
+
+
+async def test_the_end_of_a_call_that_nobody_began_has_no_effect() -> None:
+    front = Front("http://engine")
+    front.desk.lose([Gone("ep-unknown", "call-unknown", "truncated")])
+    assert not front.store.durable
