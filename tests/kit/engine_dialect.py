@@ -249,13 +249,19 @@ def completion_body(reply: Reply) -> bytes:
 
 
 def _prompt_logprobs(reply: Reply, prompt: Sequence[int]) -> list[dict[str, Any] | None] | None:
-    if reply.body.get("prompt_logprobs") is None:
+    echoed = reply.body.get("echo") and reply.body.get("logprobs") is not None
+    if reply.body.get("prompt_logprobs") is None and not echoed:
         return None
     rows: list[dict[str, Any] | None] = [None]
     for place, token in list(enumerate(prompt))[1:]:
-        about = {"logprob": logprob_of(prompt[max(0, place - 16) : place], token), "rank": 1}
+        about = {"logprob": _logprob_in(prompt, place), "rank": 1}
         rows.append({str(token): about | {"decoded_token": decode([token], skip_chat_marks=False).replace("�", "")}})
     return rows
+
+
+def _logprob_in(prompt: Sequence[int], place: int) -> float | None:
+    """That of the prompt's token at `place`; the first has none."""
+    return logprob_of(prompt[max(0, place - 16) : place], prompt[place]) if place else None
 
 
 def completion_events(reply: Reply, group: int = 1) -> Iterator[bytes]:
@@ -289,11 +295,16 @@ def _completion_choice(
         shown = decode(prompt) + shown
     logprobs = None
     if reply.body.get("logprobs") is not None:
-        tokens = [decode([token], skip_chat_marks=False).replace("�", "") for token in output.token_ids[start:end]]
-        values = list(output.logprobs[start:end])
-        offset = sum(len(piece) for piece in output.pieces[:start])
+        echoed = prompt if reply.body.get("echo") and start == 0 else ()
+        ids = [*echoed, *output.token_ids[start:end]]
+        tokens = [decode([token], skip_chat_marks=False).replace("�", "") for token in ids]
+        values = [_logprob_in(prompt, place) for place in range(len(echoed))] + list(output.logprobs[start:end])
+        before = output.pieces[:start] if reply.ids or not reply.body.get("echo") or start == 0 else (
+            decode(prompt), *output.pieces[:start]
+        )
+        offset = sum(map(len, before))
         offsets = [offset + sum(map(len, tokens[:place])) for place in range(len(tokens))]
-        tops = [{token: value} for token, value in zip(tokens, values, strict=True)]
+        tops = [None if value is None else {token: value} for token, value in zip(tokens, values, strict=True)]
         if wanted := reply.body.get("logprob_token_ids"):
             tops[:1] = [{f"token_id:{token}": logprob_of(prompt[-16:], token) for token in wanted}]
         logprobs = {"text_offset": offsets, "token_logprobs": values, "tokens": tokens, "top_logprobs": tops}

@@ -16,8 +16,12 @@ from tests.kit.engine_tokens import decode, encode, render, tool_text
 WORDED = ("chat-error-type", "chat-error-400", "completions-error-400")
 # What the stub does not imitate, because the tapes themselves are replayed wherever it is tested: reasoning parsers
 # (`quiet` hides what they find), beam search, the logprobs of prompts and of chosen ids, numbers written as text,
-# echo, and tools that are required or named, which the tiny model calls with arguments that are no object.
-UNLIKE = ("reasoning", "quiet", "beam", "prompt-logprobs", "chat-logprob-ids", "n-lax", "echo", "required", "named")
+# a chat's echo and one that generates nothing, and tools that are required or named, which the tiny model calls with
+# arguments that are no object.
+UNLIKE = (
+    "reasoning", "quiet", "beam", "prompt-logprobs", "chat-logprob-ids", "n-lax", "chat-echo", "echo-score", "required",
+    "named",
+)  # fmt: skip
 SHAPED = [
     key for key in sorted(tapes.load()) if not key[0].startswith(WORDED) and not any(word in key[0] for word in UNLIKE)
 ]
@@ -56,6 +60,8 @@ def _normal(event: dict[str, Any]) -> Any:
             choice["message"]["content"] = ""
         if "stop_reason" in choice:
             choice["stop_reason"] = None
+        if rows := choice.get("prompt_logprobs"):
+            choice["prompt_logprobs"] = [row and {"id": next(iter(row.values()))} for row in rows]
         logprobs = choice.get("logprobs") or {}
         if "top_logprobs" in logprobs:
             logprobs["top_logprobs"] = [{"token": 0.5}]
@@ -82,6 +88,21 @@ async def test_answers_are_shaped_as_the_real_engine_shapes_them(stub: EngineStu
     plain = tapes.load()[f"{name.split('-')[0]}-plain-stream", asked_by]
     ours, theirs = shapes(answer, stream=tape.stream), shapes(tape, stream=tape.stream) | shapes(plain, stream=True)
     assert ours <= theirs, "\n".join([*sorted(ours - theirs), "recorded:", *sorted(theirs)])
+
+
+@pytest.mark.parametrize("ids", [False, True])
+async def test_offsets_of_an_echo_count_the_text_so_far(stub: EngineStub, ids: bool) -> None:
+    """As in the tapes: who asks for ids gets no prompt in the text, and yet its logprobs in the first event."""
+    body = {"prompt": "sayé", "echo": True, "logprobs": 1, "max_tokens": 6, "stream": True, "return_token_ids": ids}
+    answer = await wire.send(stub.url + "/v1/completions", body=body)
+    text = ""
+    for raw in answer.body.decode().split("\n\n")[:-2]:
+        [choice] = json.loads(raw.removeprefix("data: "))["choices"]
+        logprobs = choice["logprobs"]
+        assert logprobs["text_offset"][0] == len(text)
+        assert ([None] == logprobs["token_logprobs"][:1]) == (text == "")
+        text += choice["text"]
+    assert text.startswith("sayé") != ids
 
 
 @pytest.mark.parametrize("asked_by", [tapes.AGENT, tapes.PROXY])

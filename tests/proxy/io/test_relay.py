@@ -32,6 +32,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "completions-n": (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}),
     "completions-ids": (COMPLETIONS, {"prompt": [1, 2, 3], "logprobs": 1, "return_token_ids": True}),
     "completions-echo": (COMPLETIONS, {"prompt": "say", "echo": True}),
+    "completions-echo-logprobs": (COMPLETIONS, {"prompt": "say", "echo": True, "logprobs": 1}),
 }
 
 
