@@ -100,7 +100,7 @@ async def test_offsets_of_an_echo_count_the_text_so_far(stub: EngineStub, ids: b
         [choice] = json.loads(raw.removeprefix("data: "))["choices"]
         logprobs = choice["logprobs"]
         assert logprobs["text_offset"][0] == len(text)
-        assert ([None] == logprobs["token_logprobs"][:1]) == (text == "")
+        assert (logprobs["token_logprobs"][:1] == [None]) == (text == "")
         text += choice["text"]
     assert text.startswith("sayé") != ids
 

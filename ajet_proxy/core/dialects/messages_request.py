@@ -3,7 +3,8 @@
 vLLM answers ``/v1/messages`` by such a translation of its own, and the two must agree field by field, because the
 prompt's tokens depend on it: billing lines that Claude Code puts into system prompts are left out, the results of tools
 become messages before the rest of their message, arguments are written as Python's ``json.dumps`` writes them. Fields
-that vLLM does not know (``metadata``, ``service_tier``, ``context_management``, ``cache_control``) mean nothing to it.
+that vLLM does not know (``metadata``, ``service_tier``, ``context_management``, ``cache_control``) mean nothing to it,
+nor does ``is_error`` of a tool's result.
 
 What the engine would drop without a word, although the model was to see or to use it, is refused with the place it
 stands at: documents, files, search results, tools that Anthropic's servers run, other things than text in a system
@@ -203,6 +204,8 @@ def _call(block: Mapping[str, Any], place: int, where: str) -> Message:
 def _output(asked: Mapping[str, Any]) -> dict[str, Any]:
     """``output_config``: a schema to keep to, and how much effort to spend."""
     config = _is(asked.get("output_config") or {}, dict, "output_config", "an object")
+    if config.get("task_budget"):
+        _refuse("output_config.task_budget", "the engine has nothing of this kind")
     form = _is(config.get("format") or {}, dict, "output_config.format", "an object")
     out: dict[str, Any] = {}
     if form.get("type", "json_schema") != "json_schema":

@@ -201,6 +201,7 @@ def test_the_choice_of_a_tool(choice: dict[str, Any], told: Any) -> None:
     ({"output_config": 1}, "output_config"), ({"output_config": {"format": "json"}}, "output_config.format"),
     ({"output_config": {"format": {"type": "grammar"}}}, "'grammar' cannot be asked"),
     ({"output_config": {"effort": ["low"]}}, "output_config.effort: must be one of low"),
+    ({"output_config": {"task_budget": {"type": "tokens", "total": 9}}}, "output_config.task_budget: "),
     ({"tools": {"a": 1}}, "tools: must be a list"), ({"tools": [1]}, "tools.0: must be an object"),
     ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305'"),
@@ -234,6 +235,59 @@ def test_a_block_that_cannot_be_carried_is_named(role: str, block: Any, words: s
     with pytest.raises(BadRequest) as caught:
         said(role, block)
     assert words in caught.value.message and caught.value.message.startswith("messages.0.content.0")
+
+
+# --- all that Anthropic's API has (its Python library 0.121, betas included)
+
+IGNORED: dict[str, Any] = {
+    "cache_control": {"type": "ephemeral"}, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]},
+    "diagnostics": {}, "fallback_credit_token": "t", "fallbacks": [{"model": "other"}], "inference_geo": "eu",
+    "metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "fast", "user_profile_id": "p",
+}  # fmt: skip
+"""What has no bearing on what the model sees or says, or has none in vLLM, which takes it and does nothing."""
+ELSEWHERE = frozenset((
+    "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result", "compaction",
+    "container_upload", "document", "fallback", "mcp_tool_result", "mcp_tool_use", "mid_conv_system", "search_result",
+    "server_tool_use", "text_editor_code_execution_tool_result", "tool_addition", "tool_reference", "tool_removal",
+    "tool_search_tool_result", "web_fetch_tool_result", "web_search_tool_result",
+))  # fmt: skip
+"""Blocks of what Anthropic's servers do or keep."""
+RUN_THERE = (
+    "advisor_20260301", "bash_20250124", "code_execution_20260521", "computer_20251124", "mcp_toolset",
+    "memory_20250818", "text_editor_20250728", "tool_search_tool_bm25_20251119", "tool_search_tool_regex_20251119",
+    "web_fetch_20260318", "web_search_20260318",
+)  # fmt: skip
+"""Tools that come without a schema: the models of Anthropic know them, or its servers run them."""
+
+
+@pytest.mark.parametrize("field", IGNORED)
+def test_what_means_nothing_to_the_engine_changes_nothing(field: str) -> None:
+    assert chat(**{field: IGNORED[field]}) == chat()
+
+
+@pytest.mark.parametrize("kind", sorted(ELSEWHERE))
+def test_a_block_of_anthropics_servers_is_refused_wherever_it_stands(kind: str) -> None:
+    for role in ("user", "assistant"):
+        with pytest.raises(BadRequest, match=rf"^messages\.0\.content\.0: .*'{kind}'"):
+            said(role, {"type": kind})
+    if kind != "tool_reference":
+        with pytest.raises(BadRequest, match=rf"^messages\.0\.content\.0\.content\.0: .*'{kind}'"):
+            said("user", {"type": "tool_result", "tool_use_id": "c", "content": [{"type": kind}]})
+
+
+@pytest.mark.parametrize("kind", RUN_THERE)
+def test_a_tool_without_a_schema_is_refused(kind: str) -> None:
+    with pytest.raises(BadRequest, match=rf"^tools\.1: .*'{kind}'"):
+        chat(tools=[{"name": "a", "input_schema": {}}, {"type": kind, "name": kind.split("_")[0]}])
+
+
+def test_what_a_tool_or_a_result_says_besides_is_not_refused() -> None:
+    tool = {"name": "a", "input_schema": {"type": "object"}}
+    more = {"type": "custom", "cache_control": {"type": "ephemeral"}, "input_examples": [{}],
+            "eager_input_streaming": True, "allowed_callers": ["direct"]}  # fmt: skip
+    assert chat(tools=[tool | more]) == chat(tools=[tool])
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "x"}
+    assert said("user", result | {"is_error": True}) == said("user", result)
 
 
 JSON = st.recursive(
