@@ -50,8 +50,14 @@ class Config:
 
     model: str = option("", "folder (or hub name) of the model to train, in Hugging Face format; required")
     model_name: str = option("policy", "the name under which agents ask for the model")
-    proxy_url: str = option("http://127.0.0.1:8484", "where ajet-proxy listens")
-    key: str = option("", "key of scope 'trainer' for the proxy; none is needed for a loopback proxy without secrets")
+    proxy_url: tuple[str, ...] = option(
+        ("http://127.0.0.1:8484",), "where ajet-proxy listens; several daemons feed one trainer, separated by commas"
+    )
+    key: tuple[str, ...] = option(
+        (),
+        "key of scope 'trainer' for the proxy, or one a daemon in their order; none is needed for a loopback proxy "
+        "without secrets",
+    )
     run_dir: str = option(
         "runs/default", "folder for checkpoints, metrics.jsonl and phase.json; an existing one is resumed"
     )
@@ -112,7 +118,7 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
         verl.update(theirs)
     for name, text in sorted((environ or {}).items()):
         if name == "AJET_PROXY_URL":
-            values["proxy_url"] = text
+            values["proxy_url"] = parse("proxy_url", text)
         elif name.startswith(ENV_PREFIX):
             key = known(name[len(ENV_PREFIX) :].lower(), where=f"environment variable {name}")
             values[key] = parse(key, text)
@@ -177,22 +183,20 @@ def literal(text: str) -> Any:
 
 
 def parse(name: str, text: str) -> Any:
-    """`text` as the value of field `name`; a list is written with commas."""
+    """`text` as the value of field `name`."""
     base = _base(name)
-    if base is str:
-        return text
-    if base is tuple:
-        return tuple(part.strip() for part in text.split(",") if part.strip())
-    return coerce(name, literal(text))
+    return coerce(name, text if base in (str, tuple) else literal(text))
 
 
 def coerce(name: str, value: Any) -> Any:
-    """`value` checked against the type of field `name`. Raises `ConfigError`."""
+    """`value` checked against the type of field `name`; a list may be one text with commas. Raises `ConfigError`."""
     base, optional = _base(name), type(None) in get_args(_HINTS[name])
     if value is None and optional:
         return None
     if base is float and type(value) in (int, float):
         return float(value)
+    if base is tuple and isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
     if base is tuple and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return tuple(value)
     if base in (int, str) and type(value) is base:
@@ -217,6 +221,7 @@ def check(config: Config) -> Config:
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(config, name)!r}", param=name)
     if not config.model:
         raise ConfigError("model is required: the folder of the model to train", param="model")
+    check_daemons(config)
     for name in ("groups", "group_size", "max_tokens", "keep_checkpoints", "lease_s", "push_timeout_s"):
         if getattr(config, name) <= 0:
             raise ConfigError(f"{name} must be positive", param=name)
@@ -232,11 +237,26 @@ def check(config: Config) -> Config:
     return config
 
 
+def check_daemons(config: Config) -> None:
+    """Raises `ConfigError` unless there is a daemon, none is named twice, and the keys are one for all or one each."""
+    urls = [url.rstrip("/") for url in config.proxy_url]
+    if not urls:
+        raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
+    doubled = sorted({url for url in urls if urls.count(url) > 1})
+    if doubled:
+        raise ConfigError(f"proxy_url names {doubled[0]} twice", param="proxy_url")
+    if len(config.key) not in (0, 1, len(urls)):
+        raise ConfigError(
+            f"key must be one for all daemons or one for each: {len(config.key)} for {len(urls)} daemons", param="key"
+        )
+
+
 def describe() -> str:
     """Every key with its default and meaning, for ``--help`` and the documentation."""
     lines = []
     for name, option_field in OPTIONS.items():
         default = option_field.default
-        shown = "" if default is MISSING or default in ("", (), None) else f" [{default}]"
+        default = ",".join(default) if isinstance(default, tuple) else default
+        shown = "" if default is MISSING or default in ("", None) else f" [{default}]"
         lines.append(f"  {name:18}{option_field.metadata['doc']}{shown}")
     return "\n".join(lines)

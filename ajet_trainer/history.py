@@ -8,46 +8,62 @@ that was trained after the last checkpoint is in no history, so its lease runs o
 If an acknowledgement comes too late (the lease ran out while the trainer was down), the proxy may lease the same
 episodes again under another batch: `blocked` names them, and admission refuses them. Acknowledged batches can never
 come back and are forgotten, so the history stays as small as what is in flight.
+
+Several daemons may feed one trainer, and two of them may call their episodes by the same name, so everything here
+belongs to the daemon that gave it, known by its URL. What came from a daemon whose URL is configured no more belongs to
+``ANY``: it may have moved, so its episodes are blocked wherever they come from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+ANY = ""
+"""In place of a URL: whichever daemon knows the batch or the episode."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One trained batch: the policy version that holds its gradient, and its episodes."""
+    """One trained batch: the policy version that holds its gradient, its episodes, and the daemon that gave it."""
 
     batch: str
     version: int
     episodes: tuple[str, ...]
+    daemon: str = ANY
 
 
 class History:
     """The states of the batches that were trained and are not acknowledged yet, oldest first."""
 
-    def __init__(self, saved: Iterable[Entry] = (), lost: Iterable[str] = ()) -> None:
+    def __init__(self, saved: Iterable[Entry] = (), lost: Iterable[tuple[str, str]] = ()) -> None:
         self._saved = list(saved)
         self._trained: list[Entry] = []
         self._lost = set(lost)
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> History:
-        """What `state` of the checkpoint's history restores: everything in it is saved."""
-        entries = [Entry(e["batch"], e["version"], tuple(e["episodes"])) for e in state.get("saved", ())]
-        return cls(entries, state.get("lost", ()))
+    def from_state(cls, state: Mapping[str, Any], daemons: Collection[str] = ()) -> History:
+        """What `state` of the checkpoint's history restores: everything in it is saved. `daemons` are those in use."""
+
+        def known(daemon: str) -> str:
+            return daemon if daemon in daemons else ANY
+
+        entries = [
+            Entry(e["batch"], e["version"], tuple(e["episodes"]), known(e.get("daemon", ANY)))
+            for e in state.get("saved", ())
+        ]
+        pairs = [(ANY, item) if isinstance(item, str) else (known(item[0]), item[1]) for item in state.get("lost", ())]
+        return cls(entries, pairs)
 
     def state(self) -> dict[str, Any]:
         """What goes into a checkpoint that is written now: plain lists, strings and integers."""
         return {
             "saved": [
-                {"batch": e.batch, "version": e.version, "episodes": list(e.episodes)}
+                {"batch": e.batch, "version": e.version, "episodes": list(e.episodes), "daemon": e.daemon}
                 for e in (*self._saved, *self._trained)
             ],
-            "lost": sorted(self._lost),
+            "lost": sorted([daemon, episode] for daemon, episode in self._lost),
         }
 
     def trained(self, entry: Entry) -> None:
@@ -69,17 +85,16 @@ class History:
         """Trained batches that a crash would bring back."""
         return tuple(self._trained)
 
-    @property
-    def blocked(self) -> frozenset[str]:
-        """Episodes that are in the weights already, whatever batch they may come in again."""
-        pending = (episode for entry in (*self._saved, *self._trained) for episode in entry.episodes)
-        return frozenset(self._lost.union(pending))
+    def blocked(self, daemon: str) -> frozenset[str]:
+        """Episodes of `daemon` that are in the weights already, whatever batch they may come in again."""
+        pending = {(entry.daemon, name) for entry in (*self._saved, *self._trained) for name in entry.episodes}
+        return frozenset(name for owner, name in pending | self._lost if owner in (ANY, daemon))
 
-    def acknowledged(self, batch: str) -> None:
+    def acknowledged(self, entry: Entry) -> None:
         """The proxy has heard: the batch's episodes cannot come back."""
-        self._saved = [entry for entry in self._saved if entry.batch != batch]
+        self._saved.remove(entry)
 
-    def refused(self, batch: str) -> None:
+    def refused(self, entry: Entry) -> None:
         """The lease was gone: the batch's episodes may come back and must not be trained again."""
-        self._lost.update(episode for entry in self._saved if entry.batch == batch for episode in entry.episodes)
-        self.acknowledged(batch)
+        self._lost.update((entry.daemon, episode) for episode in entry.episodes)
+        self.acknowledged(entry)

@@ -13,16 +13,16 @@ from ajet_sdk.errors import AjetError
 
 
 class Extends(Protocol):
-    def extend(self, batch: str, lease_s: float) -> None: ...
+    def extend(self, daemon: str, batch: str, lease_s: float) -> None: ...
 
 
 class Keeper:
     """Holds leases from `hold` to `release`. Use as a context manager; leaving it stops the thread."""
 
-    def __init__(self, link: Extends, lease_s: float) -> None:
-        self._link = link
+    def __init__(self, daemons: Extends, lease_s: float) -> None:
+        self._daemons = daemons
         self._lease_s = lease_s
-        self._held: dict[str, None] = {}
+        self._held: dict[tuple[str, str], None] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
@@ -35,25 +35,25 @@ class Keeper:
         self._stop.set()
         self._thread.join(timeout=5.0)
 
-    def hold(self, batch: str) -> None:
+    def hold(self, daemon: str, batch: str) -> None:
         with self._lock:
-            self._held[batch] = None
+            self._held[daemon, batch] = None
 
-    def release(self, batch: str) -> None:
+    def release(self, daemon: str, batch: str) -> None:
         with self._lock:
-            self._held.pop(batch, None)
+            self._held.pop((daemon, batch), None)
 
     @property
-    def held(self) -> tuple[str, ...]:
-        """The batches in hand, oldest first."""
+    def held(self) -> tuple[tuple[str, str], ...]:
+        """Daemon and id of the batches in hand, oldest first."""
         with self._lock:
             return tuple(self._held)
 
     def extend_all(self) -> None:
         """One round over everything held; a failure leaves the rest untouched."""
-        for batch in self.held:
+        for daemon, batch in self.held:
             try:
-                self._link.extend(batch, self._lease_s)
+                self._daemons.extend(daemon, batch, self._lease_s)
             except AjetError:
                 continue
 

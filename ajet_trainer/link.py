@@ -10,6 +10,7 @@ Next: ajet_trainer/admission.py
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from ajet_sdk.frame import CONTENT_TYPE, VERSION, FrameError, decode_batch
 from ajet_sdk.sample import Batch
 
 RETRIED = (429, 500, 502, 503, 504)
+ANSWER_S = 30.0
 
 
 class WireVersion(AjetError):
@@ -33,7 +35,10 @@ class WireVersion(AjetError):
 
 
 class Link:
-    """A connection to the proxy. Times are in seconds; every method raises an `AjetError` when it fails for good."""
+    """A connection to one proxy. Times are in seconds; every method raises an `AjetError` when it fails for good.
+
+    `answer_s` is how long a connection may take, and an answer beyond what the proxy was asked to wait.
+    """
 
     def __init__(
         self,
@@ -41,6 +46,7 @@ class Link:
         *,
         key: str = "",
         deadline_s: float = 120.0,
+        answer_s: float = ANSWER_S,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -53,16 +59,22 @@ class Link:
             base_url=self.url + routes.PREFIX,
             headers=headers,
             transport=transport,
-            timeout=30.0,
             trust_env=False,
         )
         self.deadline_s = deadline_s
+        self._answer_s = answer_s
         self._clock = clock
         self._sleep = sleep
 
+    def within(self, deadline_s: float) -> Link:
+        """The same connection, which gives up trying again after `deadline_s`; 0 tries once."""
+        other = copy.copy(self)
+        other.deadline_s = deadline_s
+        return other
+
     def lease(self, ask: routes.Lease) -> Batch | None:
         """The next batch, or None when nothing was ready within ``ask.wait_s``."""
-        answer = self._post("/batches/lease", ask, read_s=ask.wait_s + 30.0)
+        answer = self._post("/batches/lease", ask, wait_s=ask.wait_s)
         if answer.status_code == 204:
             return None
         try:
@@ -90,7 +102,7 @@ class Link:
 
     def close_gate(self, reason: str, wait_s: float) -> None:
         """Returns once the proxy holds new requests and no call is in flight any more."""
-        self._post("/gate/close", routes.GateClose(reason, wait_s), read_s=wait_s + 30.0, deadline_s=wait_s)
+        self._post("/gate/close", routes.GateClose(reason, wait_s), wait_s=wait_s, deadline_s=wait_s)
 
     def open_gate(self, policy_version: int) -> None:
         """Lets requests through again, served by `policy_version`."""
@@ -102,19 +114,21 @@ class Link:
 
     def status(self) -> dict[str, Any]:
         """The proxy's own account of itself."""
-        body = self._send("GET", "/status", None, 30.0).json()
+        body = self._send("GET", "/status", None).json()
         return body if isinstance(body, dict) else {}
 
     def close(self) -> None:
         self._http.close()
 
-    def _post(self, path: str, body: Any, *, read_s: float = 30.0, deadline_s: float = 0.0) -> httpx.Response:
-        return self._send("POST", path, routes.to_json(body), read_s, deadline_s)
+    def _post(self, path: str, body: Any, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> httpx.Response:
+        return self._send("POST", path, routes.to_json(body), wait_s, deadline_s)
 
-    def _send(self, method: str, path: str, body: Any, read_s: float, deadline_s: float = 0.0) -> httpx.Response:
+    def _send(
+        self, method: str, path: str, body: Any, wait_s: float = 0.0, deadline_s: float = 0.0
+    ) -> httpx.Response:
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
-        timeout = httpx.Timeout(30.0, read=read_s)
+        timeout = httpx.Timeout(self._answer_s, read=wait_s + self._answer_s)
         while True:
             failure: AjetError
             try:

@@ -1,6 +1,7 @@
 """What a person or a progress bar sees of a run: one line a phase and a step, `phase.json`, `metrics.jsonl`.
 
-`phase.json` is ``{"phase", "step", "of"}``, replaced atomically; ``of`` is 0 when the run has no planned end.
+`phase.json` is ``{"phase", "step", "of"}``, replaced atomically; ``of`` is 0 when the run has no planned end. Where
+several daemons feed the run it has ``daemons`` too: what each gave since the start, and why it is away, if it is.
 `metrics.jsonl` has one JSON object a step. A resumed run first drops the lines of steps that its checkpoint does not
 hold, so that each step stands in the file once.
 """
@@ -23,6 +24,7 @@ class Progress:
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self.total_steps = total_steps
         self.step = 0
+        self.account: Callable[[], Mapping[str, Any]] = dict
         self._say = say
 
     @property
@@ -31,7 +33,9 @@ class Progress:
 
     def phase(self, phase: str, *, quiet: bool = False) -> None:
         """The run is now at `phase`; unless `quiet`, a line says so."""
-        body = json.dumps({"phase": phase, "step": self.step, "of": self.total_steps})
+        daemons = self.account()
+        known = {"phase": phase, "step": self.step, "of": self.total_steps}
+        body = json.dumps(known | ({"daemons": daemons} if daemons else {}))
         temporary = self.run_dir / ".phase.json.new"
         temporary.write_text(body + "\n")
         os.replace(temporary, self.run_dir / "phase.json")
@@ -60,6 +64,9 @@ class Progress:
         of = f"/{self.total_steps}" if self.total_steps else ""
         parts = [f"step {self.step}{of}", f"reward {metrics['reward_mean']:.3f} ± {metrics['reward_std']:.3f}"]
         parts.append(f"{metrics['episodes']} episodes, {metrics['sampled_tokens']} sampled tokens")
+        daemons = metrics.get("daemons", {})
+        if len(daemons) > 1:
+            parts.append("groups from " + ", ".join(f"{url}: {count}" for url, count in daemons.items()))
         drift = metrics.get("rollout_probs_diff_mean")
         if drift is not None:
             parts.append(f"drift {drift:.1e}")

@@ -16,19 +16,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease
-from ajet_sdk.sample import Batch, BatchEpisode
+from ajet_sdk.sample import BatchEpisode
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
+from ajet_trainer.daemons import Away, Daemons, Leased
 from ajet_trainer.history import Entry, History
 from ajet_trainer.keeper import Keeper
-from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 
 CLOSE_S = 10.0
@@ -72,7 +72,7 @@ class Run:
     def __init__(
         self,
         config: Config,
-        link: Link,
+        daemons: Daemons,
         learner: Learner,
         history: History,
         keeper: Keeper,
@@ -81,8 +81,10 @@ class Run:
         stopping: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.link, self.learner, self.history = config, link, learner, history
+        self.config, self.daemons, self.learner, self.history = config, daemons, learner, history
         self.keeper, self.progress, self.stopping, self.clock = keeper, progress, stopping, clock
+        if not daemons.alone:
+            progress.account = daemons.account
         self.served = learner.version
         self.gate_closed = False
         self.saved_version = learner.version
@@ -92,8 +94,8 @@ class Run:
         """Settles with the proxy what the checkpoint holds, and says where the engines are and what they serve."""
         self.progress.resume_at(self.learner.version)
         self.acknowledge()
-        self.link.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
-        self.link.open_gate(self.learner.version)
+        self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
+        self.daemons.open_gate(self.learner.version)
 
     def loop(self) -> None:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
@@ -101,7 +103,7 @@ class Run:
             self.step()
         if self.learner.version != self.saved_version:
             self.save()
-        self.acknowledge()
+        self.acknowledge(last=True)
 
     @property
     def done(self) -> bool:
@@ -111,51 +113,70 @@ class Run:
     def step(self) -> None:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
         self.timing = {}
-        batch = self.lease()
-        if batch is None:
+        hand = self.lease()
+        if not hand:
             return
-        admission = self.admit(batch)
-        rows = to_rows(batch.batch, admission.groups)
+        admissions = [self.admit(leased) for leased in hand]
+        rows = [
+            row
+            for leased, admission in zip(hand, admissions, strict=True)
+            for row in to_rows(leased.batch.batch, admission.groups)
+        ]
         if not rows:
-            self.dismiss(batch)
+            self.dismiss(hand)
             return
 
         if self.learner.colocated:
             self.close_gate()
-        metrics = self.train(batch, admission, rows)
+        metrics = self.train(hand, admissions, rows)
         if self.save_due:
             self.save()
         self.close_gate()
         self.push()
         self.open_gate()
-        self.record(batch, admission, rows, metrics)
+        self.record(hand, admissions, rows, metrics)
         self.acknowledge()
 
-    def lease(self) -> Batch | None:
-        """The next batch, held from here on; None when asked to stop before one is ready."""
+    def lease(self) -> Sequence[Leased]:
+        """The batches of the next step, held from here on; none when asked to stop before they are together.
+
+        A lease that ran out while its daemon was away may come again: then the newer one stands for both.
+        """
         self.progress.phase("waiting for episodes", quiet=True)
-        ask = Lease(
-            groups=self.config.groups,
+        hand: list[Leased] = []
+        with self.timed("wait"):
+            while not self.stopping():
+                self.daemons.look()
+                self.acknowledge()
+                leased = self.daemons.lease(self.ask(self.config.groups - groups_in(hand)))
+                if leased is None:
+                    self.learner.check()
+                    continue
+                for older in [other for other in hand if overlap(other, leased)]:
+                    hand.remove(older)
+                    self.keeper.release(older.daemon, older.batch.batch)
+                self.keeper.hold(leased.daemon, leased.batch.batch)
+                hand.append(leased)
+                if groups_in(hand) >= self.config.groups:
+                    return hand
+        return ()
+
+    def ask(self, groups: int) -> Lease:
+        """What is asked of a daemon for `groups` groups."""
+        return Lease(
+            groups=groups,
             group_size=self.config.group_size,
             max_staleness=self.config.max_staleness,
             model=self.config.model_name,
             wait_s=POLL_S,
             lease_s=self.config.lease_s,
         )
-        with self.timed("wait"):
-            while not self.stopping():
-                batch = self.link.lease(ask)
-                if batch is not None:
-                    self.keeper.hold(batch.batch)
-                    return batch
-                self.learner.check()
-        return None
 
-    def admit(self, batch: Batch) -> Admission:
-        """What of `batch` is trained; says what is not, and why."""
+    def admit(self, leased: Leased) -> Admission:
+        """What of a batch is trained; says what is not, and why."""
         admission = admit(
-            batch,
-            trained=self.history.blocked,
+            leased.batch,
+            trained=self.history.blocked(leased.daemon),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
             no_signal=self.config.no_signal,
         )
@@ -163,18 +184,26 @@ class Run:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
         return admission
 
-    def dismiss(self, batch: Batch) -> None:
-        """`batch` holds nothing to train: acknowledged as it is, so that it does not come back."""
-        self.link.ack(batch.batch, self.learner.version)
-        self.keeper.release(batch.batch)
+    def dismiss(self, hand: Sequence[Leased]) -> None:
+        """These batches hold nothing to train: acknowledged as they are, so that they do not come back; together with
+        the next checkpoint if there is something trained that only it will hold, which may be their own episodes."""
+        for leased in hand:
+            name = leased.batch.batch
+            if self.history.unsaved:
+                self.history.trained(Entry(name, self.learner.version, (), leased.daemon))
+                continue
+            with suppress(Away):
+                self.daemons.ack(leased.daemon, name, self.learner.version)
+            self.keeper.release(leased.daemon, name)
 
-    def train(self, batch: Batch, admission: Admission, rows: Sequence[Row]) -> dict[str, float]:
+    def train(self, hand: Sequence[Leased], admissions: Sequence[Admission], rows: Sequence[Row]) -> dict[str, float]:
         """One step of the learner, entered into the history."""
         self.progress.phase("training", quiet=True)
         with self.timed("train"):
             metrics = self.learner.train(rows)
-        episodes = tuple(episode.episode for episode in admission.episodes)
-        self.history.trained(Entry(batch.batch, self.learner.version, episodes))
+        for leased, admission in zip(hand, admissions, strict=True):
+            episodes = tuple(episode.episode for episode in admission.episodes)
+            self.history.trained(Entry(leased.batch.batch, self.learner.version, episodes, leased.daemon))
         return metrics
 
     @property
@@ -192,13 +221,12 @@ class Run:
         self.saved_version = self.learner.version
 
     def close_gate(self) -> None:
-        """No call is in flight and none starts until `open_gate`. Nothing happens when it is closed already."""
-        if self.gate_closed:
-            return
+        """No call is in flight and none starts until `open_gate`. Once closed, only a daemon that came back since is
+        asked."""
         self.progress.phase("draining calls in flight", quiet=True)
         self.gate_closed = True
         with self.timed("drain"):
-            self.link.close_gate("weights", self.config.drain_s)
+            self.daemons.close_gate("weights", self.config.drain_s)
 
     def push(self) -> None:
         """The engine takes the learner's weights."""
@@ -209,21 +237,34 @@ class Run:
 
     def open_gate(self) -> None:
         """Calls pass again, served by the version that the engine last took."""
-        self.link.open_gate(self.served)
+        self.daemons.open_gate(self.served)
         self.gate_closed = False
 
-    def acknowledge(self) -> None:
-        """Tells the proxy of every batch that a checkpoint holds. A lease that is gone blocks its episodes instead."""
+    def acknowledge(self, *, last: bool = False) -> None:
+        """Tells each proxy of every batch of its own that a checkpoint holds. A lease that is gone blocks its episodes
+        instead. What a proxy that is away must hear waits; the `last` time it is waited for, then left to a restart."""
         for entry in self.history.unacknowledged:
             try:
-                self.link.ack(entry.batch, entry.version)
-                self.history.acknowledged(entry.batch)
+                self.daemons.ack(entry.daemon, entry.batch, entry.version, last=last)
             except (NotFound, Conflict):
-                self.history.refused(entry.batch)
+                self.history.refused(entry)
                 self.progress.say(f"the lease of batch {entry.batch} ran out; its episodes will not be trained again")
-            self.keeper.release(entry.batch)
+            except Away:
+                if last:
+                    self.progress.say(f"batch {entry.batch} of {entry.daemon} is trained and saved, which it cannot be "
+                                      "told now; the next start does")  # fmt: skip
+                continue
+            else:
+                self.history.acknowledged(entry)
+            self.keeper.release(entry.daemon, entry.batch)
 
-    def record(self, batch: Batch, admission: Admission, rows: Sequence[Row], metrics: Mapping[str, float]) -> None:
+    def record(
+        self,
+        hand: Sequence[Leased],
+        admissions: Sequence[Admission],
+        rows: Sequence[Row],
+        metrics: Mapping[str, float],
+    ) -> None:
         """One line of `metrics.jsonl`."""
         timing = {
             **self.timing,
@@ -233,8 +274,9 @@ class Run:
             {
                 "step": self.learner.version,
                 "policy_version": self.served,
-                "batch": batch.batch,
-                **batch_figures(batch, admission, rows),
+                "batch": ",".join(leased.batch.batch for leased in hand),
+                "daemons": {url: groups_in(one for one in hand if one.daemon == url) for url in self.daemons.urls},
+                **batch_figures(hand, admissions, rows),
                 **learner_figures(metrics),
                 "timing": {name: round(seconds, 3) for name, seconds in timing.items()},
             }
@@ -242,13 +284,13 @@ class Run:
 
     def close(self) -> None:
         """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens."""
-        self.link.deadline_s = min(self.link.deadline_s, CLOSE_S)
-        held = set(self.keeper.held) - {entry.batch for entry in self.history.unacknowledged}
-        for batch in sorted(held):
-            _quietly(lambda batch=batch: self.link.nack(batch))  # type: ignore[misc]
-            self.keeper.release(batch)
+        self.daemons.hurry(CLOSE_S)
+        saved = {(entry.daemon, entry.batch) for entry in self.history.unacknowledged}
+        for daemon, batch in sorted(set(self.keeper.held) - saved):
+            _quietly(lambda daemon=daemon, batch=batch: self.daemons.nack(daemon, batch))  # type: ignore[misc]
+            self.keeper.release(daemon, batch)
         if self.learner.upstreams() is not None:
-            _quietly(lambda: self.link.announce(self.config.model_name, self.served, ()))
+            _quietly(lambda: self.daemons.announce(self.config.model_name, self.served, ()))
         if self.gate_closed:
             _quietly(self.open_gate)
 
@@ -262,18 +304,32 @@ class Run:
             self.timing[name] = self.timing.get(name, 0.0) + self.clock() - start
 
 
-def batch_figures(batch: Batch, admission: Admission, rows: Sequence[Row]) -> dict[str, Any]:
+def overlap(one: Leased, other: Leased) -> bool:
+    """Whether two leases of one daemon hold an episode in common: then the older of them is no lease any more."""
+    return one.daemon == other.daemon and not episodes_of(one).isdisjoint(episodes_of(other))
+
+
+def episodes_of(leased: Leased) -> set[str]:
+    return {episode.episode for group in leased.batch.groups for episode in group.episodes}
+
+
+def groups_in(hand: Iterable[Leased]) -> int:
+    return sum(len(leased.batch.groups) for leased in hand)
+
+
+def batch_figures(hand: Sequence[Leased], admissions: Sequence[Admission], rows: Sequence[Row]) -> dict[str, Any]:
     """What `metrics.jsonl` says of the data. Rewards are of all leased episodes, the rest is of what was trained."""
-    leased: list[BatchEpisode] = [episode for group in batch.groups for episode in group.episodes]
-    rewards = [episode.reward for episode in leased]
+    episodes: list[BatchEpisode] = [item for one in hand for group in one.batch.groups for item in group.episodes]
+    rewards = [episode.reward for episode in episodes]
+    trained = [episode for admission in admissions for episode in admission.episodes]
     mean = math.fsum(rewards) / len(rewards)
-    samples = [sample for episode in admission.episodes for sample in episode.samples]
+    samples = [sample for episode in trained for sample in episode.samples]
     return {
         "reward_mean": mean,
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
-        "groups": len(admission.groups),
-        "episodes": len(admission.episodes),
-        "rejected_episodes": len(admission.rejected),
+        "groups": sum(len(admission.groups) for admission in admissions),
+        "episodes": len(trained),
+        "rejected_episodes": sum(len(admission.rejected) for admission in admissions),
         "samples": len(rows),
         "sampled_tokens": sum(row.sampled for row in rows),
         "prompt_tokens": sum(row.tokens - row.sampled for row in rows),

@@ -1,4 +1,4 @@
-"""Puts a run together: configuration, Ray, verl's trainer, the link to the proxy; and takes it apart again.
+"""Puts a run together: configuration, Ray, verl's trainer, the links to the proxies; and takes it apart again.
 
 A first SIGTERM or SIGINT lets the step in progress finish, saves and acknowledges it, and ends with status 0. A second
 one, or a first one while the parts are still starting, ends at once. Either way untrained batches go back to the proxy,
@@ -12,16 +12,16 @@ import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ajet_sdk.errors import AjetError
 from ajet_trainer.config import Config, ConfigError
+from ajet_trainer.daemons import Daemons
 from ajet_trainer.history import History
 from ajet_trainer.keeper import Keeper
-from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.verl_backend.environment import environment
@@ -80,8 +80,8 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
     """Brings everything up in order, trains, and takes it down in the opposite order. The proxy is asked first: a wrong
     address or key shows before a minute is spent on loading."""
     progress.phase("looking for the proxy")
-    link = Link(config.proxy_url, key=config.key, deadline_s=config.connect_timeout_s)
-    link.status()
+    daemons = Daemons.of(config, progress.say)
+    daemons.meet()
     progress.phase("importing verl")
     device = choose_device(config.device)
     env = environment(device)
@@ -104,14 +104,14 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
             progress.phase("loading the model and launching vLLM" if folder is None else "loading the model")
             trainer.init()
             note_processes(progress.run_dir)
-            serve(config, link, trainer, progress, stop)
+            serve(config, daemons, trainer, progress, stop)
 
 
-def serve(config: Config, link: Link, trainer: Any, progress: Progress, stop: Stop) -> None:
+def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop) -> None:
     """The run proper, with everything up."""
-    with Keeper(link, config.lease_s) as keeper:
-        history = History.from_state(trainer.history)
-        training = Run(config, link, trainer, history, keeper, progress, stopping=lambda: stop.requested)
+    with closing(daemons), Keeper(daemons, config.lease_s) as keeper:
+        history = History.from_state(trainer.history, daemons.urls)
+        training = Run(config, daemons, trainer, history, keeper, progress, stopping=lambda: stop.requested)
         try:
             training.start()
             progress.phase(f"training from step {trainer.version}")

@@ -19,6 +19,7 @@ from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from ajet_trainer.daemons import Daemons
 from ajet_trainer.history import History
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
@@ -116,14 +117,14 @@ def run(url: str, folder: Path, notes: Path, stop: Path) -> None:
     """What the process does, until the file `stop` is there."""
     learner = Stub(folder)
     config = Config(
-        model="none", model_name="stub", proxy_url=url, run_dir=str(folder), groups=1, group_size=2, lease_s=LEASE_S,
+        model="none", model_name="stub", proxy_url=(url,), run_dir=str(folder), groups=1, group_size=2, lease_s=LEASE_S,
         save_freq=2, drain_s=30.0,
     )
-    link = NotedLink(url, Notes(notes))
-    history = History.from_state(checkpoint(folder)["history"])
-    with Keeper(link, LEASE_S) as keeper:
+    daemons = Daemons([NotedLink(url, Notes(notes))])
+    history = History.from_state(checkpoint(folder)["history"], daemons.urls)
+    with Keeper(daemons, LEASE_S) as keeper:
         training = Run(
-            config, link, learner, history, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
+            config, daemons, learner, history, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
         )
         training.start()
         try:

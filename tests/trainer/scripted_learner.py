@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ajet_sdk.errors import NotFound
+from ajet_sdk.errors import NotFound, ProxyUnreachable
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch, BatchEpisode, Group
-from ajet_trainer.batch import Row
+from ajet_trainer.batch import Row, group_name
 from tests.trainer.making import episode
 
 
@@ -23,15 +23,17 @@ class Killed(BaseException):
 
 @dataclass
 class Instants:
-    """Counts the instants at which a process could die, and dies at one of them."""
+    """Counts the instants at which a process could die, and dies at one of them; at others something else happens."""
 
     fatal: int | None = None
+    happens: dict[int, Callable[[], None]] = field(default_factory=dict)
     seen: int = 0
     names: list[str] = field(default_factory=list)
 
     def pass_by(self, name: str) -> None:
         self.names.append(name)
         self.seen += 1
+        self.happens.get(self.seen - 1, lambda: None)()
         if self.seen - 1 == self.fatal:
             raise Killed(name)
 
@@ -84,11 +86,19 @@ class ScriptedLearner:
 
 
 class MemoryProxy:
-    """The `Link` methods over `count` batches of two groups of two episodes; a batch's id changes with every lease."""
+    """The `Link` methods over `count` batches of two groups of two episodes; a batch's id changes with every lease.
 
-    def __init__(self, count: int, instants: Instants) -> None:
-        self.instants = instants
+    While `down` nothing is answered. With `singly` a lease is one group, and its id is like no other daemon's. `given`
+    maps the names of groups in rows to their tasks.
+    """
+
+    def __init__(self, count: int, instants: Instants, url: str = "http://proxy", *, singly: bool = False) -> None:
+        self.instants, self.url, self.down = instants, url, False
         self.ready = [[f"{n}g{g}" for g in range(2)] for n in range(count)]
+        if singly:
+            self.ready = [[task] for batch in self.ready for task in batch]
+        self.singly = singly
+        self.given: dict[str, str] = {}
         self.leased: dict[str, list[str]] = {}
         self.trained: list[str] = []
         self.log: list[str] = []
@@ -99,17 +109,27 @@ class MemoryProxy:
             episode(f"{task}e{i}", float(i), task=task) for i in range(2)
         )
 
+    def within(self, deadline_s: float) -> MemoryProxy:
+        return self
+
+    def answer(self) -> None:
+        if self.down:
+            raise ProxyUnreachable(f"no answer from {self.url}")
+
     def lease(self, ask: Lease) -> Batch | None:
+        self.answer()
         self.instants.pass_by("before a lease")
         if not self.ready:
             return None
-        name = f"lease{self._leases}"
+        name = f"{self.url}/lease{self._leases}" if self.singly else f"lease{self._leases}"
         self._leases += 1
         self.leased[name] = tasks = self.ready.pop(0)
+        self.given |= {group_name(name, index): task for index, task in enumerate(tasks)}
         self.instants.pass_by("leased, answer on its way")
         return Batch(name, 0.0, self.version, tuple(Group(task, self.make(task)) for task in tasks))
 
     def ack(self, batch: str, policy_version: int) -> None:
+        self.answer()
         self.instants.pass_by("before an ack")
         if batch not in self.leased:
             raise NotFound(f"no lease {batch}")
@@ -118,24 +138,29 @@ class MemoryProxy:
         self.instants.pass_by("acked, answer on its way")
 
     def nack(self, batch: str) -> None:
+        self.answer()
         self.log.append(f"nack {batch}")
         self.ready.insert(0, self.leased.pop(batch))
 
     def extend(self, batch: str, lease_s: float) -> None:
+        self.answer()
         if batch not in self.leased:
             raise NotFound(f"no lease {batch}")
 
     def close_gate(self, reason: str, wait_s: float) -> None:
+        self.answer()
         self.instants.pass_by("before the gate closes")
         self.gate = "closed"
         self.log.append("close")
 
     def open_gate(self, policy_version: int) -> None:
+        self.answer()
         self.instants.pass_by("before the gate opens")
         self.gate, self.version = "open", policy_version
         self.log.append(f"open {policy_version}")
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
+        self.answer()
         self.version = version
         if upstreams is not None:
             self.upstreams = tuple(upstreams)

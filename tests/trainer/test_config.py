@@ -21,7 +21,7 @@ def file(tmp_path: Path) -> Path:
 def test_later_sources_win(file: Path) -> None:
     environ = {"AJET_TRAINER_GROUPS": "3", "AJET_TRAINER_SEED": "5", "AJET_PROXY_URL": "http://p", "AJET_EPISODE": "e"}
     config = load(str(file), ["groups=4", "model=n", "actor_rollout_ref.actor.optim.lr=1e-6"], environ)
-    assert (config.model, config.groups, config.seed, config.lease_s, config.proxy_url) == ("n", 4, 5, 60.0, "http://p")
+    assert (config.model, config.groups, config.seed, config.lease_s, config.proxy_url) == ("n", 4, 5, 60.0, ("http://p",))
     assert config.verl == {
         "actor_rollout_ref.actor.optim.lr": 1e-6,
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_loras": 3,
@@ -40,6 +40,18 @@ def test_words_of_the_command_line_become_values(file: Path) -> None:
     }  # fmt: skip
 
 
+def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
+    assert load(str(file), ["proxy_url=http://a, http://b"]).proxy_url == ("http://a", "http://b")
+    assert load(str(file), [], {"AJET_PROXY_URL": "http://a,http://b"}).proxy_url == ("http://a", "http://b")
+    path = tmp_path / "two.toml"
+    path.write_text('[trainer]\nmodel = "m"\nproxy_url = ["http://a", "http://b"]\nkey = ["k", "l"]\n')
+    config = load(str(path))
+    assert (config.proxy_url, config.key) == (("http://a", "http://b"), ("k", "l"))
+    path.write_text('[trainer]\nmodel = "m"\nproxy_url = "http://a"\nkey = "k"\n')
+    config = load(str(path))
+    assert (config.proxy_url, config.key) == (("http://a",), ("k",))
+
+
 @pytest.mark.parametrize(
     ("words", "environ", "message"),
     [
@@ -54,6 +66,9 @@ def test_words_of_the_command_line_become_values(file: Path) -> None:
         (["placement=attached"], {}, "needs engine_urls"),
         (["engine_urls=http://a"], {}, "belongs to placement 'attached'"),
         (["model="], {}, "model is required"),
+        (["proxy_url="], {}, "proxy_url is required"),
+        (["proxy_url=http://a,http://a/"], {}, "proxy_url names http://a twice"),
+        (["key=k,l"], {}, "one for all daemons or one for each: 2 for 1 daemons"),
         (["verl=1"], {}, "unknown key 'verl'"),
         ([], {"AJET_TRAINER_GROPS": "1"}, "environment variable AJET_TRAINER_GROPS: unknown key 'grops'"),
     ],

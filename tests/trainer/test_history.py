@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ajet_trainer.history import Entry, History
+from ajet_trainer.history import ANY, Entry, History
 
 A, B = Entry("a", 1, ("e1", "e2")), Entry("b", 2, ("e3",))
 
@@ -10,13 +10,13 @@ def test_only_saved_batches_wait_for_their_acknowledgement() -> None:
     history.trained(A)
     assert history.unacknowledged == ()
     assert history.unsaved == (A,)
-    assert history.blocked == {"e1", "e2"}
+    assert history.blocked(ANY) == {"e1", "e2"}
     history.saved()
     assert history.unacknowledged == (A,)
     assert history.unsaved == ()
-    history.acknowledged("a")
+    history.acknowledged(A)
     assert history.unacknowledged == ()
-    assert history.blocked == frozenset()
+    assert history.blocked(ANY) == frozenset()
 
 
 def test_the_state_of_a_checkpoint_holds_what_was_trained_up_to_it() -> None:
@@ -32,9 +32,33 @@ def test_the_state_of_a_checkpoint_holds_what_was_trained_up_to_it() -> None:
 
 def test_a_refused_batch_blocks_its_episodes_for_good_even_over_a_restart() -> None:
     history = History([A, B])
-    history.refused("a")
+    history.refused(A)
     assert history.unacknowledged == (B,)
-    assert history.blocked == {"e1", "e2", "e3"}
+    assert history.blocked(ANY) == {"e1", "e2", "e3"}
     again = History.from_state(history.state())
-    again.acknowledged("b")
-    assert again.blocked == {"e1", "e2"}
+    again.acknowledged(B)
+    assert again.blocked(ANY) == {"e1", "e2"}
+
+
+def test_the_same_name_at_two_daemons_is_two_episodes() -> None:
+    history = History()
+    history.trained(Entry("b1", 1, ("run-1",), "http://a"))
+    assert (history.blocked("http://a"), history.blocked("http://b")) == ({"run-1"}, frozenset())
+    history.saved()
+    history.refused(history.unacknowledged[0])
+    again = History.from_state(history.state(), ("http://a", "http://b"))
+    assert (again.blocked("http://a"), again.blocked("http://b")) == ({"run-1"}, frozenset())
+
+
+def test_what_a_daemon_gave_whose_url_is_not_in_use_is_blocked_everywhere() -> None:
+    history = History([Entry("b1", 1, ("e1",), "http://a")], [("http://a", "e0")])
+    moved = History.from_state(history.state(), ("http://new", "http://b"))
+    assert moved.blocked("http://new") == moved.blocked("http://b") == {"e0", "e1"}
+    assert moved.unacknowledged == (Entry("b1", 1, ("e1",), ANY),)
+
+
+def test_a_checkpoint_of_the_time_before_several_daemons_is_read() -> None:
+    state = {"saved": [{"batch": "b1", "version": 1, "episodes": ["e1"]}], "lost": ["e0"]}
+    history = History.from_state(state, ("http://a",))
+    assert history.unacknowledged == (Entry("b1", 1, ("e1",), ANY),)
+    assert history.blocked("http://a") == {"e0", "e1"}

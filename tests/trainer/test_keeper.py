@@ -11,8 +11,8 @@ class Extended:
         self.calls: list[tuple[str, float]] = []
         self.enough = threading.Event()
 
-    def extend(self, batch: str, lease_s: float) -> None:
-        self.calls.append((batch, lease_s))
+    def extend(self, daemon: str, batch: str, lease_s: float) -> None:
+        self.calls.append((f"{daemon}/{batch}", lease_s))
         if len(self.calls) >= 4:
             self.enough.set()
         if batch == "gone":
@@ -22,15 +22,15 @@ class Extended:
 def test_held_leases_are_extended_in_the_background_until_released() -> None:
     link = Extended()
     with Keeper(link, 0.03) as keeper:
-        keeper.hold("gone")
-        keeper.hold("b")
-        assert keeper.held == ("gone", "b")
+        keeper.hold("a", "gone")
+        keeper.hold("a", "b")
+        assert keeper.held == (("a", "gone"), ("a", "b"))
         assert link.enough.wait(5)
-        keeper.release("gone")
-        keeper.release("never held")
-        assert keeper.held == ("b",)
-    assert {name for name, _ in link.calls} == {"gone", "b"}
+        keeper.release("a", "gone")
+        keeper.release("b", "b")
+        assert keeper.held == (("a", "b"),)
+    assert {name for name, _ in link.calls} == {"a/gone", "a/b"}
     assert {lease for _, lease in link.calls} == {0.03}
     count = len(link.calls)
     keeper.extend_all()
-    assert link.calls[count:] == [("b", 0.03)]
+    assert link.calls[count:] == [("a/b", 0.03)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -8,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ajet_trainer.config import Config
+from ajet_trainer.daemons import Daemons
 from ajet_trainer.history import History
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.link import Link
@@ -15,13 +17,15 @@ from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from tests.trainer.making import episode
 from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
+from tests.trainer.test_link import Clock
 
 
 class Setting:
     """A run over memory: `start` begins a process, which may be killed and begun again over the same disk and proxy."""
 
     def __init__(self, folder: Path, batches: int, **options: Any) -> None:
-        self.config = Config(model="m", run_dir=str(folder), **{"total_steps": batches, "save_freq": 1, **options})
+        usual = {"groups": 2, "total_steps": batches, "save_freq": 1}
+        self.config = Config(model="m", run_dir=str(folder), **{**usual, **options})
         self.instants, self.disk, self.said = Instants(), Disk(), list[str]()
         self.proxy = MemoryProxy(batches, self.instants)
         self.learner = ScriptedLearner(self.disk, self.instants)
@@ -31,12 +35,13 @@ class Setting:
         self.learner = ScriptedLearner(self.disk, self.instants)
         for name, value in changes.items():
             setattr(self.learner, name, value)
+        daemons = Daemons([cast(Link, self.proxy)])
         self.run = Run(
             self.config,
-            cast(Link, self.proxy),
+            daemons,
             self.learner,
-            History.from_state(self.disk.history),
-            Keeper(self.proxy, 300.0),
+            History.from_state(self.disk.history, daemons.urls),
+            Keeper(daemons, 300.0),
             Progress(self.config.run_dir, self.config.total_steps, self.said.append),
             stopping=lambda: self.stop or not self.proxy.ready,
         )
@@ -135,7 +140,8 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
     assert record["timing"].keys() == {"wait", "drain", "train", "update_actor", "save", "push"}
     del record["timing"]
     assert record == {
-        "step": 1, "policy_version": 1, "batch": "lease0", "reward_mean": 0.5, "reward_std": 0.5, "groups": 2,
+        "step": 1, "policy_version": 1, "batch": "lease0", "daemons": {"http://proxy": 2},
+        "reward_mean": 0.5, "reward_std": 0.5, "groups": 2,
         "episodes": 4, "rejected_episodes": 0, "samples": 6, "sampled_tokens": 2 * (12 + 3),
         "prompt_tokens": 2 * (12 + 4),
         "merged_calls": 4, "merged_tokens": 2 * (2 * 7), "min_policy_version": 0, "max_policy_version": 0,
@@ -206,3 +212,122 @@ def test_killed_at_any_instant_everything_is_trained_once(tmp_path: Path, save_f
         assert sorted(setting.proxy.trained) == tasks, setting.instants.names[fatal]
         assert len(setting.disk.weights) == len(tasks) * 2, setting.instants.names[fatal]
         assert setting.disk.version == 4, setting.instants.names[fatal]
+
+
+class TwoDaemons:
+    """A run over two daemons whose episodes have the same names; `weights` are the (daemon, group, session) in it."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        usual = {"groups": 2, "save_freq": 1}
+        self.config = Config(model="m", run_dir=str(folder), **{**usual, **options})
+        self.instants, self.disk, self.said, self.clock = Instants(), Disk(), list[str](), Clock()
+        self.proxies = [MemoryProxy(2, self.instants, f"http://{name}", singly=True) for name in "ab"]
+        self.rounds = 0
+
+    def stopping(self) -> bool:
+        self.clock.now += 1.0
+        self.rounds += 1
+        assert self.rounds < 1000
+        idle = not any(proxy.ready for proxy in self.proxies)
+        return idle and not any(proxy.down for proxy in self.proxies)
+
+    def whole(self) -> None:
+        links = cast(list[Link], self.proxies)
+        daemons = Daemons(links, say=self.said.append, clock=self.clock, sleep=self.clock.sleep, deadline_s=1e9)
+        learner = ScriptedLearner(self.disk, self.instants)
+        history, keeper = History.from_state(self.disk.history, daemons.urls), Keeper(daemons, 300.0)
+        progress = Progress(self.config.run_dir, 0, self.said.append)
+        self.run = Run(self.config, daemons, learner, history, keeper, progress, stopping=self.stopping)
+        try:
+            self.run.start()
+            self.run.loop()
+        except Killed:
+            return
+        finally:
+            if self.instants.fatal is None:
+                self.run.close()
+
+    def check(self) -> None:
+        """Nothing is in the weights twice; what a daemon knows as trained is in them; what it still has is not, or is
+        known to the checkpoint, and is too little for a batch."""
+        names = {name: (proxy.url, task) for proxy in self.proxies for name, task in proxy.given.items()}
+        weights = [(*names[entry.split("/")[0]], entry.split("/")[1]) for entry in self.disk.weights]
+        assert max(Counter(weights).values()) == 1
+        for proxy in self.proxies:
+            learned = sorted({task for url, task, _ in weights if url == proxy.url})
+            assert len(proxy.trained) == len(set(proxy.trained))
+            assert set(proxy.trained) <= set(learned)
+            left = {task for tasks in proxy.ready for task in tasks}
+            assert left.isdisjoint(proxy.trained)
+            assert sorted(left | set(proxy.trained)) == sorted(f"{n}g{g}" for n in range(2) for g in range(2))
+            blocked = History.from_state(self.disk.history, (proxy.url,)).blocked(proxy.url)
+            assert {f"{task}e0" for task in left.intersection(learned)} <= blocked
+        assert sum(len(proxy.ready) for proxy in self.proxies) < self.config.groups
+
+
+def test_a_step_takes_groups_of_two_daemons_and_says_which_gave_what(tmp_path: Path) -> None:
+    two = TwoDaemons(tmp_path)
+    two.whole()
+    two.check()
+    assert [proxy.trained for proxy in two.proxies] == [["0g0", "0g1", "1g0", "1g1"]] * 2
+    assert [proxy.version for proxy in two.proxies] == [4, 4]
+    record = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    assert record["batch"] == "http://a/lease0,http://b/lease0"
+    assert record["daemons"] == {"http://a": 1, "http://b": 1}
+    assert record["episodes"] == 4
+    assert any("groups from http://a: 1, http://b: 1" in line for line in two.said)
+    phase = json.loads((tmp_path / "phase.json").read_text())
+    assert phase["daemons"]["http://b"] == {"groups": 4, "away": None}
+
+
+def test_what_one_daemon_gave_goes_back_when_a_stop_comes_before_the_batch_is_together(tmp_path: Path) -> None:
+    two = TwoDaemons(tmp_path, groups=3)
+    two.whole()
+    two.check()
+    assert sum("nack" in line for proxy in two.proxies for line in proxy.log) == 2
+    assert two.disk.version == 2
+
+
+@pytest.mark.parametrize(("save_freq", "absence"), [(1, 1), (1, 12), (3, 4)])
+@pytest.mark.parametrize("expires", [False, True], ids=["lease holds", "lease runs out"])
+def test_a_daemon_away_from_any_instant_on_everything_is_trained_once(
+    tmp_path: Path, save_freq: int, expires: bool, absence: int
+) -> None:
+    """Daemon b is killed at every instant and is back `absence` instants later, with its leases or without."""
+    reference = TwoDaemons(tmp_path / "whole", save_freq=save_freq)
+    reference.whole()
+    assert reference.instants.seen > 30
+    for instant in range(reference.instants.seen):
+        two = TwoDaemons(tmp_path / str(instant), save_freq=save_freq)
+        b = two.proxies[1]
+
+        def restart(b: MemoryProxy = b) -> None:
+            b.down = False
+            if expires:
+                b.expire()
+
+        two.instants.happens = {
+            instant: lambda b=b: setattr(b, "down", True), instant + absence: restart,
+        }  # type: ignore[dict-item]  # fmt: skip
+        two.whole()
+        b.expire()
+        two.check()
+
+
+@pytest.mark.parametrize("expires", [False, True], ids=["lease holds", "lease runs out"])
+def test_a_trainer_of_two_daemons_killed_at_any_instant_trains_everything_once(tmp_path: Path, expires: bool) -> None:
+    reference = TwoDaemons(tmp_path / "whole", save_freq=2)
+    reference.whole()
+    for fatal in range(reference.instants.seen):
+        two = TwoDaemons(tmp_path / str(fatal), save_freq=2)
+        two.instants.fatal = fatal
+        two.whole()
+        for proxy in two.proxies:
+            if expires:
+                proxy.expire()
+        two.instants.fatal = None
+        for _ in range(2):
+            two.whole()
+            for proxy in two.proxies:
+                proxy.expire()
+        two.check()

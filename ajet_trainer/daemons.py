@@ -1,0 +1,320 @@
+"""Several daemons as one: what is ready anywhere is leased, all gates close and open together, one may go and return.
+
+A lease belongs to the daemon that gave it: it is extended, acknowledged and given back there and nowhere else. Of
+several daemons each is asked for one group at a time, in turn, so that a batch takes what is ready anywhere and a busy
+daemon starves no other. Gates are closed and opened side by side, so that no daemon's agents wait for another's.
+
+A daemon that does not answer within `PATIENCE_S` is *away*: it is asked again with growing pauses, and training goes on
+with the rest. Nothing is owed to it that it would miss: its leases run out by themselves, its acknowledgements stay in
+the history (`Away` says so), and when it is back it hears the policy and has its gate opened, or closed if the others'
+are, before anything is leased from it. A daemon that is alone has nobody to stand in for it: it is waited for as long
+as the first connection was, and then its failure ends the run; so does the absence of all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
+from ajet_sdk.routes import Lease
+from ajet_sdk.sample import Batch
+from ajet_trainer.config import Config
+from ajet_trainer.history import ANY
+from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
+from ajet_trainer.link import RETRIED, Link
+
+PATIENCE_S = 5.0
+"""How long one of several daemons may be out of reach before the others go on without it; a restart takes less."""
+ANSWER_S = 10.0
+"""How long one of several daemons may take over an answer."""
+DRAIN_SLICE_S = 5.0
+"""One of several daemons is asked again and again whether it has drained, so that one that froze is noticed."""
+PAUSES_S = (1.0, 30.0)
+"""The first and the longest pause before a daemon that is away is asked again."""
+
+
+class Away(ProxyUnreachable):
+    """This daemon cannot be asked now; others can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A batch and the daemon that gave it."""
+
+    daemon: str
+    batch: Batch
+
+
+@dataclass(slots=True)
+class Member:
+    """One daemon. `away` says why it is; `due` is when it is asked again; `shut` whether its gate was closed here."""
+
+    link: Link
+    away: str = ""
+    since: float = 0.0
+    due: float = 0.0
+    pause: float = 0.0
+    shut: bool = False
+    groups: int = 0
+
+    @property
+    def url(self) -> str:
+        return self.link.url
+
+
+class Daemons:
+    """What a run asks of its daemons; one is the usual number. Every method raises an `AjetError` when it fails."""
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        *,
+        deadline_s: float = 120.0,
+        say: Callable[[str], None] = lambda line: None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._members = [Member(link) for link in links]
+        self._deadline_s, self._say, self._clock, self._sleep = deadline_s, say, clock, sleep
+        self._policy: tuple[str, int, Sequence[str] | None] | None = None
+        self._shut = False
+        self._turn = 0
+
+    @classmethod
+    def of(cls, config: Config, say: Callable[[str], None]) -> Daemons:
+        """Those that `config` names."""
+        alone = len(config.proxy_url) == 1
+        keys = config.key if len(config.key) > 1 else (config.key or ("",)) * len(config.proxy_url)
+        links = [
+            Link(
+                url,
+                key=key,
+                deadline_s=config.connect_timeout_s if alone else PATIENCE_S,
+                answer_s=LONE_ANSWER_S if alone else ANSWER_S,
+            )
+            for url, key in zip(config.proxy_url, keys, strict=True)
+        ]
+        return cls(links, deadline_s=config.connect_timeout_s, say=say)
+
+    @property
+    def alone(self) -> bool:
+        return len(self._members) == 1
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(member.url for member in self._members)
+
+    def account(self) -> dict[str, Any]:
+        """Of each daemon, how many groups it gave and why it is away, if it is."""
+        return {member.url: {"groups": member.groups, "away": member.away or None} for member in self._members}
+
+    def meet(self) -> None:
+        """Every daemon answers and takes our key; otherwise an error that names it."""
+        for member in self._members:
+            try:
+                member.link.within(self._deadline_s).status()
+            except ProxyUnreachable:
+                raise
+            except AjetError as error:
+                raise type(error)(f"{member.url}: {error.message}", code=error.code) from error
+
+    def lease(self, ask: Lease) -> Leased | None:
+        """The next batch from anyone, or None when nobody had one within ``ask.wait_s``.
+
+        A daemon that is alone is asked for all that `ask` wants; of several each is asked for one group in its turn.
+        """
+        here = self._here()
+        if not here:
+            self._all_away()
+            self._sleep(ask.wait_s)
+            return None
+        waits = (ask.wait_s,) if self.alone else (0.0, ask.wait_s / len(here))
+        for wait_s in waits:
+            for member in self._in_turn():
+                batch = self._try(member, replace(ask, groups=ask.groups if self.alone else 1, wait_s=wait_s))
+                if batch is not None:
+                    self._turn = self._members.index(member) + 1
+                    member.groups += len(batch.groups)
+                    return Leased(member.url, batch)
+        return None
+
+    def ack(self, daemon: str, batch: str, policy_version: int, *, last: bool = False) -> None:
+        """`batch` of `daemon` is trained and saved. Raises `NotFound` or `Conflict` when the lease is gone, and `Away`
+        when this must be said later; the `last` time there is no later, and it is tried for long."""
+        if daemon == ANY:
+            return self._ack_somewhere(batch, policy_version, last)
+        member = self._member(daemon)
+        if member.away and not last:
+            raise Away(f"{member.url} is away: {member.away}")
+        try:
+            (member.link.within(self._deadline_s) if last else member.link).ack(batch, policy_version)
+        except AjetError as error:
+            if self.alone or not gone(error):
+                raise
+            self._lose(member, error)
+            raise Away(f"{member.url} is away: {error.message}") from error
+
+    def nack(self, daemon: str, batch: str) -> None:
+        """Gives `batch` of `daemon` back untrained."""
+        self._once(daemon).nack(batch)
+
+    def extend(self, daemon: str, batch: str, lease_s: float) -> None:
+        """The lease of `batch` of `daemon` now ends `lease_s` seconds from now. Another thread may ask this: one of
+        several daemons is tried once, so that it holds up no other's leases."""
+        self._once(daemon).extend(batch, lease_s)
+
+    def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
+        """`model` is at `version` everywhere; `upstreams`, if given, are its engines from now on."""
+        self._policy = (model, version, upstreams)
+        self.look()
+        self._each(self._here(), lambda link: link.announce(model, version, upstreams))
+
+    def close_gate(self, reason: str, wait_s: float) -> None:
+        """Returns once every daemon that is not away holds new requests and has no call in flight. Asked again while
+        closed, it closes the gates of those that have come back since."""
+        self._shut = True
+        self.look()
+        closing = [member for member in self._here() if not member.shut]
+
+        def close(link: Link) -> None:
+            if self.alone:
+                return link.close_gate(reason, wait_s)
+            until = self._clock() + wait_s
+            while True:
+                try:
+                    return link.close_gate(reason, max(0.0, min(DRAIN_SLICE_S, until - self._clock())))
+                except NotReady as error:
+                    if gone(error) or self._clock() >= until:
+                        raise
+
+        for member in self._each(closing, close):
+            member.shut = True
+
+    def open_gate(self, policy_version: int) -> None:
+        """Lets requests through everywhere, served by `policy_version`."""
+        self._shut = False
+        if self._policy is not None:
+            self._policy = (self._policy[0], policy_version, self._policy[2])
+        for member in self._each(self._here(), lambda link: link.open_gate(policy_version)):
+            member.shut = False
+        self.look()
+
+    def look(self) -> None:
+        """Asks the daemons that are away and whose pause is over. One that answers is told what it missed."""
+        for member in self._members:
+            if not member.away or self._clock() < member.due:
+                continue
+            link = member.link.within(0.0)
+            try:
+                if self._policy is not None:
+                    link.announce(*self._policy)
+                    if not self._shut:
+                        link.open_gate(self._policy[1])
+            except AjetError as error:
+                if not gone(error):
+                    raise
+                self._lose(member, error)
+                continue
+            member.away, member.pause, member.shut = "", 0.0, False
+            self._say(f"the daemon at {member.url} is back")
+
+    def hurry(self, deadline_s: float) -> None:
+        """The end of a run: nobody is waited for longer than this, and everyone who is away is tried once more."""
+        for member in self._members:
+            member.link.deadline_s = min(member.link.deadline_s, deadline_s)
+            member.due = 0.0
+
+    def close(self) -> None:
+        """Ends the connections."""
+        for member in self._members:
+            member.link.close()
+
+    def _here(self) -> list[Member]:
+        return [member for member in self._members if not member.away]
+
+    def _in_turn(self) -> list[Member]:
+        start = self._turn % len(self._members)
+        return [member for member in (*self._members[start:], *self._members[:start]) if not member.away]
+
+    def _member(self, daemon: str) -> Member:
+        return next(member for member in self._members if member.url == daemon)
+
+    def _once(self, daemon: str) -> Link:
+        member = self._member(daemon)
+        return member.link if self.alone else member.link.within(0.0)
+
+    def _try(self, member: Member, ask: Lease) -> Batch | None:
+        try:
+            return member.link.lease(ask)
+        except AjetError as error:
+            if self.alone or not gone(error):
+                raise
+            self._lose(member, error)
+            return None
+
+    def _ack_somewhere(self, batch: str, policy_version: int, last: bool) -> None:
+        """Acknowledges a batch whose daemon has another URL by now; ids of batches are unique everywhere."""
+        away: Away | None = None
+        for member in self._members:
+            try:
+                return self.ack(member.url, batch, policy_version, last=last)
+            except NotFound:
+                continue
+            except Away as error:
+                away = error
+        raise away or NotFound(f"no daemon knows batch {batch}")
+
+    def _each(self, members: Sequence[Member], action: Callable[[Link], object]) -> Iterable[Member]:
+        """`action` on all `members` at once; those on which it succeeded. Raises the first error that is no absence,
+        after all have ended."""
+        outcomes = list(_side_by_side(members, action))
+        failures = []
+        for member, error in zip(members, outcomes, strict=True):
+            if error is not None and (self.alone or not gone(error)):
+                failures.append(error)
+            elif error is not None:
+                self._lose(member, error)
+        if failures:
+            raise failures[0]
+        return [member for member, error in zip(members, outcomes, strict=True) if error is None]
+
+    def _lose(self, member: Member, error: AjetError) -> None:
+        now = self._clock()
+        first, longest = PAUSES_S
+        if not member.away:
+            member.since = now
+            rest = len(self._here()) - 1
+            word = f"training goes on with {rest} of {len(self._members)}" if rest else "no other is left"
+            self._say(f"the daemon at {member.url} is away, {word}: {error.message}")
+        member.away = error.message
+        member.pause = min(max(first, 2 * member.pause), longest)
+        member.due = now + member.pause
+
+    def _all_away(self) -> None:
+        """Raises when nobody has answered for as long as the first connection may take."""
+        latest = max(self._members, key=lambda member: member.since)
+        if self._clock() - latest.since > self._deadline_s:
+            raise ProxyUnreachable(f"no daemon has answered for {self._deadline_s:g} s; the last said: {latest.away}")
+
+
+def gone(error: AjetError) -> bool:
+    """Whether `error` speaks of the daemon's condition, which may pass, and not of what was asked."""
+    return error.status in RETRIED and error.code != "gate_closing"
+
+
+def _side_by_side(members: Sequence[Member], action: Callable[[Link], object]) -> Iterable[AjetError | None]:
+    def outcome(member: Member) -> AjetError | None:
+        try:
+            action(member.link)
+        except AjetError as error:
+            return error
+        return None
+
+    if len(members) < 2:
+        return map(outcome, members)
+    with ThreadPoolExecutor(len(members)) as pool:
+        return list(pool.map(outcome, members))
