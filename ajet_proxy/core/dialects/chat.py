@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet_proxy.core.dialects.lax import flag, unread
+from ajet_proxy.core.dialects.parts import beyond_text
 from ajet_proxy.core.dialects.quiet import QuietReading
 from ajet_proxy.core.dialects.reading import (
     ID,
@@ -36,8 +37,6 @@ from ajet_proxy.core.dialects.reading import (
 )
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned
-
-_TEXT_PARTS = ("text", "refusal", "thinking", "tool_reference")
 
 
 class Chat:
@@ -114,12 +113,8 @@ def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
 
 def _beyond_text(messages: Any) -> bool:
     """Whether a message holds an image, a sound or another thing that its token ids do not tell."""
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS:
-                return True
-    return False
+    found = messages if isinstance(messages, list) else ()
+    return any(beyond_text(message.get("content")) for message in found if isinstance(message, dict))
 
 
 CHAT = Chat()

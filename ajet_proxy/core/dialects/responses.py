@@ -33,6 +33,7 @@ from ajet_proxy.core.call import (
     Outcome,
     Unscored,
 )
+from ajet_proxy.core.dialects.parts import beyond_text
 from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, NUMBER, STRING, UNREADABLE, Ask, is_utf8
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice
@@ -41,7 +42,6 @@ from ajet_proxy.core.tokens import are_tokens
 
 LOGPROBS = "message.output_text.logprobs"
 SEVERAL_GENERATIONS = "several_generations"
-_TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
@@ -212,13 +212,8 @@ def _outcome(response: Mapping[str, Any]) -> Outcome:
 
 def _beyond_text(given: Any) -> bool:
     """Whether an item of the input holds an image, a file or another thing that its token ids do not tell."""
-    for item in given if isinstance(given, list) else ():
-        for field in ("content", "output"):
-            parts = item.get(field) if isinstance(item, dict) else None
-            for part in parts if isinstance(parts, list) else ():
-                if isinstance(part, dict) and part.get("type", "text") not in _TEXT_PARTS:
-                    return True
-    return False
+    items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+    return any(beyond_text(item.get(field)) for item in items for field in ("content", "output"))
 
 
 def _ids(messages: Any) -> tuple[int, ...] | None:

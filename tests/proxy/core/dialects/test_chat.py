@@ -69,7 +69,7 @@ def message(*parts: Any) -> dict[str, Any]:
 
 def test_a_prompt_that_is_more_than_text_is_not_captured() -> None:
     text = {"type": "text", "text": "a"}
-    for part in ({"type": "image_url", "image_url": {}}, {"type": "input_audio"}, {"type": None}):
+    for part in ({"type": "image_url", "image_url": {}}, {"type": "input_audio"}, {"type": None}, {"image_url": "x"}):
         assert DIALECT.ask(message(text, part)).skip == "multimodal"
     for request in (message(text, {"type": "refusal"}, {"text": "a"}, "a"), {"messages": [None, 7]}, {"messages": "a"}):
         assert DIALECT.ask(request).skip is None
