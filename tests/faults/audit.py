@@ -168,7 +168,8 @@ class Audit:
         """What the weights hold and what the ledger calls trained is the same, but for what the trainer refuses to
         train again and nobody could group yet."""
         latest = self._stage.checkpoint()
-        weights, lost = set(latest["weights"]), set(latest["history"].get("lost", ()))
+        weights = set(latest["weights"])
+        lost = {episode for _, episode in latest["history"].get("lost", ())}
         trained = {name for name, record in records.items() if record["state"] == "trained"}
         assert trained <= weights, f"trained by name alone: {sorted(trained - weights)[:5]}"
         assert weights - trained <= lost, f"in the weights, but not trained: {sorted(weights - trained - lost)[:5]}"
