@@ -187,6 +187,9 @@ def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) 
     return Outline({**fields, "model": model}, outer, tuple(digests), answers[-1] if answers else None)
 
 
+_in_order = json.JSONEncoder(sort_keys=True).encode
+
+
 class Memory:
     """The answers that were given, each under the digest of the conversation that ends with it."""
 
@@ -299,5 +302,5 @@ def _pruned(value: Any) -> Any:
 
 
 def _digest(before: bytes, value: Any) -> bytes:
-    text = json.dumps(value, sort_keys=isinstance(value, dict))
+    text = _in_order(value) if isinstance(value, dict) else json.dumps(value)
     return hashlib.blake2b(before + text.encode(), digest_size=16).digest()

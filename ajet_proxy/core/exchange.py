@@ -19,7 +19,7 @@ Next: ajet_proxy/core/timeline.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
@@ -50,7 +50,7 @@ class Exchange:
         self.asked = asked
         """The request in the form of the engine's route, without what only the proxy asks for."""
         self.upstream_body = asked.with_fields(fields)
-        self._plain_body = asked.with_fields(named)
+        self._named = named
         self.skip = ask.skip
         """Why the exchange is not captured, if it is not."""
         self.buffered = False
@@ -78,9 +78,9 @@ class Exchange:
         """What became of each choice, in order; empty until `settled`."""
         return self._outcomes
 
-    @property
+    @cached_property
     def given(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, for those who know history by its words; see `Reader.given`."""
+        """What each choice said, for those who know history by its words; see `Reader.given`. Ask once `settled`."""
         return self._reading.given()
 
     @property
@@ -112,9 +112,10 @@ class Exchange:
     def retreat(self) -> bool:
         """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
         call comes of the answer."""
-        if self.skip is not None or self.upstream_body == self._plain_body:
+        plain = self.asked.with_fields(self._named)
+        if self.skip is not None or self.upstream_body == plain:
             return False
-        self.upstream_body = self._plain_body
+        self.upstream_body = plain
         self.skip = UNASKABLE
         return True
 

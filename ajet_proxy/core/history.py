@@ -32,6 +32,7 @@ SIZE = 12
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}
+_in_order = json.JSONEncoder(sort_keys=True).encode
 _TEXTS = ("text", "input_text", "output_text")
 
 
@@ -167,7 +168,7 @@ def _text(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(
-        part["text"] if part.get("type") in _TEXTS else json.dumps(part, sort_keys=True) for part in content
+        part["text"] if part.get("type") in _TEXTS else _in_order(part) for part in content
     )
 
 
@@ -182,7 +183,7 @@ def _arguments(written: Any) -> str:
         meant = json.loads(written) if isinstance(written, str) else written
     except (ValueError, RecursionError):
         return str(written).strip()
-    return json.dumps(meant, sort_keys=True)
+    return _in_order(meant)
 
 
 def _ids(message: Mapping[str, Any]) -> bytes:

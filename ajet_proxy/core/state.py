@@ -144,7 +144,8 @@ class State:
 
     def find(self, episode: str) -> Episode | None:
         """`episode`, wherever it is by now."""
-        return self.episodes.get(episode) or self.leaving.get(episode) or self.archive.episode(episode)
+        known = self.episodes.get(episode) or self.leaving.get(episode)
+        return known if known is not None or not self.archived else self.archive.episode(episode)
 
     def find_batch(self, batch: str) -> LeasedBatch | None:
         """`batch`, wherever it is by now."""

@@ -30,6 +30,9 @@ from ajet_sdk.sample import Call
 
 NONE: Mapping[str, Episode] = MappingProxyType({})
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ev.Event)}
+_FIELDS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
+    {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in _EVENTS.values()}
+)
 
 
 class UnknownRecord(Exception):
@@ -38,7 +41,7 @@ class UnknownRecord(Exception):
 
 def encode(event: ev.Event, episodes: Mapping[str, Episode] = NONE) -> bytes:
     """The record of `event`, which has not yet been applied to `episodes`."""
-    fields = {field.name: getattr(event, field.name) for field in dataclasses.fields(event)}
+    fields = {name: getattr(event, name) for name in _FIELDS[type(event)]}
     if isinstance(event, ev.CallFinished):
         fields["call"] = _pack_call(event.call, episodes.get(event.call.episode))
     elif isinstance(event, ev.EpisodeOpened):

@@ -111,7 +111,6 @@ class Turn:
         self._word: str | None = None
         self._prompt: Ids | None = None
         self._engine = Engine()
-        self._given: tuple[Mapping[str, Any] | None, ...] = ()
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The engine's answer to `request`, asked with the exact prompt where that is safe. What is sent after the
@@ -133,8 +132,7 @@ class Turn:
             self._word, self._engine.takes_ids, self._engine.silent_until = IGNORED, False, float("inf")
             self._shared.metrics.inc("ajet_continuity_total", outcome=IGNORED)
             logger.warning("an engine read other ids than it was given: continuity is off for it")
-        self._given = self._given or self._exchange.given
-        if self._asked is not None and (answer := self._given[captured.index]) is not None:
+        if self._asked is not None and (answer := self._exchange.given[captured.index]) is not None:
             self._shared.desk.remember(self._asked, answer, origin.calls[captured.index], ended(captured))
         altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
         return replace(origin, altered=altered, continuity=self._word)

@@ -16,7 +16,7 @@ import hashlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from time import perf_counter
 from urllib.parse import unquote
 
@@ -215,11 +215,10 @@ class HttpFront:
 
     def _marks(self, history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
         """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
-        given = cache(lambda: exchange.given)
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
             self._retold.note(exchange)
-            return marks_of(history, given()[outcome.index], outcome if isinstance(outcome, Captured) else None)
+            return marks_of(history, exchange.given[outcome.index], outcome if isinstance(outcome, Captured) else None)
 
         return marks
 

@@ -152,9 +152,12 @@ class Journal:
         self._retry_s = retry_s
         self._changed = threading.Condition()
         self._pending: deque[bytes] = deque()
+        self._due = False
         self._closing = False
         self._descriptor = -1
         self._number, self._end = 0, 0
+        self._ragged = False
+        """Whether bytes of a record that is not durable may stand behind the last one that is."""
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def open(self) -> Iterator[bytes]:
@@ -173,14 +176,22 @@ class Journal:
             self._cut_tail(paths[-1])
         self._thread.start()
 
-    def append(self, records: Iterable[bytes]) -> int:
-        """Queue `records` for writing. They are on disk when `durable` has reached the returned number."""
+    def append(self, records: Iterable[bytes], *, flush: bool = True) -> int:
+        """Queue `records` for writing now or, without `flush`, with the next that are. They are on disk when `durable`
+        has reached the returned number."""
         with self._changed:
             before = len(self._pending)
             self._pending.extend(records)
             self.appended += len(self._pending) - before
+        if flush:
+            self.flush()
+        return self.appended
+
+    def flush(self) -> None:
+        """Have all that is queued written now."""
+        with self._changed:
+            self._due = True
             self._changed.notify()
-            return self.appended
 
     def close(self, timeout_s: float = 10.0) -> int:
         """Write what is pending and end; returns how many records could not be written in `timeout_s` seconds."""
@@ -216,10 +227,12 @@ class Journal:
         """The writer thread: whatever is pending becomes durable together; a refusal is tried again."""
         while True:
             with self._changed:
-                while not self._pending and not self._closing:
+                while not (self._due and self._pending) and not self._closing:
+                    self._due = False
                     self._changed.wait()
                 if not self._pending:
                     return
+                self._due = False
                 batch = list(self._pending)
             try:
                 self._write(batch)
@@ -229,6 +242,7 @@ class Journal:
                 self.error = error
                 self._on_progress()
                 with self._changed:
+                    self._due = True
                     if self._closing:
                         return
                     self._changed.wait_for(lambda: self._closing, self._retry_s)
@@ -247,13 +261,15 @@ class Journal:
         if self._descriptor < 0 or self._end >= self._segment_bytes:
             self._next_segment()
         data = framed(batch)
-        os.ftruncate(self._descriptor, self._end)
+        if self._ragged:
+            os.ftruncate(self._descriptor, self._end)
+        self._ragged = True
         view, at = memoryview(data), self._end
         while view:
             written = os.pwrite(self._descriptor, view, at)
             view, at = view[written:], at + written
         os.fdatasync(self._descriptor)
-        self._end = at
+        self._end, self._ragged = at, False
 
     def _next_segment(self) -> None:
         path = self._folder / f"{self._number + 1:08d}.log"

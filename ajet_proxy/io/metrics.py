@@ -59,20 +59,33 @@ class Metrics:
         self._histograms: dict[str, dict[tuple[str, ...], _Histogram]] = {
             m.name: {} for m in METRICS if m.kind == "histogram"
         }
+        self._keys: dict[tuple[object, ...], tuple[str, ...]] = {}
+        """The keys of series that there are, by how they are asked for."""
 
     def inc(self, name: str, value: float = 1, **labels: object) -> None:
         """Add `value` to a counter."""
         series = self._values[name]
-        key = _key(self._declared[name], labels, series)
+        key = self._key(name, labels, series)
         series[key] = series.get(key, 0) + value
 
     def observe(self, name: str, value: float, **labels: object) -> None:
         """Count `value` (seconds) in a histogram."""
         series = self._histograms[name]
-        key = _key(self._declared[name], labels, series)
+        key = self._key(name, labels, series)
         if key not in series:
             series[key] = _Histogram()
         series[key].observe(value)
+
+    def _key(
+        self, name: str, labels: Mapping[str, object], series: Mapping[tuple[str, ...], object]
+    ) -> tuple[str, ...]:
+        asked = (name, *labels.items())
+        key = self._keys.get(asked)
+        if key is None:
+            key = _key(self._declared[name], labels, series)
+            if key in series:
+                self._keys[asked] = key
+        return key
 
     def render(self, read: Iterable[tuple[Metric, Values]] = ()) -> str:
         """Everything as Prometheus text; what is `read` comes from elsewhere (see `ajet_proxy.io.gauges`)."""

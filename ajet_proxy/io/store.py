@@ -3,6 +3,9 @@
 Idea: everything happens in one event loop. `commit` and `post` apply events at once, in the order in which they were
 asked, and hand them to the journal's thread; `commit` returns when they, and everything before them, are on disk.
 
+A write costs the same for one record as for many. So what nobody waits for goes along with what somebody does, or after
+`LINGER_S`; and under load those who wait share a write every `WINDOW_S`.
+
 Invariant: whoever is told that something happened can rely on its being on disk. While the journal cannot write, no new
 work is taken in (503); the end of work that was taken in before still counts, and waits for the disk.
 """
@@ -33,6 +36,10 @@ from ajet_sdk.errors import NotReady
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2.0
+LINGER_S = 0.02
+"""How long an event that nobody waits for may stay off the disk."""
+WINDOW_S = 0.003
+"""The least time between two writes."""
 SUBSCRIBER_EVENTS = 10_000
 """A subscriber this far behind is let go."""
 ENDS = (ev.CallFinished, ev.CallLost, ev.TaskNamed, ev.EpisodeDiscarded, ev.BatchReturned, ev.ProxyStarted)
@@ -88,6 +95,8 @@ class Store:
         self._journal: Journal
         self._archive: ArchiveFile
         self._lock = -1
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._flushed_at = 0.0
         self._waiters: deque[_Waiter] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
@@ -137,6 +146,7 @@ class Store:
         if self._journal.durable < self._journal.appended:
             waiter = _Waiter(self._journal.appended, self._loop.create_future(), patient)
             self._waiters.append(waiter)
+            self._flush_in(0.0)
             await waiter.future
         if self._metrics is not None:
             self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
@@ -157,7 +167,8 @@ class Store:
             self.ledger.apply(event)
         if self.quotas is not None:
             self.quotas.spend(events)
-        self._journal.append(records)
+        self._journal.append(records, flush=False)
+        self._flush_in(LINGER_S)
         self._tell(events)
 
     def forget_archived(self, most: int) -> bool:
@@ -188,6 +199,8 @@ class Store:
 
     async def close(self) -> None:
         """Write what is pending, end every wait and let the directory go."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
         unwritten = await asyncio.to_thread(self._journal.close)
         if unwritten:
             logger.error("closing with %d records that the disk did not take", unwritten)
@@ -198,6 +211,25 @@ class Store:
             queue.put_nowait(None)
         self._archive.close()
         os.close(self._lock)
+
+    def _flush_in(self, seconds: float) -> None:
+        """Have what is queued written in so many seconds, or before."""
+        now = self._loop.time()
+        when = max(now + seconds, self._flushed_at + WINDOW_S)
+        if self._flush_timer is not None:
+            if self._flush_timer.when() <= when:
+                return
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if when > now:
+            self._flush_timer = self._loop.call_at(when, self._flush)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        self._flushed_at = self._loop.time()
+        self._journal.flush()
 
     def _tell(self, events: Sequence[Event]) -> None:
         for sleeper in self._sleepers:

@@ -39,6 +39,11 @@ from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned
 
 
+_ROW = (
+    rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:\[[\d,]*\]|null),"top_logprobs":\[\]\}'
+)
+
+
 class Chat:
     """The `Dialect` of chat completions."""
 
@@ -49,10 +54,11 @@ class Chat:
     usual = re.compile(
         rb'(data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":\d+,"model":' + STRING
         + rb',"choices":\[\{"index":(\d{1,6}),"delta":\{("(?:content|reasoning)":' + STRING
-        + rb')?\},"logprobs":)\{"content":\[\{"token":' + STRING + rb',"logprob":(' + NUMBER
-        + rb'),"bytes":(?:\[[\d,]*\]|null),"top_logprobs":\[\]\}\]\}'
+        + rb')?\},"logprobs":)\{"content":\[' + _ROW + rb'\]\}'
         + rb'(,"finish_reason":null,"token_ids":)\[(' + ID + rb')\](\}\]\}\n\n)'
     )
+
+    row: re.Pattern[bytes] | None = re.compile(_ROW)
 
     def translate(self, request: Request) -> Request:
         return request

@@ -48,6 +48,8 @@ class Completions:
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
 
+    row: re.Pattern[bytes] | None = None
+
     def translate(self, request: Request) -> Request:
         return request
 

@@ -93,12 +93,11 @@ class MessagesReading(Reading):
 
     def document(self, body: bytes) -> bytes:
         try:
-            answer = scan(body.decode(), deep="choices")
+            answer, _, _ = self._document(body)
             choices: Any = answer.values.get("choices") or ()
             refusal = answer.values.get("error")
             if isinstance(refusal, dict) and not choices:
                 return _dump(error_body(refusal["type"], refusal["message"]))
-            self._read(answer, choices)
             shown = self._message(answer.values, choices[0].values)
         except UNREADABLE:
             self._broken = True

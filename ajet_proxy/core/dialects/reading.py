@@ -27,6 +27,7 @@ from ajet_proxy.core.call import (
     Lost,
     Outcome,
 )
+from ajet_proxy.core.dialects.bulk import read
 from ajet_proxy.core.dialects.given import Piece, joined
 from ajet_proxy.core.dialects.lax import flag, integer
 from ajet_proxy.core.dialects.request import Request
@@ -146,6 +147,9 @@ class OpenAIDialect(Protocol):
     report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
 
+    row: re.Pattern[bytes] | None
+    """What a document has for each token; see `bulk.read`."""
+
     def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
         """The object that carries ``prompt_token_ids`` for `choice`."""
 
@@ -264,9 +268,7 @@ class Reading:
 
     def document(self, body: bytes) -> bytes:
         """What the agent sees in place of `body`; raises like `event`."""
-        text = body.decode()
-        answer = scan(text, deep="choices")
-        edits = self._read(answer, answer.values.get("choices"), text)
+        text, edits = self._document(body)[1:]
         self.ended = True
         return splice(text, edits).encode() if edits else body
 
@@ -285,6 +287,14 @@ class Reading:
     def given(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said; see `Reader`."""
         return tuple(None if tally.finish_reason is None else joined(tally.said) for tally in self._tallies)
+
+    def _document(self, body: bytes) -> tuple[Spanned, str, Edits]:
+        """Read `body`; what is in it, its text and the spans of that to be put back."""
+        hidden = self._hides_all and not self._ask.show_prompt and len(self._tallies) == 1
+        text, answer, logprobs = read(body, self._dialect.row if hidden else None)
+        edits = self._read(answer, answer.values.get("choices"), text)
+        self._tallies[0].logprobs += logprobs
+        return answer, text, edits
 
     def _read(self, answer: Spanned, choices: Any, text: str = "") -> Edits:
         """Add `choices` to their tallies; the spans of `text`, which `answer` was read from, to be put back."""
@@ -360,8 +370,7 @@ class Reading:
         if len(tally.logprobs) != len(tally.ids) or not _all_finite(tally.logprobs):
             return Lost(index, NO_LOGPROBS)
         return Captured(
-            index=index,
-            model=self._model,
+            index=index, model=self._model,
             prompt_token_ids=tuple(tally.prompt),
             token_ids=tuple(tally.ids),
             logprobs=tuple(map(float, tally.logprobs)),

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from ajet_proxy.core.events import CallFinished, EpisodeSealed, Event
+from ajet_proxy.core.events import CallFinished, EpisodeSealed, EpisodeTouched, Event
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.io.codec import decode
 from ajet_proxy.io.journal import FRAME, MAGIC, Journal, JournalDamaged, records, segments
@@ -21,6 +21,7 @@ from ajet_proxy.io.store import SUBSCRIBER_EVENTS, Store
 from ajet_sdk.errors import Conflict, NotReady
 from tests.kit.disk import Disk
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, check, picture
+from tests.proxy.serving import eventually
 
 
 @pytest.fixture
@@ -370,3 +371,30 @@ async def test_progress_after_the_loop_has_ended_is_ignored(tmp_path: Path) -> N
     store._on_progress()
     store._loop = own
     await store.close()
+
+
+# ---- group commit
+
+
+def touched(store: Store) -> list[Event]:
+    return [EpisodeTouched(store.ledger.now + 1, next(iter(store.ledger.unsettled)))]
+
+
+async def test_what_nobody_waits_for_comes_to_the_disk_by_itself(store: Store, disk: Disk) -> None:
+    await tell(store)
+    before = disk.synced
+    store.post(touched(store))
+    assert store._journal.durable == store._journal.appended - 1
+
+    async def durable() -> bool:
+        return (store._journal.durable, disk.synced) == (store._journal.appended, before + 1)
+
+    await eventually(durable)
+
+
+async def test_what_nobody_waits_for_goes_along_with_what_somebody_does(store: Store, disk: Disk) -> None:
+    await tell(store)
+    before = disk.synced
+    store.post(touched(store))
+    await store.commit(touched(store))
+    assert (store._journal.durable, disk.synced) == (store._journal.appended, before + 1)
