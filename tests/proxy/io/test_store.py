@@ -373,9 +373,6 @@ async def test_progress_after_the_loop_has_ended_is_ignored(tmp_path: Path) -> N
     await store.close()
 
 
-# ---- group commit
-
-
 def touched(store: Store) -> list[Event]:
     return [EpisodeTouched(store.ledger.now + 1, next(iter(store.ledger.unsettled)))]
 
