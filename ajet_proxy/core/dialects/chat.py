@@ -38,7 +38,6 @@ from ajet_proxy.core.dialects.reading import (
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned
 
-
 _ROW = (
     rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:\[[\d,]*\]|null),"top_logprobs":\[\]\}'
 )
