@@ -19,6 +19,7 @@ from aiohttp import web
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, STALLED
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.identity import split_path
+from ajet_proxy.io.keep_alive import KeepAlive
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.server import stalled
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers
@@ -188,43 +189,29 @@ async def _stream(
     if not refused:
         _name(response, recorder)
     await response.prepare(http)
-    while True:
-        try:
-            data = await _read(answer, keep_alive_s if exchange.patient else 0)
-        except _BROKEN:
-            rest = [*exchange.feed(_left(answer)), *exchange.abort()]
-            await recorder.end(exchange.outcomes)
-            await _write(response, rest)
-            return _cut(http, response)
-        if data is None:
-            await response.write(exchange.keep_alive)
-            continue
-        if not data:
-            break
-        recorder.note_version(exchange)
-        if out := exchange.feed(data):
-            await response.write(out[0] if len(out) == 1 else b"".join(out))
-        if exchange.settled and not recorder.ended:
-            await recorder.end(exchange.outcomes)
-            await _write(response, exchange.release())
-    rest = exchange.finish()
-    await recorder.end(exchange.outcomes)
+    with KeepAlive(response, exchange, keep_alive_s) as silence:
+        while True:
+            try:
+                data = await answer.content.readany()
+            except _BROKEN:
+                rest = [*exchange.feed(_left(answer)), *exchange.abort()]
+                await recorder.end(exchange.outcomes)
+                await _write(response, rest)
+                return _cut(http, response)
+            if not data:
+                break
+            silence.broken()
+            recorder.note_version(exchange)
+            if out := exchange.feed(data):
+                await response.write(out[0] if len(out) == 1 else b"".join(out))
+            if exchange.settled and not recorder.ended:
+                await recorder.end(exchange.outcomes)
+                await _write(response, exchange.release())
+        rest = exchange.finish()
+        await recorder.end(exchange.outcomes)
     await _write(response, rest)
     await response.write_eof()
     return response
-
-
-async def _read(answer: aiohttp.ClientResponse, patience_s: float) -> bytes | None:
-    """The engine's next bytes, empty at its end; None if it is silent for `patience_s` (0: however long)."""
-    if not patience_s:
-        return await answer.content.readany()
-    try:
-        async with asyncio.timeout(patience_s) as limit:
-            return await answer.content.readany()
-    except TimeoutError:
-        if limit.expired():
-            return None
-        raise
 
 
 def _left(answer: aiohttp.ClientResponse) -> bytes:
