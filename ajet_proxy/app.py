@@ -31,7 +31,7 @@ from ajet_proxy.core.keys import SCOPES, Claims, Keys
 from ajet_proxy.core.ledger import LedgerSettings
 from ajet_proxy.core.quota import Quotas
 from ajet_proxy.core.retention import to_archive
-from ajet_proxy.io import authority, keyring
+from ajet_proxy.io import authority, client_certificates, keyring
 from ajet_proxy.io.alarm import Alarm
 from ajet_proxy.io.audit import AuditLog, audited
 from ajet_proxy.io.authority import AuthorityError
@@ -295,6 +295,11 @@ def _tls(config: Config) -> ssl.SSLContext | None:
         context.load_cert_chain(config.tls_cert, config.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(f"cannot use tls_cert {config.tls_cert} with tls_key {config.tls_key}: {error}") from error
+    if config.tls_client_ca is not None:
+        try:
+            client_certificates.ask_clients(context, config.tls_client_ca)
+        except OSError as error:
+            raise ConfigError(f"cannot use tls_client_ca {config.tls_client_ca}: {error}") from error
     return context
 
 
@@ -317,4 +322,5 @@ def _control_settings(config: Config) -> ControlSettings:
     return ControlSettings(
         public_url=config.public_url, trusted_front=config.trusted_front, key_ttl_s=config.key_ttl_s,
         pauses=config.gate_mode == "pause", max_body=config.max_body, client_timeout=config.client_timeout,
+        client_certificates=config.tls_client_ca is not None,
     )

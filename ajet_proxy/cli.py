@@ -207,7 +207,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     given = serve.make_context("serve", list(arguments)).params
     if given["data_dir"] is not None:
         raise click.UsageError("the service keeps its data in systemd's state directory: leave --data-dir out")
-    names = ("file", "tls_cert", "tls_key", "admin_secret_file")
+    names = ("file", "tls_cert", "tls_key", "tls_client_ca", "admin_secret_file")
     files = {name: os.path.abspath(given[name]) for name in names if given[name]}
     if any(path not in arguments for path in files.values()):
         raise click.UsageError("a service starts in no particular directory: give files by absolute paths")

@@ -80,6 +80,10 @@ class Config:
     upstream_key: str | None = _opt(None, "API key for the engines. From the environment only.", flag=False)
     tls_cert: str | None = _opt(None, "Certificate chain (PEM); the front then speaks HTTPS.", metavar="FILE")
     tls_key: str | None = _opt(None, "Private key of the certificate (PEM).", metavar="FILE")
+    tls_client_ca: str | None = _opt(
+        None, "CA (PEM) of client certificates: a trainer must then show one besides its key; agents need none.",
+        metavar="FILE",
+    )
     trusted_front: bool = _opt(False, "A reverse proxy of yours terminates TLS and is the only one to reach us.")
     insecure: bool = _opt(False, "Serve a non-loopback address without TLS all the same.")
     public_url: str | None = _opt(
@@ -204,6 +208,8 @@ def check(config: Config) -> None:
             raise ConfigError(f"allow_route must begin with '/', not {path!r}")
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ConfigError("tls_cert and tls_key belong together: give both or neither")
+    if config.tls_client_ca is not None and config.tls_cert is None:
+        raise ConfigError("tls_client_ca needs tls_cert and tls_key: without TLS nobody shows a certificate")
     if config.admin_secret is not None and len(config.admin_secret) < MIN_SECRET:
         raise ConfigError(f"the admin secret must have at least {MIN_SECRET} characters")
     if not is_loopback(host):

@@ -58,6 +58,9 @@ class Config:
         "key of scope 'trainer' for the proxy, or one a daemon in their order; none is needed for a loopback proxy "
         "without secrets",
     )
+    tls_ca: str = option("", "file (PEM) of the CA of the proxies' certificates, where the usual ones are not enough")
+    tls_cert: str = option("", "file (PEM) of our own certificate, for proxies that have tls_client_ca")
+    tls_key: str = option("", "file (PEM) of its private key; empty: in the same file")
     run_dir: str = option(
         "runs/default", "folder for checkpoints, metrics.jsonl and phase.json; an existing one is resumed"
     )
@@ -245,6 +248,11 @@ def check_daemons(config: Config) -> None:
     doubled = sorted({url for url in urls if urls.count(url) > 1})
     if doubled:
         raise ConfigError(f"proxy_url names {doubled[0]} twice", param="proxy_url")
+    if config.tls_key and not config.tls_cert:
+        raise ConfigError("tls_key belongs to tls_cert: give both", param="tls_key")
+    for name in ("tls_ca", "tls_cert"):
+        if getattr(config, name) and not all(url.startswith("https:") for url in urls):
+            raise ConfigError(f"{name} is of no use to a proxy_url without https", param=name)
     if len(config.key) not in (0, 1, len(urls)):
         raise ConfigError(
             f"key must be one for all daemons or one for each: {len(config.key)} for {len(urls)} daemons", param="key"

@@ -22,6 +22,7 @@ from typing import Any
 from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
+from ajet_trainer import tls
 from ajet_trainer.config import Config
 from ajet_trainer.history import ANY
 from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
@@ -88,11 +89,14 @@ class Daemons:
     def of(cls, config: Config, say: Callable[[str], None]) -> Daemons:
         """Those that `config` names."""
         alone = len(config.proxy_url) == 1
+        secured = tls.context(config)
         keys = config.key if len(config.key) > 1 else (config.key or ("",)) * len(config.proxy_url)
         links = [
             Link(
                 url,
                 key=key,
+                tls=secured,
+                certified=bool(config.tls_cert),
                 deadline_s=config.connect_timeout_s if alone else PATIENCE_S,
                 answer_s=LONE_ANSWER_S if alone else ANSWER_S,
             )
@@ -113,10 +117,10 @@ class Daemons:
         return {member.url: {"groups": member.groups, "away": member.away or None} for member in self._members}
 
     def meet(self) -> None:
-        """Every daemon answers and takes our key; otherwise an error that names it."""
+        """Every daemon answers and takes our key as a trainer's; otherwise an error that names it."""
         for member in self._members:
             try:
-                member.link.within(self._deadline_s).status()
+                member.link.within(self._deadline_s).meet()
             except ProxyUnreachable:
                 raise
             except AjetError as error:

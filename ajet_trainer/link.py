@@ -2,8 +2,8 @@
 
 Every request is safe to repeat: an ack, nack or extend names its batch, the gate and the policy are set and not
 toggled, and a lease whose answer got lost simply runs out. So whatever fails on the way (no connection, 429, 5xx) is
-tried again with growing pauses until `deadline_s` has passed, and only then raised. A frame of another wire version is
-never retried: it raises `WireVersion`, whose message says which side to update.
+tried again with growing pauses until `deadline_s` has passed, and only then raised. Two things are never tried again: a
+connection that TLS refuses (`ajet_trainer.tls`), and a frame of another wire version, which raises `WireVersion`.
 
 Next: ajet_trainer/admission.py
 """
@@ -11,17 +11,20 @@ Next: ajet_trainer/admission.py
 from __future__ import annotations
 
 import copy
+import ssl
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, ProxyUnreachable, from_body
+from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, from_body
 from ajet_sdk.frame import CONTENT_TYPE, VERSION, FrameError, decode_batch
 from ajet_sdk.sample import Batch
+from ajet_trainer.tls import Judge
 
 RETRIED = (429, 500, 502, 503, 504)
 ANSWER_S = 30.0
@@ -37,7 +40,8 @@ class WireVersion(AjetError):
 class Link:
     """A connection to one proxy. Times are in seconds; every method raises an `AjetError` when it fails for good.
 
-    `answer_s` is how long a connection may take, and an answer beyond what the proxy was asked to wait.
+    `answer_s` is how long a connection may take, and an answer beyond what the proxy was asked to wait. `certified`
+    says that `tls` shows a certificate.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class Link:
         key: str = "",
         deadline_s: float = 120.0,
         answer_s: float = ANSWER_S,
+        tls: ssl.SSLContext | None = None,
+        certified: bool = False,
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -59,10 +65,11 @@ class Link:
             base_url=self.url + routes.PREFIX,
             headers=headers,
             transport=transport,
+            verify=tls or True,
             trust_env=False,
         )
         self.deadline_s = deadline_s
-        self._answer_s = answer_s
+        self._answer_s, self._certified = answer_s, certified
         self._clock = clock
         self._sleep = sleep
 
@@ -112,10 +119,11 @@ class Link:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
         self._post("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
 
-    def status(self) -> dict[str, Any]:
-        """The proxy's own account of itself."""
-        body = self._send("GET", "/status", None).json()
-        return body if isinstance(body, dict) else {}
+    def meet(self) -> None:
+        """The proxy answers, and lets us do what a trainer may: it is asked about a batch that there cannot be."""
+        self._send("GET", "/status", None)
+        with suppress(NotFound):
+            self.extend("none", 1.0)
 
     def close(self) -> None:
         self._http.close()
@@ -128,12 +136,16 @@ class Link:
     ) -> httpx.Response:
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
+        judge = Judge(self.url, self._certified)
         timeout = httpx.Timeout(self._answer_s, read=wait_s + self._answer_s)
         while True:
             failure: AjetError
             try:
                 answer = self._http.request(method, path, json=body, timeout=timeout)
             except httpx.TransportError as error:
+                refused = judge.refused(error)
+                if refused is not None:
+                    raise refused from error
                 failure = ProxyUnreachable(
                     f"no answer from {self.url}{routes.PREFIX}{path}: {error or type(error).__name__}"
                 )

@@ -1,8 +1,9 @@
 """Who read or rewarded what: one JSON line for each control action, reward on an LLM request, and read of token ids.
 
-A line says when, the key (as its `key_id`, never itself), its scope and tenant, the route, the episode or batch, and
-the status of the answer. It holds no body, header or address as it was sent, so that the file can be shown around.
-Requests that were refused have a line too: their scope is null where the key is none.
+A line says when, the key (as its `key_id`, never itself), its scope and tenant, the subject of the client's certificate
+if it showed one, the route, the episode or batch, and the status of the answer. It holds no body, header or address as
+it was sent, so that the file can be shown around. Requests that were refused have a line too: their scope is null where
+the key is none.
 
 The file is not part of what must survive (the journal is): its lines are not synced to disk, and where it cannot be
 written the daemon says so once and serves on.
@@ -21,6 +22,7 @@ from aiohttp import web
 
 from ajet_proxy.core.identity import split_path
 from ajet_proxy.core.keys import Keys, key_id, key_in
+from ajet_proxy.io import client_certificates
 from ajet_proxy.io.errors import Handler
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, KEY_PREFIX, PREFIX, ROUTES, check_id
@@ -80,7 +82,8 @@ def audited(
         name = _audited(http)
         if name is None:
             return await handler(http)
-        line: dict[str, Any] = {"at": round(now(), 3)} | _caller(http, headers(http), keys, now()) | {"route": name}
+        caller = _caller(http, headers(http), keys, now()) | _certificate(http)
+        line: dict[str, Any] = {"at": round(now(), 3)} | caller | {"route": name}
         status, said = 499, None
         try:
             answer = await handler(http)
@@ -94,6 +97,11 @@ def audited(
             log.write(line | {"batch" if _of_batch(http) else "episode": subject, "status": status})
 
     return audit
+
+
+def _certificate(http: web.Request) -> dict[str, str]:
+    shown = client_certificates.subject(http)
+    return {} if shown is None else {"certificate": shown}
 
 
 def _audited(http: web.Request) -> str | None:

@@ -22,7 +22,7 @@ from ajet_proxy.core import api
 from ajet_proxy.core.events import CallFinished, Event
 from ajet_proxy.core.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.io import body as body_of
-from ajet_proxy.io import gauges
+from ajet_proxy.io import client_certificates, gauges
 from ajet_proxy.io.audit import SUBJECT
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.dashboard import add_page
@@ -42,7 +42,7 @@ MAX_WAIT_S = 3600.0
 @dataclasses.dataclass(frozen=True, slots=True)
 class ControlSettings:
     """``public_url`` is the base URL given to agents (None: the one they asked at); ``pauses`` says that closing the
-    gate freezes the engines instead of draining them."""
+    gate freezes the engines instead of draining them; with ``client_certificates`` the trainer's routes demand one."""
 
     public_url: str | None
     trusted_front: bool
@@ -50,6 +50,7 @@ class ControlSettings:
     pauses: bool
     max_body: int
     client_timeout: float
+    client_certificates: bool
 
 
 class Control:
@@ -86,6 +87,8 @@ class Control:
         async def handle(http: web.Request) -> web.StreamResponse:
             claims = self._claims(http)
             check_scope(claims, route.scope)
+            if self._settings.client_certificates and route.scope == "trainer":
+                client_certificates.demand(http)
             body = await self._decode(http) if route.body is not None else None
             path = route.path.replace("{id}", http.match_info.get("id", ""))
             request = api.Request(route.method, path, dict(http.query), body, claims)

@@ -85,6 +85,7 @@ def test_variables_of_the_agent_side_are_left_alone() -> None:
         ({"drift_limit": -0.1}, "above 0"),
         ({"drift_limit": 5.0}, "at most 1"),
         ({"tls_cert": "x"}, "belong together"),
+        ({"tls_client_ca": "x"}, "tls_client_ca needs tls_cert"),
         ({"admin_secret_file": "/nonexistent/file"}, "cannot read"),
         ({"allow_route": ("v2",)}, "begin with '/'"),
         ({"listen": "0.0.0.0:1"}, "needs an admin secret"),

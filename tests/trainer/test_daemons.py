@@ -42,9 +42,8 @@ class Fake:
         if error is not None:
             raise error
 
-    def status(self) -> dict[str, Any]:
-        self._asked("status")
-        return {}
+    def meet(self) -> None:
+        self._asked("meet")
 
     def lease(self, ask: Lease) -> Batch | None:
         self._asked("lease", ask.groups, ask.wait_s)
@@ -265,7 +264,7 @@ def test_a_first_meeting_takes_every_daemon() -> None:
     two = Two()
     two.all.meet()
     assert two.fakes[0].tries == two.fakes[1].tries == [60.0]
-    two.fakes[1].errors["status"] = lambda: Forbidden("the key is of scope agent")
+    two.fakes[1].errors["meet"] = lambda: Forbidden("the key is of scope agent")
     with pytest.raises(Forbidden, match="http://b: the key is of scope agent"):
         two.all.meet()
     two.fakes[1].down = True

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from ajet_sdk import routes
-from ajet_sdk.errors import Conflict, NotFound, NotReady, ProxyUnreachable
+from ajet_sdk.errors import Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable
 from ajet_sdk.frame import FrameError, decode_batch, encode_batch
 from ajet_trainer.link import Link, WireVersion
 from tests.trainer.making import batch
@@ -77,7 +77,7 @@ def test_every_message_has_its_route_and_body() -> None:
     one.open_gate(4)
     one.announce("policy", 4)
     one.announce("policy", 4, ["http://e"])
-    assert one.status() == {"models": {}}
+    one.meet()
     assert seen == [
         ("POST", "/batches/b/1/ack", {"policy_version": 3}),
         ("POST", "/batches/b1/nack", {}),
@@ -87,6 +87,7 @@ def test_every_message_has_its_route_and_body() -> None:
         ("POST", "/policy", {"model": "policy", "version": 4}),
         ("POST", "/policy", {"model": "policy", "version": 4, "upstreams": ["http://e"]}),
         ("GET", "/status", None),
+        ("POST", "/batches/none/extend", {"lease_s": 1.0}),
     ]
 
 
@@ -134,6 +135,19 @@ def test_a_refusal_is_not_repeated(status: int, kind: type[Exception]) -> None:
     with pytest.raises(kind, match="gone"):
         link(lambda _: httpx.Response(status, json={"error": {"message": "gone"}}), clock).ack("b", 1)
     assert clock.pauses == []
+
+
+def test_a_first_meeting_shows_whether_the_key_is_a_trainers() -> None:
+    def handler(status: int) -> Callable[[httpx.Request], httpx.Response]:
+        def answer(request: httpx.Request) -> httpx.Response:
+            body = {"error": {"message": "this key is of scope agent"}}
+            return httpx.Response(200 if request.method == "GET" else status, json=body)
+
+        return answer
+
+    link(handler(404), Clock()).meet()
+    with pytest.raises(Forbidden, match="scope agent"):
+        link(handler(403), Clock()).meet()
 
 
 def test_an_answer_that_is_no_json_is_still_an_error_of_its_status() -> None:

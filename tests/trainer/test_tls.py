@@ -1,0 +1,108 @@
+"""The trainer's certificates against a real daemon, and the words for each way in which they can be wrong."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ajet_sdk.errors import Forbidden
+from ajet_sdk.routes import Lease
+from ajet_trainer.config import Config, ConfigError
+from ajet_trainer.daemons import Daemons
+from ajet_trainer.tls import Judge, TlsRefused, context, refusal
+from tests.kit.certificates import Authority
+from tests.kit.proxy_process import ProxyProcess
+
+
+class Site:
+    """A daemon that asks trainers for certificates; `config` is that of a trainer that has one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.servers, self.trainers = Authority(folder, "servers"), Authority(folder, "trainers")
+        own, shown = self.servers.sign("proxy"), self.trainers.sign("trainer-1")
+        self.options = ("--tls-cert", own.cert, "--tls-key", own.key, "--tls-client-ca", self.trainers.file)
+        self.config = Config(
+            tls_ca=self.servers.file, tls_cert=shown.cert, tls_key=shown.key, connect_timeout_s=20.0, model="m",
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    made = Site(tmp_path_factory.mktemp("site"))
+    with ProxyProcess("http://127.0.0.1:1", made.folder / "data", options=made.options) as proxy:
+        made.config = replace(made.config, proxy_url=(proxy.url.replace("http:", "https:"),))
+        yield made
+
+
+def meet(config: Config) -> None:
+    daemons = Daemons.of(config, lambda line: None)
+    try:
+        daemons.meet()
+        assert daemons.lease(Lease()) is None
+    finally:
+        daemons.close()
+
+
+def test_with_its_certificate_a_trainer_may_do_its_work(site: Site) -> None:
+    meet(site.config)
+    both = site.trainers.sign("trainer-2").both
+    meet(replace(site.config, tls_cert=both, tls_key=""))
+
+
+def test_without_one_the_first_meeting_says_so(site: Site) -> None:
+    with pytest.raises(Forbidden, match=r"https://127\..* takes a client certificate besides the key.*tls_cert"):
+        meet(replace(site.config, tls_cert="", tls_key=""))
+
+
+def test_one_of_another_authority_is_soon_known_to_be_refused(site: Site) -> None:
+    shown = Authority(site.folder, "others").sign("stranger")
+    with pytest.raises(TlsRefused, match=r"https://127\..* hangs up on us, .* tls_cert must be of the proxy's"):
+        meet(replace(site.config, tls_cert=shown.cert, tls_key=shown.key, connect_timeout_s=1e6))
+
+
+def test_a_front_that_says_why_it_refuses_is_quoted() -> None:
+    alert = ssl.SSLError(1, "[SSL: TLSV1_ALERT_UNKNOWN_CA] tlsv1 alert unknown ca (_ssl.c:2580)")
+    alert.reason = "TLSV1_ALERT_UNKNOWN_CA"
+    error = httpx.ReadError("tlsv1 alert unknown ca")
+    error.__cause__ = alert
+    found = refusal("https://p", error)
+    assert "https://p refuses our certificate (unknown ca)" in str(found)
+
+
+def test_hang_ups_between_which_nobody_is_there_are_a_restart() -> None:
+    gone, hung_up = httpx.ConnectError("refused"), httpx.RemoteProtocolError("Server disconnected")
+    judge = Judge("https://p", certified=True)
+    assert [judge.refused(error) for error in (hung_up, hung_up, gone, hung_up, hung_up)] == [None] * 5
+    assert judge.refused(hung_up) is not None
+    without = Judge("https://p", certified=False)
+    assert [without.refused(hung_up) for _ in range(9)] == [None] * 9
+
+
+def test_a_proxy_that_cannot_be_trusted_is_not_asked_twice(site: Site) -> None:
+    with pytest.raises(TlsRefused, match=r"certificate of https://127\..* is not trusted .*: name its CA in tls_ca"):
+        meet(replace(site.config, tls_ca=""))
+
+
+def test_a_proxy_without_tls_is_named(tmp_path: Path) -> None:
+    with ProxyProcess("http://127.0.0.1:1", tmp_path / "data") as proxy:
+        url = proxy.url.replace("http:", "https:")
+        with pytest.raises(TlsRefused, match=f"{url} speaks no TLS: write http:// for it"):
+            meet(Config(proxy_url=(url,), connect_timeout_s=20.0))
+
+
+@pytest.mark.parametrize("name", ["tls_ca", "tls_cert"])
+def test_files_that_cannot_be_used_are_named(site: Site, name: str) -> None:
+    for path in ("/nonexistent", __file__):
+        with pytest.raises(ConfigError, match=f"cannot use {name} {path}"):
+            context(replace(site.config, **{name: path, "tls_key": ""}))  # type: ignore[arg-type]
+
+
+def test_other_troubles_of_the_network_are_no_refusal() -> None:
+    assert refusal("https://p", httpx.ConnectError("refused")) is None
+    assert context(Config()) is None
