@@ -6,13 +6,14 @@
 # make test-page   the owner's page in headless Chromium (Debian's package chromium)
 # make lint        ruff and mypy alone
 # make bench       the figures of the proxy and the SDK
+# make bench-litellm  installs LiteLLM's proxy, which make bench then compares with
 # make idle-close  10,000 requests, each timed at the moment in which the engine closes its idle connection
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/fuzz.md)
 # make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/faults.md)
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test test-page test-integrations lint bench idle-close conformance fuzz faults clean
+.PHONY: setup quickstart proof test test-page test-integrations lint bench bench-litellm idle-close conformance fuzz faults clean
 .DEFAULT_GOAL := help
 
 help:
@@ -49,6 +50,9 @@ bench: setup
 	@.venv/bin/python -m tests.bench.imports
 	@.venv/bin/python -m tests.bench.merge
 
+bench-litellm:
+	@.ci/setup litellm
+
 idle-close:
 	@.ci/setup daemon
 	@.venv/bin/python -m tests.bench.idle_close $(REQUESTS)
@@ -66,5 +70,5 @@ faults:
 	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS))
 
 clean:
-	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
+	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-litellm .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

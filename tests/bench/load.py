@@ -1,49 +1,188 @@
-"""A load generator on bare sockets: keep-alive connections that send chat requests one after another."""
+"""A load generator on bare protocols: keep-alive connections that ask one thing after another, and note how it went.
+
+A connection is one agent. What it costs here must be little beside what is measured, so an answer is not parsed: its
+end is known by its last bytes, its status by its first ones, and of its events only the stamps of the engine are read.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
-END = b"\r\n0\r\n\r\n"
+from tests.bench.servers import CREATED, END, stamp
+
+OPENING = 50
+"""So many connections are opened at a time."""
+STAMP = b'"created":'
+EVENT = b"data: "
+FILLER = "hello " * 50
+LOST_S = 60.0
+"""Longer than this under way: the event bears another clock's time."""
 
 
-async def run(port: int, *, path: str, stream: bool, requests: int, connections: int) -> list[float]:
-    """Sends `requests` over `connections` at once; seconds to the last byte of each. ``{}`` in `path` is its number."""
-    numbers = itertools.count()
-    seconds: list[float] = []
-    body = json.dumps(
-        {
-            "model": "stub",
-            "stream": stream,
-            "max_tokens": 200,
-            "messages": [{"role": "user", "content": "hello " * 50}],
-        },
-        separators=(",", ":"),
-    ).encode()
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`agents` at once, each with `turns` requests one after another; a stream of `chunks` every `gap_ms`, or a
+    document if there are none. Their starts are spread over `ramp_s`. ``{}`` in `path` is the episode: one for
+    `per_episode` requests."""
 
-    async def connection() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 22)
-        while (number := next(numbers)) < requests:
-            head = f"POST {path.format(number)} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-            began = time.perf_counter()
-            writer.write(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
-            await read_answer(reader)
-            seconds.append(time.perf_counter() - began)
-        writer.close()
+    agents: int
+    turns: int
+    chunks: int = 0
+    gap_ms: int = 0
+    ramp_s: float = 0.0
+    per_episode: int = 10
 
-    await asyncio.gather(*(connection() for _ in range(connections)))
-    return seconds
+
+@dataclass(slots=True)
+class Seen:
+    """Seconds: from request to first event (`first`), to the last byte (`whole`), of each event under way (`late`)."""
+
+    first: list[float] = field(default_factory=list)
+    whole: list[float] = field(default_factory=list)
+    late: list[float] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+
+async def run(port: int, load: Load, *, path: str, name: str = "", limit_s: float = 60.0) -> Seen:
+    """What the agents of `load` saw, who begin once all of them are connected; `name` makes their episodes unique."""
+    seen, loop = Seen(), asyncio.get_running_loop()
+    agents = [Agent(load, partial(_request, path, load, name, number), seen) for number in range(load.agents)]
+
+    async def connect(agent: Agent) -> None:
+        await loop.create_connection(lambda: agent, "127.0.0.1", port)
+
+    for start in range(0, load.agents, OPENING):
+        await asyncio.gather(*map(connect, agents[start : start + OPENING]))
+    for number, agent in enumerate(agents):
+        loop.call_later(load.ramp_s * number / load.agents, agent.ask)
+    _, waiting = await asyncio.wait([agent.done for agent in agents], timeout=limit_s)
+    seen.errors["not done in time"] += len(waiting)
+    for agent in agents:
+        agent.close()
+    return seen
+
+
+def _request(path: str, load: Load, name: str, number: int, turn: int) -> bytes:
+    body = {"model": "stub", "stream": load.chunks > 0, "max_tokens": load.chunks or 200}
+    if load.chunks:
+        body["seed"] = load.gap_ms
+    body |= {"messages": [{"role": "user", "content": FILLER}]}
+    data = json.dumps(body, separators=(",", ":")).encode()
+    target = path.format(f"{name}-{number}-{turn // load.per_episode}")
+    head = f"POST {target} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(data) + data
+
+
+class Agent(asyncio.Protocol):
+    """One connection; `done` when its turns are over or one of them failed."""
+
+    def __init__(self, load: Load, request: Callable[[int], bytes], seen: Seen) -> None:
+        self._load = load
+        self._request = request
+        self._seen = seen
+        self._turn = 0
+        self._left = -1
+        self._tail = b""
+        self._first = False
+        self._count = 0
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def ask(self) -> None:
+        self._tail, self._left, self._first, self._count = b"", -1, True, 0
+        self._began = time.perf_counter()
+        self._transport.write(self._request(self._turn))
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        if self._left < 0:
+            if not self._head(data):
+                return
+            data = self._tail
+            self._tail = b""
+        if not data:
+            return
+        if self._load.chunks:
+            self._events(data)
+        ended = self._ended(data)
+        self._tail = data[-len(END) :]
+        if ended and self._count < self._load.chunks:
+            self._fail("events missing")
+        elif ended:
+            self._end(now)
+
+    def _ended(self, data: bytes) -> bool:
+        """Whether `data` ends the answer: all of its length, or a last chunk."""
+        if self._left:
+            self._left -= len(data)
+            return self._left == 0
+        return data.endswith(END) or (len(data) < len(END) and (self._tail + data).endswith(END))
+
+    def _head(self, data: bytes) -> bool:
+        """Reads the answer's head; whether it is whole. What follows it is left in `_tail`."""
+        self._tail += data
+        head, found, rest = self._tail.partition(b"\r\n\r\n")
+        if not found:
+            return False
+        if not head.startswith(b"HTTP/1.1 200"):
+            self._fail(head[:16].decode("latin-1").strip())
+            return False
+        lower = head.lower()
+        place = lower.find(b"content-length:")
+        self._left = int(lower[place + 15 :].partition(b"\r\n")[0]) if place >= 0 else 0
+        self._tail = rest
+        return True
+
+    def _events(self, data: bytes) -> None:
+        self._count += data.count(EVENT)
+        place = data.find(STAMP)
+        if place >= 0:
+            if self._first:
+                self._first = False
+                self._seen.first.append(time.perf_counter() - self._began)
+            written = data[place + 10 : place + 20]
+            late = (stamp() - int(written)) % CREATED / 1e6 if written.isdigit() and len(written) == 10 else LOST_S
+            if late < LOST_S:
+                self._seen.late.append(late)
+
+    def _end(self, now: float) -> None:
+        self._seen.whole.append(now - self._began)
+        self._turn += 1
+        if self._turn < self._load.turns:
+            self.ask()
+        elif not self.done.done():
+            self.done.set_result(None)
+
+    def _fail(self, why: str) -> None:
+        if not self.done.done():
+            self._seen.errors[why] += 1
+            self.done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail("connection closed" if exc is None else type(exc).__name__)
+
+    def close(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+        self._transport.close()
 
 
 async def read_answer(reader: asyncio.StreamReader) -> None:
+    """Reads one answer of a canned engine, whole."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if not head.startswith(b"http/1.1 200"):
         raise RuntimeError(f"answered {head[:200]!r}")
     if b"transfer-encoding: chunked" in head:
-        await reader.readuntil(END)
+        await reader.readuntil(b"\r\n" + END)
     else:
         place = head.index(b"content-length:")
         await reader.readexactly(int(head[place + 15 : head.index(b"\r\n", place)]))

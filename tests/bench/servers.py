@@ -4,38 +4,165 @@
     python -m tests.bench.servers asyncio PORT ENGINE_PORT
     python -m tests.bench.servers aiohttp PORT ENGINE_PORT
 
-The engine answers every POST with bytes made beforehand: one JSON document, or a stream of `CHUNKS` events when asked
-for one. They carry token ids and logprobs, as the proxy asks for, whoever asks: all relays carry the same bytes.
+The engine answers every POST with bytes made beforehand: one JSON document, or a stream of ``max_tokens`` events,
+``seed`` milliseconds apart, when asked for one. They carry token ids and logprobs, as the proxy asks for, whoever asks:
+all relays carry the same bytes. Each event says in ``created`` when it was written (`stamp`), so that whoever reads it
+knows how long it was under way. One timer serves all streams; each keeps to its own millisecond, so that the events of
+many streams are spread over time and share no system call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import cache
 
 from tests.kit.engine_dialect import Reply, chat_body, chat_events
 from tests.kit.engine_tokens import Output
 
 CHUNKS = 200
+CREATED = 1_000_000_000
+HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: "
+STREAM_HEAD = HEAD + b"text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+SLOTS = 1024
+
+
+def stamp() -> int:
+    """Microseconds of a clock that all processes share, as ten digits that begin again every 1,000 s."""
+    return CREATED + time.monotonic_ns() // 1000 % CREATED
+
+
+def reply() -> Reply:
+    ids = tuple(97 + i % 26 for i in range(CHUNKS))
+    output = Output(ids, tuple(-0.1 - i / 1000 for i in range(CHUNKS)), tuple(map(chr, ids)), "stop", None)
+    body = {"model": "stub", "return_token_ids": True, "logprobs": True}
+    return Reply("chatcmpl-0123456789abcdef", CREATED, body, [list(range(300))], [[output]])
+
+
+def framed(event: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(event), event)
+
+
+@cache
+def document() -> bytes:
+    body = chat_body(reply())
+    return HEAD + b"application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+@cache
+def events(count: int) -> tuple[tuple[bytes, bytes], ...]:
+    """The events of a stream of `count` chunks, each in two parts with its stamp between them; the end is the last."""
+    made = [framed(event) for event in chat_events(reply())]
+    first, *middle, last, done = made
+    parts = [first, *middle[: count - 2], last + done + END]
+    halves = [part.split(b"%d" % CREATED, 1) for part in parts]
+    return tuple((before, after) for before, after in halves)
 
 
 @cache
 def canned() -> tuple[bytes, bytes]:
     """``(document, stream)`` as whole HTTP/1.1 responses; the stream is one event a chunk."""
-    ids = tuple(97 + i % 26 for i in range(CHUNKS))
-    output = Output(ids, tuple(-0.1 - i / 1000 for i in range(CHUNKS)), tuple(map(chr, ids)), "stop", None)
-    body = {"model": "stub", "return_token_ids": True, "logprobs": True}
-    reply = Reply("chatcmpl-0123456789abcdef", 1_795_000_000, body, [list(range(300))], [[output]])
-    document = chat_body(reply)
-    head = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: "
-    plain = head + b"application/json\r\ncontent-length: %d\r\n\r\n" % len(document) + document
-    chunks = b"".join(b"%x\r\n%s\r\n" % (len(event), event) for event in chat_events(reply))
-    return (
-        plain,
-        head + b"text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n",
-    )
+    chunks = b"".join(before + b"%d" % CREATED + after for before, after in events(CHUNKS))
+    return document(), STREAM_HEAD + chunks
+
+
+class Wheel:
+    """Streams under way, each in the millisecond in which its next event is due."""
+
+    def __init__(self) -> None:
+        self._slots: list[list[Stream]] = [[] for _ in range(SLOTS)]
+        self._loop = asyncio.get_running_loop()
+        self._now = 0
+        self._count = 0
+        self._began = 0.0
+
+    def add(self, stream: Stream) -> None:
+        if not self._count:
+            self._now, self._began = 0, self._loop.time()
+            self._loop.call_later(0.001, self._tick)
+        self._count += 1
+        self._slots[(self._now + stream.gap_ms) % SLOTS].append(stream)
+
+    def _tick(self) -> None:
+        until = int((self._loop.time() - self._began) * 1000)
+        while self._now < until:
+            self._now += 1
+            due, self._slots[self._now % SLOTS] = self._slots[self._now % SLOTS], []
+            for stream in due:
+                if stream.step():
+                    self._slots[(self._now + stream.gap_ms) % SLOTS].append(stream)
+                else:
+                    self._count -= 1
+        if self._count:
+            self._loop.call_at(self._began + (self._now + 1) / 1000, self._tick)
+
+
+class Stream:
+    __slots__ = ("_events", "_place", "_transport", "gap_ms")
+
+    def __init__(self, transport: asyncio.Transport, count: int, gap_ms: int) -> None:
+        self.gap_ms = gap_ms
+        self._events = events(count)
+        self._transport = transport
+        before, after = self._events[0]
+        transport.write(STREAM_HEAD + before + b"%d" % stamp() + after)
+        self._place = 1
+
+    def step(self) -> bool:
+        """Writes the next event; whether there is another one to come."""
+        if self._transport.is_closing():
+            return False
+        before, after = self._events[self._place]
+        self._transport.write(b"%s%d%s" % (before, stamp(), after))
+        self._place += 1
+        return self._place < len(self._events)
+
+
+class Engine(asyncio.Protocol):
+    """One connection to the canned engine."""
+
+    def __init__(self, wheel: Wheel, listing: bytes) -> None:
+        self._wheel = wheel
+        self._listing = listing
+        self._seen = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._seen += data
+        while (found := split(self._seen)) is not None:
+            head, body, self._seen = found
+            self._answer(head, body)
+
+    def _answer(self, head: bytes, body: bytes) -> None:
+        if head.startswith(b"GET"):
+            self._transport.write(self._listing)
+            return
+        asked = json.loads(body)
+        if not asked.get("stream"):
+            self._transport.write(document())
+        elif gap_ms := asked.get("seed"):
+            self._wheel.add(Stream(self._transport, asked["max_tokens"], gap_ms))
+        else:
+            self._transport.write(canned()[1])
+
+
+def split(seen: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """The first whole request in `seen` as head and body, and what comes after it."""
+    head, end, rest = seen.partition(b"\r\n\r\n")
+    if not end:
+        return None
+    lower = head.lower()
+    place = lower.find(b"content-length:")
+    size = int(lower[place + 15 :].partition(b"\r\n")[0]) if place >= 0 else 0
+    return (head, rest[:size], rest[size:]) if len(rest) >= size else None
 
 
 async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -51,18 +178,12 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 
 async def engine(port: int) -> asyncio.Server:
-    plain, stream = canned()
     models = b'{"object":"list","data":[{"id":"stub","object":"model","owned_by":"vllm","max_model_len":100000}]}'
-    listing = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(models) + models
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while (request := await read_request(reader))[0]:
-            head, body = request
-            writer.write(listing if head.startswith(b"GET") else stream if b'"stream":true' in body else plain)
-            await writer.drain()
-        writer.close()
-
-    return await asyncio.start_server(serve, "127.0.0.1", port, backlog=1000)
+    listing = HEAD + b"application/json\r\ncontent-length: %d\r\n\r\n" % len(models) + models
+    wheel = Wheel()
+    return await asyncio.get_running_loop().create_server(
+        lambda: Engine(wheel, listing), "127.0.0.1", port, backlog=4096
+    )
 
 
 async def asyncio_relay(port: int, engine_port: int) -> asyncio.Server:
@@ -83,7 +204,7 @@ async def asyncio_relay(port: int, engine_port: int) -> asyncio.Server:
         up_writer.close()
         writer.close()
 
-    return await asyncio.start_server(serve, "127.0.0.1", port, backlog=1000)
+    return await asyncio.start_server(serve, "127.0.0.1", port, backlog=4096)
 
 
 async def aiohttp_relay(port: int, engine_port: int) -> object:
@@ -99,16 +220,17 @@ async def aiohttp_relay(port: int, engine_port: int) -> object:
                 status=answer.status, headers={"content-type": answer.headers["content-type"]}
             )
             await response.prepare(request)
-            async for data in answer.content.iter_any():
-                await response.write(data)
-            await response.write_eof()
+            with suppress(ConnectionResetError):  # the client went away
+                async for data in answer.content.iter_any():
+                    await response.write(data)
+                await response.write_eof()
             return response
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", serve)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port, backlog=1000).start()
+    await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()
     return runner
 
 
