@@ -49,6 +49,7 @@ bench: setup
 	@.venv/bin/python -m tests.bench.overhead
 	@.venv/bin/python -m tests.bench.imports
 	@.venv/bin/python -m tests.bench.merge
+	@.venv/bin/python -m tests.bench.control
 
 bench-litellm:
 	@.ci/setup litellm

@@ -1,0 +1,94 @@
+"""What it costs to look at a daemon that holds many episodes: CPU time of one answer, without the socket's part.
+
+    python -m tests.bench.control
+
+Goal: ``status`` and metrics stay cheap at 10,000 episodes: at most 2 ms of CPU, and no more than twice of what they
+cost at 1,000. Beside them: the overview that ``ajet top`` and the page ask for, the latest episodes, and what the
+daemon itself does every second to find the episodes that ran out of time.
+
+A third of the episodes is open, a third is ready to be leased, a third was discarded. Every one has two calls, and
+shares its task with seven others.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+from ajet_proxy.core.api import Request, handle
+from ajet_proxy.core.keys import EVERYTHING
+from ajet_proxy.io import gauges
+from ajet_proxy.io.gatekeeper import Gatekeeper
+from ajet_proxy.io.metrics import Metrics
+from tests.bench import table
+from tests.kit.ledger_rig import LedgerRig
+
+SIZES = (100, 1_000, 10_000)
+RUNS = 15
+LIMIT_MS, GROWTH = 2.0, 2.0
+CHEAP = ("status", "metrics")
+
+
+def fill(rig: LedgerRig, before: int, wanted: int) -> None:
+    """From `before` to `wanted` episodes."""
+    for number in range(before, wanted):
+        episode = rig.open(task=f"task-{number // 24}", idle_timeout=1e9)
+        rig.call(episode, (1, 2), (3,))
+        rig.call(episode, (1, 2, 3, 4), (5, 6))
+        if number % 3 == 1:
+            rig.reward(episode)
+        elif number % 3 == 2:
+            rig.abort(episode)
+
+
+def answers(rig: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
+    """What is asked, each as a function that makes the bytes of the answer."""
+    gate, metrics = Gatekeeper(is_open=lambda: True, hold_s=1.0), Metrics()
+
+    def asked(path: str, **query: str) -> bytes:
+        request = Request("GET", path, query, None, EVERYTHING)
+        answer = handle(rig.ledger, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
+        return json.dumps(answer.body).encode()
+
+    def scrape() -> bytes:
+        read = gauges.read(rig.ledger, gate, journal_healthy=True, limits=None)
+        return metrics.render(read).encode()
+
+    return {
+        "status": lambda: asked("/status"),
+        "metrics": scrape,
+        "overview": lambda: asked("/overview"),
+        "an episode": lambda: asked(f"/episodes/{next(iter(rig.ledger.episodes))}"),
+        "the latest 100 episodes": lambda: asked("/episodes", limit="100"),
+        "every second": lambda: repr(rig.ledger.expire(rig.at)).encode(),
+    }
+
+
+def main() -> None:
+    found: dict[str, list[tuple[float, int]]] = {}
+    rig, before = LedgerRig(), 0
+    for size in SIZES:
+        fill(rig, before, size)
+        before = size
+        for name, ask in answers(rig).items():
+            seconds = []
+            for _ in range(RUNS):
+                began = time.process_time()
+                answer = ask()
+                seconds.append(time.process_time() - began)
+            found.setdefault(name, []).append((statistics.median(seconds) * 1e3, len(answer)))
+    rows = [[name, *(f"{ms:.2f}" for ms, _ in some), f"{some[-1][1]:,}"] for name, some in found.items()]
+    head = ["asked for", *(f"CPU ms, {size:,} episodes" for size in SIZES), f"bytes at {SIZES[-1]:,}"]
+    table.show(f"Looking at a daemon, medians of {RUNS} runs", head, rows)
+    for name in CHEAP:
+        *_, (some_ms, _), (many_ms, _) = found[name]
+        met = many_ms <= LIMIT_MS and many_ms <= GROWTH * some_ms
+        sys.stdout.write(f"{'met    ' if met else 'NOT MET'}  {name} at 10,000 episodes: {many_ms:.2f} ms, "
+                         f"{many_ms / some_ms:.1f} × of what it is at 1,000\n")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
