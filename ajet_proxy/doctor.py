@@ -22,6 +22,7 @@ from typing import Any, Literal
 import aiohttp
 
 from ajet_proxy.config import Config
+from ajet_proxy.core import responding
 from ajet_proxy.core.continuity import trial
 from ajet_proxy.io import authority
 from ajet_proxy.io.engines import base_url
@@ -218,7 +219,8 @@ async def _generation(session: aiohttp.ClientSession, url: str, check: str, mode
 
 
 async def _continuity(session: aiohttp.ClientSession, url: str, check: str, model: str) -> Finding:
-    """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity`)."""
+    """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity`). An engine that has no
+    ``/v1/responses``, or answers it with no ids, has no history there to be asked about."""
     said = {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
     status, rendered = await _post(session, f"{url}/tokenize", said)
     ids = rendered.get("tokens")
@@ -230,6 +232,11 @@ async def _continuity(session: aiohttp.ClientSession, url: str, check: str, mode
     if status != 200 or answer.get("prompt_token_ids") != ids:
         return Finding(check, "warning", "its chat route takes no prompt ids: history goes as text, and may drift",
                        "use a tested vLLM, or --continuity off to have this no longer looked for")
+    status, answer = await _post(session, f"{url}{responding.ROUTE}", responding.trial(model, ids))
+    told = responding.prompt_told(answer)
+    if status in (400, 422) or told not in (None, tuple(ids)):
+        return Finding(check, "warning", "its /v1/responses takes no prompt ids: history goes as text there",
+                       "use a tested vLLM, or chat completions, or --continuity off to have this no longer looked for")
     return Finding(check, "ok", "takes history as exact ids")
 
 

@@ -1,9 +1,9 @@
-"""Recognising history: whether a chat request goes on from a call of its episode, as text and as structure.
+"""Recognising history: whether a request goes on from a call of its episode, as text and as structure.
 
 An engine renders history from text on each turn, and what it then reads as tokens can differ from what it once sampled.
 Where a request says again exactly what a call was asked and what it answered, its prompt can be that call's own tokens
 with the new messages behind them (see `ajet_proxy.core.joint`). This module says which call that is, or why there is
-none, with a word of `OUTCOMES`.
+none, with a word of `OUTCOMES`. Chats are read here, responses in `ajet_proxy.core.responding`.
 
 Idea: each message is brought to one form in which only text and structure count, and a conversation is known by a chain
 of digests, one for each of its beginnings. A call is kept under the digest of its request with its answer behind it, so
@@ -23,10 +23,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ajet_proxy.core.call import Captured
 from ajet_proxy.core.joint import NO_JOINT, STOP_TOKEN
@@ -57,13 +57,13 @@ OUTCOMES: Mapping[str, str] = {
     REQUEST_CHANGED: "a field that can shape the prompt, such as tools, is another than in the turn before",
     REASONING_LEFT_OUT: "the history lacks the reasoning that the client was given with the answer",
     STOP_STRING: "the answer before was cut at a stop string, so its tokens say more than its text",
-    NOT_RENDERED: "the engine did not render the conversation for /tokenize",
+    NOT_RENDERED: "the engine did not render the conversation when it was asked to",
     NOT_PROVEN: "the engine's /tokenize does not render what the chat route was seen to read",
     NO_JOINT: "the template's text between two turns could not be told apart",
     STOP_TOKEN: "the template ends an answer otherwise than the engine did",
     TOO_LONG: "the exact prompt and the answer do not fit into the model's context",
     REASONING_PARSER: "the engine's reasoning parser would read the answer otherwise",
-    ENGINE: "the engine does not take prompt ids on the chat route",
+    ENGINE: "the engine does not take prompt ids on this route",
     REFUSED: "the engine refused the exact ids, and answered the plain request",
     IGNORED: "the engine was sent exact ids and reported others",
 }
@@ -71,7 +71,7 @@ OUTCOMES: Mapping[str, str] = {
 
 CAPACITY = 100_000
 """Answers remembered; the oldest are forgotten first, and their next turns go out as they are."""
-_HARMLESS = frozenset((
+HARMLESS = frozenset((
     "model", "messages", "frequency_penalty", "logit_bias", "logprobs", "top_logprobs", "max_tokens",
     "max_completion_tokens", "n", "presence_penalty", "seed", "stop", "stream", "stream_options", "temperature",
     "top_p", "top_k", "min_p", "repetition_penalty", "length_penalty", "stop_token_ids", "include_stop_str_in_output",
@@ -88,7 +88,7 @@ _BEYOND = (
 _HEEDING = ("stream", "structured_outputs", "response_format")
 _TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
 FIELD = "kv_transfer_params"
-"""Where vLLM's chat route takes prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
+"""Where vLLM's routes take prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +102,26 @@ class Known:
     ended: str
 
 
+class Sought(NamedTuple):
+    """What a request is recognised by: ``end`` is the digest of its history up to its last answer and with it, if there
+    is one; ``goes_on`` says whether anything follows; ``shape`` stands for all else that may shape the prompt."""
+
+    shape: bytes
+    end: bytes | None
+    goes_on: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A request by its digests: ``beginnings[k]`` stands for its first k messages, ``shape`` for all that may shape
-    the prompt besides. ``answer`` is the place of its last assistant message."""
+    """A request by its digests: ``beginnings[k]`` stands for its first k messages, ``sought`` for the call that it goes
+    on from, and ``kind`` for the requests that an engine renders in one way. ``answer`` is the place of its last
+    assistant message."""
 
     fields: Mapping[str, Any]
-    shape: bytes
     beginnings: tuple[bytes, ...]
     answer: int | None
+    kind: bytes
+    sought: Sought
 
     def rendering(self, messages: Sequence[Any]) -> dict[str, Any]:
         """The body that asks the engine's ``/tokenize`` to render `messages` as it would render this request."""
@@ -148,18 +159,30 @@ class Outline:
         return self.rendering(messages)
 
     @property
+    def reasoned(self) -> bool:
+        """Whether an answer in the history came with reasoning."""
+        messages = self.fields["messages"]
+        return any(message.get("reasoning") or message.get("reasoning_content") for message in messages)
+
+    @property
     def heeds_reasoning(self) -> bool:
         """Whether the answer may depend on where the engine sees reasoning in the prompt. It does in a stream and under
         a grammar; only answers that came with reasoning put any there."""
-        messages = self.fields["messages"]
-        reasoned = any(message.get("reasoning") or message.get("reasoning_content") for message in messages)
         forced = self.fields.get("tool_choice") not in (None, "auto", "none")
-        return reasoned and (forced or any(self.fields.get(name) for name in _HEEDING))
+        return self.reasoned and (forced or any(self.fields.get(name) for name in _HEEDING))
 
     def first_word(self, token: int, ids: Sequence[int] | None) -> dict[str, Any]:
         """A request for a stream of the one `token` behind this conversation, or behind `ids`."""
         body = self.whole() | {"stream": True, "max_tokens": 1, "allowed_token_ids": [token]}
         return body if ids is None else body | {FIELD: {"prompt_token_ids": list(ids)}}
+
+    def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, bool]]:
+        """The digests by which a history that ends with the message `answer` may be known, and whether it is then told
+        whole."""
+        message = normal({**answer, "role": "assistant"})
+        yield digest(self.beginnings[-1], message), True
+        if message.pop("reasoning", None):
+            yield digest(self.beginnings[-1], message), False
 
     @property
     def room(self) -> int:
@@ -175,16 +198,35 @@ def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) 
         return None
     if any(fields.get(name) for name in _BEYOND) or fields.get("add_generation_prompt") is False:
         return None
-    shape = [[name, value] for name, value in sorted(fields.items()) if name not in _HARMLESS and value is not None]
-    digests = [_digest(b"", [episode, model, agent])]
     try:
-        for message in messages:
-            digests.append(_digest(digests[-1], normal(_unsigned(message))))
-        outer = _digest(b"", shape)
+        digests = beginnings(digest(b"", [episode, model, agent]), messages)
+        shape = shape_of(fields, HARMLESS)
     except RecursionError:
         return None
-    answers = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    return Outline({**fields, "model": model}, outer, tuple(digests), answers[-1] if answers else None)
+    answer = last_answer(messages)
+    return Outline(
+        fields={**fields, "model": model}, beginnings=digests, answer=answer, kind=shape,
+        sought=Sought(shape, None if answer is None else digests[answer + 1], answer != len(messages) - 1),
+    )
+
+
+def beginnings(nothing: bytes, messages: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...]:
+    """The digests of the beginnings of `messages`, that of none of them being `nothing`."""
+    digests = [nothing]
+    for message in messages:
+        digests.append(digest(digests[-1], normal(_unsigned(message))))
+    return tuple(digests)
+
+
+def shape_of(fields: Mapping[str, Any], harmless: frozenset[str]) -> bytes:
+    """The digest of what is in `fields` but for the `harmless` ones."""
+    shape = [[name, value] for name, value in sorted(fields.items()) if name not in harmless and value is not None]
+    return digest(b"", shape)
+
+
+def last_answer(messages: Sequence[Mapping[str, Any]]) -> int | None:
+    """The place of the assistant's last message."""
+    return max((place for place, message in enumerate(messages) if message.get("role") == "assistant"), default=None)
 
 
 _in_order = json.JSONEncoder(sort_keys=True).encode
@@ -200,26 +242,23 @@ class Memory:
     def __len__(self) -> int:
         return len(self._known)
 
-    def remember(self, asked: Outline, answer: Mapping[str, Any], call: str, ended: str) -> None:
-        """`call` answered the request `asked` with the message `answer`. Of two answers with the same words the later
-        one counts."""
-        message = normal({**answer, "role": "assistant"})
-        self._put(_digest(asked.beginnings[-1], message), Known(call, asked.shape, True, ended))
-        if message.pop("reasoning", None):
-            stripped = _digest(asked.beginnings[-1], message)
-            if (other := self._known.get(stripped)) is None or not other.whole:
-                self._put(stripped, Known(call, asked.shape, False, ended))
+    def remember(self, ends: Iterable[tuple[bytes, bool]], shape: bytes, call: str, ended: str) -> None:
+        """`call` was answered; `ends` and `shape` are those of its outline. Of two answers with the same words the
+        later one counts, but one that is told whole is not hidden by one that is not."""
+        for end, whole in ends:
+            if whole or (other := self._known.get(end)) is None or not other.whole:
+                self._put(end, Known(call, shape, whole, ended))
 
-    def recall(self, asked: Outline) -> Known | str:
-        """The call that the request `asked` goes on from, or the word for why there is none."""
-        if asked.answer is None:
+    def recall(self, sought: Sought) -> Known | str:
+        """The call that a request goes on from, or the word for why there is none."""
+        if sought.end is None:
             return FIRST_TURN
-        known = self._known.get(asked.beginnings[asked.answer + 1])
+        known = self._known.get(sought.end)
         if known is None:
             return UNKNOWN_HISTORY
-        if asked.answer + 2 == len(asked.beginnings):
+        if not sought.goes_on:
             return NOTHING_NEW
-        if known.shape != asked.shape:
+        if known.shape != sought.shape:
             return REQUEST_CHANGED
         if not known.whole:
             return REASONING_LEFT_OUT
@@ -301,6 +340,6 @@ def _pruned(value: Any) -> Any:
     return None if value is None or value in ("", {}, []) else value
 
 
-def _digest(before: bytes, value: Any) -> bytes:
+def digest(before: bytes, value: Any) -> bytes:
     text = _in_order(value) if isinstance(value, dict) else json.dumps(value)
     return hashlib.blake2b(before + text.encode(), digest_size=16).digest()

@@ -1,13 +1,14 @@
 """On-policy continuity: a turn's prompt is what its episode read and sampled before, as ids, wherever that is safe.
 
-`core.continuity` recognises the history and `core.joint` makes the exact prompt; here the engine is asked for what they
-need. ``POST /tokenize`` renders the conversation. If that already begins with the history's own ids, the request goes
-out as it is. If not, the engine renders it once more with a mark in place of the last answer, and the exact prompt
-goes along in ``kv_transfer_params``, which vLLM's chat route takes in place of its own rendering.
+`core.continuity` (for responses with `core.responding`) recognises the history and `core.joint` makes the exact prompt;
+here the engine is asked for what they need (`io.rendering`). It renders the conversation. If that already begins with
+the history's own ids, the request goes out as it is. If not, the engine renders it once more with a mark in place of
+the last answer, and the exact prompt goes along in ``kv_transfer_params``, which vLLM takes in place of its own
+rendering, for chats and for responses.
 
 Nothing is taken on trust. Before an engine gets ids for the first time, one token is generated to see that it reads
 the ids it is given. Before a kind of request (its tools and whatever else shapes a prompt) is continued for the first
-time, ``/tokenize`` must render the turn before as the very ids that the chat route reported for it. After each answer
+time, the rendering must be seen to be what the engine reads on the request's own route. After each answer
 the reported prompt must be the one that was sent, or the engine gets no more. Where the history holds reasoning that a
 parser of the engine may look for in the prompt, one token shows whether it finds the same. Whatever fails, the request
 goes out as it came, and the record says why.
@@ -19,12 +20,11 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import aiohttp
 
+from ajet_proxy.core import responding
 from ajet_proxy.core.call import Captured, Origin
 from ajet_proxy.core.continuity import (
     ENGINE,
@@ -42,9 +42,7 @@ from ajet_proxy.core.continuity import (
     Known,
     Outline,
     ended,
-    heard_as,
     outline,
-    trial,
 )
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.joint import begins_with, joined
@@ -52,33 +50,17 @@ from ajet_proxy.core.timeline import Packed
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.io.desk import Desk
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.rendering import CHAT, ROUTES, Engine, Ids, NotRendered, OnChat
 from ajet_proxy.io.upstream import EngineRequest, Upstream
 from ajet_sdk.errors import AjetError
 
 logger = logging.getLogger(__name__)
 
-CHAT = "/v1/chat/completions"
 LIMIT_S = 10.0
 """For all that a turn asks the engine before it is sent; the engine is busy then, and the plain request is as good."""
 RETRY_S = 300.0
 """An engine that could not do it is asked again after this long: it may have been replaced."""
-SHAPES = 10_000
-Ids = tuple[int, ...]
-
-
-class NotRendered(Exception):
-    """The engine did not answer as it should; the request goes out as it is."""
-
-
-@dataclass(slots=True)
-class Engine:
-    """What is known of one engine and model. `mark` are the mark's tokens; `shapes` those kinds of requests of which
-    ``/tokenize`` was seen to render what the chat route reads; `takes_ids` is None until it was tried."""
-
-    mark: Ids = ()
-    shapes: set[bytes] = field(default_factory=set)
-    takes_ids: bool | None = None
-    silent_until: float = 0.0
+OUTLINES = {CHAT: outline, responding.ROUTE: responding.outline}
 
 
 class Continuity:
@@ -90,18 +72,18 @@ class Continuity:
         self.metrics = metrics
         self.mark = f"quick onyx goblins {secrets.token_hex(8)} jump over lazy dwarves"
         """Words that no conversation can hold, because nobody is told them."""
-        self._engines: dict[tuple[str, str], Engine] = {}
+        self._engines: dict[tuple[str, str, str], Engine] = {}
 
     def turn(self, exchange: Exchange, origin: Origin) -> Turn:
         """The turn that `exchange` is, of the calls in `origin`."""
         return Turn(self, exchange, origin)
 
-    def engine(self, url: str, model: str) -> Engine:
-        return self._engines.setdefault((url, model), Engine())
+    def engine(self, url: str, model: str, route: str) -> Engine:
+        return self._engines.setdefault((url, model, route), Engine())
 
 
 class Turn:
-    """One chat request on its way to an engine, in the place of `Upstream`; and what is recorded of it."""
+    """One request on its way to an engine, in the place of `Upstream`; and what is recorded of it."""
 
     def __init__(self, shared: Continuity, exchange: Exchange, origin: Origin) -> None:
         self._shared = shared
@@ -115,7 +97,8 @@ class Turn:
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The engine's answer to `request`, asked with the exact prompt where that is safe. What is sent after the
         first request goes out as it is."""
-        if request.target.partition("?")[0] != CHAT or self._word is not None:
+        route = request.target.partition("?")[0]
+        if route not in ROUTES or route != self._exchange.target or self._word is not None:
             return await self._shared.upstream.send(request)
         self._word, prompt = await self._decide(request)
         answer = None
@@ -133,7 +116,8 @@ class Turn:
             self._shared.metrics.inc("ajet_continuity_total", outcome=IGNORED)
             logger.warning("an engine read other ids than it was given: continuity is off for it")
         if self._asked is not None and (answer := self._exchange.given[captured.index]) is not None:
-            self._shared.desk.remember(self._asked, answer, origin.calls[captured.index], ended(captured))
+            ends, call = tuple(self._asked.ends(answer)), origin.calls[captured.index]
+            self._shared.desk.remember(ends, self._asked.sought.shape, call, ended(captured))
         altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
         return replace(origin, altered=altered, continuity=self._word)
 
@@ -152,12 +136,12 @@ class Turn:
         """The word for this turn, and the prompt if it is to be sent."""
         origin, shared = self._origin, self._shared
         if self._exchange.skip is None:
-            self._asked = outline(
+            self._asked = OUTLINES[self._exchange.target](
                 self._exchange.asked.fields, episode=origin.episode, model=request.model, agent=origin.agent
             )
         if self._asked is None:
             return UNSUPPORTED, None
-        found = await shared.desk.recall(self._asked, origin.episode)
+        found = await shared.desk.recall(self._asked.sought, origin.episode)
         if isinstance(found, str):
             return found, None
         try:
@@ -172,90 +156,44 @@ class Turn:
         """The word and the prompt for a turn that goes on from `before`."""
         now = asyncio.get_running_loop().time()
         url = next(iter(self._shared.upstream.order(request.model, request.sticky)), "")
-        engine = self._engine = self._shared.engine(url, request.model)
+        engine = self._engine = self._shared.engine(url, request.model, self._exchange.target)
         if engine.silent_until > now:
             return ENGINE, None
+        ask = ROUTES[self._exchange.target](self._shared.upstream, request, engine)
         history = unpack_tokens(before.text)
-        rendered, length = await self._render(request, asked.whole())
+        rendered = await ask.whole(asked)
         if begins_with(rendered, history):
             return SAME, None
-        if asked.signed and (await self._render(request, asked.unsigned()))[0] != rendered:
+        if asked.signed and await ask.render(asked.unsigned()) != rendered:
             return UNKNOWN_HISTORY, None
-        await self._get_ready(request, asked, before, history)
+        await self._get_ready(ask, request.model, history)
         if not engine.takes_ids:
             engine.silent_until = now + RETRY_S
             engine.takes_ids = None
             return ENGINE, None
-        if asked.shape not in engine.shapes:
+        proven = await ask.proven(asked, before, history, rendered)
+        if proven is None:
             return NOT_PROVEN, None
-        marked, _ = await self._render(request, asked.with_answer(self._shared.mark))
-        prompt = joined(history=history, ended=known.ended, rendered=rendered, marked=marked, mark=engine.mark)
+        if begins_with(proven, history):
+            return SAME, None
+        marked = await ask.with_answer(asked, self._shared.mark)
+        prompt = joined(history=history, ended=known.ended, rendered=proven, marked=marked, mark=engine.mark)
         if isinstance(prompt, str):
             return prompt, None
-        if length is not None and len(prompt) + asked.room > length:
+        if engine.length is not None and len(prompt) + asked.room > engine.length:
             return TOO_LONG, None
-        if asked.heeds_reasoning and not await self._is_read_alike(request, asked, prompt):
+        if asked.heeds_reasoning and not await ask.is_read_alike(asked, prompt):
             return REASONING_PARSER, None
         return EXACT, prompt
 
-    async def _get_ready(self, request: EngineRequest, asked: Outline, before: Packed, history: Ids) -> None:
-        """Find out what is not yet known of the engine and of this kind of request."""
+    async def _get_ready(self, ask: OnChat, model: str, history: Ids) -> None:
+        """Find out what is not yet known of the engine."""
         engine = self._engine
         if not engine.mark:
-            engine.mark, _ = await self._render(request, {
-                "model": request.model, "prompt": self._shared.mark, "add_special_tokens": False,
+            engine.mark = await ask.render({
+                "model": model, "prompt": self._shared.mark, "add_special_tokens": False,
             })
         if engine.takes_ids is None:
-            engine.takes_ids = await self._takes_ids(request, history[:1] * 3)
-            as_what = "exact ids" if engine.takes_ids else "text alone: its chat route takes no prompt ids"
-            logger.info("the engine of model %r is sent history as %s", request.model, as_what)
-        if asked.shape not in engine.shapes and before.turn.continuity != EXACT and len(engine.shapes) < SHAPES:
-            rendered, _ = await self._render(request, asked.asked_before())
-            if rendered == history[: before.turn.start]:
-                engine.shapes.add(asked.shape)
-
-    async def _takes_ids(self, request: EngineRequest, ids: Ids) -> bool:
-        """Whether the engine's chat route reads `ids` when it is given them, by the one token that it generates."""
-        status, answer = await self._ask(request, CHAT, trial(request.model, ids))
-        if status >= 500:
-            raise NotRendered
-        return status == 200 and answer.get("prompt_token_ids") == list(ids)
-
-    async def _is_read_alike(self, request: EngineRequest, asked: Outline, prompt: Ids) -> bool:
-        """Whether the engine takes what follows `prompt` for reasoning if it does so behind its own rendering."""
-        heard = [
-            await self._heard(request, asked.first_word(self._engine.mark[0], ids)) for ids in (None, prompt)
-        ]
-        return heard[0] is not None and heard[0] == heard[1]
-
-    async def _heard(self, request: EngineRequest, body: Mapping[str, Any]) -> str | None:
-        """As what the engine's first word in answer to `body` came."""
-        answer = await self._shared.upstream.send(replace(request, target=CHAT, body=json.dumps(body).encode()))
-        try:
-            return heard_as(await answer.read())
-        finally:
-            answer.close()
-
-    async def _render(self, request: EngineRequest, body: Mapping[str, Any]) -> tuple[Ids, int | None]:
-        """The tokens of `body` by ``/tokenize``, and the model's length."""
-        status, answer = await self._ask(request, "/tokenize", body)
-        tokens, length = answer.get("tokens"), answer.get("max_model_len")
-        if status != 200 or not isinstance(tokens, list) or not _all_ids(tokens):
-            raise NotRendered
-        return tuple(tokens), length if isinstance(length, int) else None
-
-    async def _ask(self, request: EngineRequest, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Ask the engine that `request` goes to; its status and JSON object."""
-        asking = replace(request, target=path, body=json.dumps(body).encode())
-        answer = await self._shared.upstream.send(asking)
-        try:
-            found = json.loads(await answer.read())
-        except (ValueError, RecursionError) as error:
-            raise NotRendered from error
-        finally:
-            answer.close()
-        return answer.status, found if isinstance(found, dict) else {}
-
-
-def _all_ids(tokens: Sequence[Any]) -> bool:
-    return set(map(type, tokens)) <= {int} and all(0 <= token < 2**31 for token in tokens)
+            engine.takes_ids = await ask.takes_ids(history[:1] * 3)
+            as_what = "exact ids" if engine.takes_ids else "text alone: it takes no prompt ids"
+            logger.info("%s of model %r is sent history as %s", self._exchange.target, model, as_what)

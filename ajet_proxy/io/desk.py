@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from ajet_proxy.core.borrowed import RUNGS, current
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
-from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Outline
+from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.history import History, Mark
 from ajet_proxy.core.identity import Identity
@@ -118,11 +118,11 @@ class Desk(Protocol):
     def lose(self, endings: Sequence[Ending]) -> None:
         """Record how calls ended, which nobody waits for."""
 
-    async def recall(self, asked: Outline, episode: str) -> tuple[Known, Packed] | str:
-        """The call that `asked` goes on from, with its text, or a word of `core.continuity` for why there is none."""
+    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
+        """The call that a request goes on from, with its text, or a word of `core.continuity` for why there is none."""
 
-    def remember(self, asked: Outline, answer: Mapping[str, Any], call: str, ended: str) -> None:
-        """`call` answered `asked` with the message `answer`."""
+    def remember(self, ends: Sequence[tuple[bytes, bool]], shape: bytes, call: str, ended: str) -> None:
+        """`call` was answered; see `core.continuity.Memory`."""
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
         """The complete calls of an `agent` to a `model`, while their episode takes calls."""
@@ -219,15 +219,15 @@ class LedgerDesk:
         for ending in endings:  # one by one, because each changes what the next one means
             self._store.post(self._decide(ending))
 
-    async def recall(self, asked: Outline, episode: str) -> tuple[Known, Packed] | str:
-        known = self._memory.recall(asked)
+    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
+        known = self._memory.recall(sought)
         if isinstance(known, str):
             return known
         before = self._store.ledger.packed(episode, known.call)
         return UNKNOWN_HISTORY if before is None else (known, before)
 
-    def remember(self, asked: Outline, answer: Mapping[str, Any], call: str, ended: str) -> None:
-        self._memory.remember(asked, answer, call, ended)
+    def remember(self, ends: Sequence[tuple[bytes, bool]], shape: bytes, call: str, ended: str) -> None:
+        self._memory.remember(ends, shape, call, ended)
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
         known = self._store.ledger.episodes.get(episode)

@@ -38,7 +38,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("ajet_lineage_total", "counter", "Calls that nothing names: continued, new or ambiguous.", ("found",)),
     Metric("ajet_captures_total", "counter", "Choices captured whole, or lost with their reason.", ("outcome",)),
     Metric("ajet_scored_calls_total", "counter", "Choices whose logprobs were asked for after they were sampled."),
-    Metric("ajet_continuity_total", "counter", "Chat turns sent as exact ids, or why not.", ("outcome",)),
+    Metric("ajet_continuity_total", "counter", "Turns sent as exact ids, or why not.", ("outcome",)),
     Metric("ajet_upstream_errors_total", "counter", "Engine requests that failed, by kind.", ("kind",)),
     Metric("ajet_upstream_retries_total", "counter", "Engine requests repeated on a fresh connection."),
     Metric("ajet_commit_seconds", "histogram", "Time until events were on disk."),

@@ -1,4 +1,5 @@
-"""On-policy continuity on real vLLM, in three families of chat templates: long conversations of words that drift.
+"""On-policy continuity on real vLLM, in three families of chat templates: long conversations of words that drift, told
+in messages and in items.
 
 What is forced by ``structured_outputs`` is sampled in pieces that no tokenizer would write, because the tiny model
 knows no better; what is sampled freely is bytes that are no UTF-8. Both come back as text, which the engine reads as
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -108,17 +110,8 @@ def _add(message: dict[str, Any], delta: dict[str, Any]) -> None:
 def talk(family: Family, url: str, episode: str, *, tools: bool) -> list[dict[str, Any]]:
     """A conversation of twelve turns, streamed and not, forced, free and cut at the limit, with calls of tools."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
-    forced, marks = iter(FORCED), dict.fromkeys(thinking_marks(family), 100)
-    for number in range(len(FORCED) * 4 // 3):
-        body: dict[str, Any] = {"seed": number, "stream": number % 3 == 0} | ({"tools": [TOOL]} if tools else {})
-        if number % 4 < 3:
-            body |= {"structured_outputs": {"regex": family.thought + re.escape(next(forced))}, "logit_bias": marks}
-        elif tools and number % 8 < 4:
-            body |= {"structured_outputs": {"regex": rf"{family.thought}ok{CALL}\n{CALL}"}, "logit_bias": marks}
-            body["max_tokens"] = 160
-        else:
-            body["max_tokens"] = 7
-        messages.append(ask(url, episode, messages, **body))
+    for number, body in enumerate(turns(family, tools=tools)):
+        messages.append(ask(url, episode, messages, **body, **({"tools": [TOOL]} if tools else {})))
         results = [
             {"role": "tool", "tool_call_id": call["id"], "content": "higher "}
             for call in messages[-1].get("tool_calls") or ()
@@ -126,6 +119,49 @@ def talk(family: Family, url: str, episode: str, *, tools: bool) -> list[dict[st
         messages += results or [{"role": "user", "content": WORDS[number % len(WORDS)]}]
     assert not tools or any(message["role"] == "tool" for message in messages)
     return messages
+
+
+def turns(family: Family, *, tools: bool) -> Iterator[dict[str, Any]]:
+    """What twelve turns ask for."""
+    forced, marks = iter(FORCED), dict.fromkeys(thinking_marks(family), 100)
+    for number in range(len(FORCED) * 4 // 3):
+        body: dict[str, Any] = {"seed": number, "stream": number % 3 == 0}
+        if number % 4 < 3:
+            body |= {"structured_outputs": {"regex": family.thought + re.escape(next(forced))}, "logit_bias": marks}
+        elif tools and number % 8 < 4:
+            body |= {"structured_outputs": {"regex": rf"{family.thought}ok{CALL}\n{CALL}"}, "logit_bias": marks}
+            body["max_tokens"] = 160
+        else:
+            body["max_tokens"] = 7
+        yield body
+
+
+def talk_in_items(family: Family, url: str, episode: str, *, limit: int = 12) -> list[dict[str, Any]]:
+    """The conversation with tools on ``/v1/responses``, up to `limit` turns; a streamed answer is kept as its events
+    told it."""
+    items: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    for number, body in enumerate(itertools.islice(turns(family, tools=True), limit)):
+        asked = {"max_output_tokens": body.pop("max_tokens", 60), "tools": [{"type": "function", **TOOL["function"]}]}
+        output = respond(url, episode, input=items, instructions="Guess.", store=False, **asked, **body)["output"]
+        items += output
+        calls = [item["call_id"] for item in output if item["type"] == "function_call"]
+        results = [{"type": "function_call_output", "call_id": call, "output": "higher "} for call in calls]
+        items += results or [{"role": "user", "content": [{"type": "input_text", "text": WORDS[number % len(WORDS)]}]}]
+    assert any(item.get("type") == "function_call_output" for item in items)
+    return items
+
+
+def respond(url: str, episode: str, **body: Any) -> dict[str, Any]:
+    """One response; of a stream, with the items that its events told."""
+    asked = {"model": "tiny", "temperature": 1.0} | body
+    answer = asyncio.run(wire.send(f"{url}/e/{episode}/v1/responses", body=asked))
+    assert answer.status == 200, answer.body
+    if not body.get("stream"):
+        response: dict[str, Any] = answer.json()
+        return response
+    events = [json.loads(line[6:]) for line in answer.body.decode().splitlines() if line.startswith("data: {")]
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    return events[-1]["response"] | {"output": items}
 
 
 def thinking_marks(family: Family) -> list[str]:
@@ -210,6 +246,21 @@ def test_reasoning_in_the_exact_ids_does_not_mislead_the_parser(family: Family) 
     assert words == ["first_turn", *["reasoning_parser"] * 3, "exact"]
 
 
+@pytest.mark.parametrize("family", ["misled"], indirect=True)
+def test_nor_does_it_in_a_response(family: Family) -> None:
+    marks = dict.fromkeys(thinking_marks(family), 100)
+    forced = {"structured_outputs": {"regex": family.thought + "yes"}, "logit_bias": marks}
+    items: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+    for stream in (False, True, True):
+        said = respond(family.on.url, "misled-items", input=items, stream=stream, **forced)["output"]
+        assert [item["type"] for item in said] == ["reasoning", "message"]
+        items += [*said, {"role": "user", "content": "again"}]
+    respond(family.on.url, "misled-items", input=items, max_output_tokens=3)
+    record, _ = sealed(family.on.url, "misled-items")
+    words = [call["continuity"] for call in record["calls"]]
+    assert words == ["first_turn", *["reasoning_parser"] * 2, "exact"]
+
+
 def test_answers_in_a_set_form_go_on_too(family: Family) -> None:
     schema = {"type": "object", "properties": {"say": {"enum": ["hello  ", "é\\n"]}}, "required": ["say"]}
     form = {"type": "json_schema", "json_schema": {"name": "said", "schema": schema}}
@@ -233,5 +284,33 @@ def test_anthropics_protocol_is_continued_as_well(family: Family) -> None:
             {"role": "user", "content": [{"type": "text", "text": WORDS[number] or "more"}]},
         ]
     record, drift = sealed(family.on.url, "messages")
+    assert {call["continuity"] for call in record["calls"][1:]} <= {"exact", "same"}
+    assert (len(record["timelines"]), drifted(drift)) == (1, 0)
+
+
+def test_not_one_response_drifts_with_it_and_some_do_without(family: Family) -> None:
+    items = talk_in_items(family, family.on.url, "items")
+    assert any(item.get("type") == "reasoning" for item in items) or not family.thought
+    record, drift = sealed(family.on.url, "items")
+    calls = record["calls"]
+    assert [call["continuity"] for call in calls[:1]] == ["first_turn"]
+    assert {call["continuity"] for call in calls[1:]} <= {"exact", "same"}
+    for before, call in itertools.pairwise(calls):
+        assert call["prompt_token_ids"][: len(whole(before))] == whole(before)
+    assert len(record["timelines"]) == 1
+    assert drifted(drift) == 0
+
+    talk_in_items(family, family.off.url, "items", limit=5)
+    _, drift = sealed(family.off.url, "items")
+    assert drifted(drift) > 0
+
+
+def test_a_response_that_names_the_one_before_goes_on_from_it(family: Family) -> None:
+    marks, before = dict.fromkeys(thinking_marks(family), 100), None
+    for number in range(4):
+        forced = {"structured_outputs": {"regex": family.thought + re.escape(FORCED[number])}, "logit_bias": marks}
+        asked = {"input": WORDS[number] or "more", "previous_response_id": before, "stream": number == 2}
+        before = respond(family.on.url, "named", instructions="Guess.", **asked, **forced)["id"]
+    record, drift = sealed(family.on.url, "named")
     assert {call["continuity"] for call in record["calls"][1:]} <= {"exact", "same"}
     assert (len(record["timelines"]), drifted(drift)) == (1, 0)

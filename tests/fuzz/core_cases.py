@@ -7,19 +7,23 @@ import random
 import re
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from ajet_proxy.core.call import Captured
-from ajet_proxy.core.continuity import STOP_STRING, Known, Memory, ended, outline
+from ajet_proxy.core.continuity import STOP_STRING, Known, Memory, ended
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import marks_of, read
 from ajet_proxy.core.identity import identify
+from ajet_proxy.core.items import spoken
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.core.tokens import pack_tokens
+from ajet_proxy.io.continuity import OUTLINES
 from ajet_sdk.errors import AjetError, BadRequest
 from tests.fuzz import anthropic, asking, engine
 from tests.fuzz.engine import MESSAGES, Answer
@@ -264,20 +268,38 @@ def _remember(path: str, request: Request, exchange: Exchange) -> None:
     history = read(exchange.target, exchange.asked.fields, b"scope")
     for index, said in enumerate(given):
         marks_of(history, said, captured.get(index))
-    asked = outline(exchange.asked.fields, episode="e", model="m", agent="") if exchange.target == CHAT else None
-    if asked is None or exchange.skip is not None:
+    outlined = OUTLINES.get(exchange.target)
+    fields = exchange.asked.fields
+    asked = outlined(fields, episode="e", model="m", agent="") if outlined is not None else None
+    if outlined is None or asked is None or exchange.skip is not None:
         return
     memory = Memory()
     for index, outcome in captured.items():
         if (said := given[index]) is not None:
-            memory.remember(asked, said, "call", ended(outcome))
-            fields = exchange.asked.fields
-            more = [*fields["messages"], {**said, "role": "assistant"}, {"role": "user", "content": "go on"}]
-            following = outline({**fields, "messages": more}, episode="e", model="m", agent="")
-            known = memory.recall(following) if following is not None else None
-            if not isinstance(known, Known) and known != STOP_STRING:
-                raise Differs(f"an answer is not known again: {known}")
-    memory.recall(asked)
+            memory.remember(asked.ends(said), asked.sought.shape, "call", ended(outcome))
+            for more in _continued(exchange.target, fields, said):
+                following = outlined(fields | more, episode="e", model="m", agent="")
+                known = memory.recall(following.sought) if following is not None else None
+                if not isinstance(known, Known) and known != STOP_STRING:
+                    raise Differs(f"an answer is not known again: {known}")
+    memory.recall(asked.sought)
+
+
+def _continued(route: str, fields: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What the next turn changes in `fields`, if its history is told with the answer `said`."""
+    if route == CHAT:
+        messages = [*fields["messages"], {**said, "role": "assistant"}, {"role": "user", "content": "go on"}]
+        yield {"messages": messages}
+        return
+    first = fields["input"] if isinstance(fields["input"], list) else [{"role": "user", "content": fields["input"]}]
+    asked = spoken(first) or []
+    for output in (said["output"], said["shown"]):
+        messages = (spoken(output) or []) if isinstance(output, list) else []
+        roles = [one.message["role"] for one in (*asked[-1:], *messages)]
+        if len(roles) == 2 and roles[0] != "assistant" == roles[1] and fields.get("previous_response_id") is None:
+            yield {"input": [*first, *output, {"role": "user", "content": "go on"}]}
+    if fields.get("store") is not False and isinstance(said["id"], str):
+        yield {"input": "go on", "previous_response_id": said["id"]}
 
 
 @cache

@@ -48,10 +48,18 @@ def _functions(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     out = []
     for tool in tools:
         if tool["type"] == "function":
-            out.append({"type": "function", "function": {key: tool.get(key) for key in ("name", "parameters")}})
+            told = {key: tool.get(key) for key in ("name", "description", "parameters")}
+            out.append({"type": "function", "function": told})
         elif tool["type"] == "namespace":
             out += _functions([inner | {"name": f"{tool['name']}__{inner['name']}"} for inner in tool["tools"]])
     return out
+
+
+def kept(reply: Reply) -> list[dict[str, Any]]:
+    """The messages before those of a response that names this one: of an answer vLLM keeps the text alone."""
+    asked = [message for message in reply.body["messages"] if message["role"] != "system"]
+    texts = [item["content"][0]["text"] for item in response(reply)["output"] if item["type"] == "message"]
+    return [*asked, *({"role": "assistant", "content": text} for text in texts)]
 
 
 def body(reply: Reply) -> bytes:

@@ -58,7 +58,8 @@ class EngineStub:
     """`models` answer (empty: to any name); `delay_s` passes before each event; `group` tokens share an event. With
     `drift` the words of a history are read as other tokens than the model samples. `renderer` is the chat template;
     `label` is that of the weights, for an engine that can tell which of them sampled a token;
-    `given_ids` is what happens to prompt ids on the chat route: they are read, ignored or refused."""
+    `given_ids` is what happens to prompt ids: they are read, ignored or refused; `kept` are the messages behind each
+    response, if the engine keeps any."""
 
     models: Sequence[str] = ("stub",)
     split_seed: int | None = None
@@ -70,6 +71,7 @@ class EngineStub:
     renderer: Renderer = render
     given_ids: Literal["read", "ignored", "refused"] = "read"
     tokenizes: bool = True
+    kept: dict[str, list[dict[str, Any]]] | None = None
     label: str | None = None
     url: str = ""
     requests: list[Received] = field(default_factory=list)
@@ -177,7 +179,7 @@ class EngineStub:
             if (body.get(limit) or 0) > MAX_MODEL_LEN:
                 message = f"{limit}={body[limit]} cannot be greater than max_model_len={MAX_MODEL_LEN}."
                 return _json(dialect.error(400, message, "BadRequestError", limit), 400)
-        if before := body.get("previous_response_id"):
+        if (before := body.get("previous_response_id")) and before not in (self.kept or ()):
             message = f"Response with id '{before}' not found."
             return _json(dialect.error(404, message, "invalid_request_error", "response_id"), 404)
         return None
@@ -185,7 +187,11 @@ class EngineStub:
     async def _answer(self, request: web.Request, body: dict[str, Any], fault: Fault | None) -> web.StreamResponse:
         kind = fault.kind if fault else ""
         asked = as_asked(body, kind)
-        reply = self._reply(request.path, responses.as_chat(asked) if request.path == RESPONSES else asked, kind)
+        if request.path == RESPONSES:
+            asked = responses.as_chat(asked, (self.kept or {}).get(body.get("previous_response_id") or "", ()))
+        reply = self._reply(request.path, asked, kind)
+        if request.path == RESPONSES and self.kept is not None and body.get("store") is not False:
+            self.kept[reply.id] = responses.kept(reply)
         write_document, write_events = WRITERS[request.path]
         delay = fault.delay_s if fault and kind == "slow" else self.delay_s
         if not body.get("stream"):

@@ -20,6 +20,7 @@ from ajet_proxy.config import Config
 from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
+from tests.proxy.io.test_continuity_responses import Deaf
 
 
 def faults(findings: list[Finding]) -> list[str]:
@@ -72,6 +73,7 @@ async def test_an_engine_that_is_down(tmp_path: Path) -> None:
         (EngineStub(tokenizes=False), "renders no conversations"),
         (EngineStub(given_ids="ignored"), "takes no prompt ids"),
         (EngineStub(given_ids="refused"), "takes no prompt ids"),
+        (Deaf(), "its /v1/responses takes no prompt ids"),
     ],
 )
 async def test_an_engine_without_exact_history_is_a_warning(tmp_path: Path, stub: EngineStub, words: str) -> None:

@@ -101,6 +101,7 @@ class ResponseReading:
         self._events = 0
         self._outcome: Outcome = Lost(0, TRUNCATED)
         self._given: Mapping[str, Any] | None = None
+        self._shown: list[Any] = []
         self.ended = False
 
     @property
@@ -135,6 +136,8 @@ class ResponseReading:
             self._events += max(1, len(rows) if isinstance(rows, list) else 0)
             if rows and self._ask.hide_logprobs:
                 edits = {found.spans["logprobs"]: "[]"}
+        elif kind == "response.output_item.done":
+            self._shown.append(found.values.get("item"))
         elif kind == "error" or found.values.get("error"):
             self._outcome = Lost(0, ENGINE_ERROR)
         elif "response" in found.spans:
@@ -174,7 +177,7 @@ class ResponseReading:
             self._outcome = _outcome(response)
         except UNREADABLE:
             self._outcome = Lost(0, CAPTURE_FAILED)
-        self._given = {"id": response.get("id"), "output": response.get("output")}
+        self._given = {"id": response.get("id"), "output": response.get("output"), "shown": self._shown or None}
         self.ended = True
 
 

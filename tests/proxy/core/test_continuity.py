@@ -25,11 +25,19 @@ def outlined(*messages: dict[str, Any], agent: str = "", episode: str = "ep", **
     return found
 
 
+def remember(memory: Memory, asked: Outline, answer: dict[str, Any], call: str, ended: str) -> None:
+    memory.remember(asked.ends(answer), asked.sought.shape, call, ended)
+
+
+def recall(memory: Memory, asked: Outline) -> Known | str:
+    return memory.recall(asked.sought)
+
+
 def recalled(after: Outline, answer: dict[str, Any] | None = None, **first: Any) -> Known | str:
     """What a request finds after the call ``c`` was asked hello and answered."""
     memory = Memory()
-    memory.remember(outlined(HELLO, **first), SAID if answer is None else answer, "c", "token")
-    return memory.recall(after)
+    remember(memory, outlined(HELLO, **first), SAID if answer is None else answer, "c", "token")
+    return recall(memory, after)
 
 
 def call(arguments: Any = '{"n": 1}', **more: Any) -> dict[str, Any]:
@@ -91,7 +99,7 @@ def test_what_differs_in_words_or_structure_is_another_message(one: dict[str, An
 
 
 def test_a_turn_goes_on_from_the_call_that_gave_the_last_answer() -> None:
-    assert recalled(outlined(HELLO, SAID, AGAIN)) == Known("c", outlined(HELLO).shape, True, "token")
+    assert recalled(outlined(HELLO, SAID, AGAIN)) == Known("c", outlined(HELLO).sought.shape, True, "token")
     streamed = outlined(HELLO, {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}, AGAIN, AGAIN)
     assert isinstance(recalled(streamed), Known)
 
@@ -143,27 +151,27 @@ def test_reasoning_must_come_back_with_its_answer() -> None:
 
 def test_an_answer_without_reasoning_is_not_hidden_by_one_with() -> None:
     memory = Memory()
-    memory.remember(outlined(HELLO), {"content": "hi", "reasoning": "hm"}, "c1", "token")
-    memory.remember(outlined(HELLO), {"content": "hi"}, "c2", "token")
-    memory.remember(outlined(HELLO), {"content": "hi", "reasoning": "ho"}, "c3", "token")
-    memory.remember(outlined(HELLO), {"content": "ha", "reasoning": "1"}, "c4", "token")
-    memory.remember(outlined(HELLO), {"content": "ha", "reasoning": "2"}, "c5", "token")
-    found = memory.recall(outlined(HELLO, SAID, AGAIN))
+    remember(memory, outlined(HELLO), {"content": "hi", "reasoning": "hm"}, "c1", "token")
+    remember(memory, outlined(HELLO), {"content": "hi"}, "c2", "token")
+    remember(memory, outlined(HELLO), {"content": "hi", "reasoning": "ho"}, "c3", "token")
+    remember(memory, outlined(HELLO), {"content": "ha", "reasoning": "1"}, "c4", "token")
+    remember(memory, outlined(HELLO), {"content": "ha", "reasoning": "2"}, "c5", "token")
+    found = recall(memory, outlined(HELLO, SAID, AGAIN))
     assert isinstance(found, Known) and found.call == "c2"
-    assert memory.recall(outlined(HELLO, {**SAID, "content": "ha"}, AGAIN)) == "reasoning_left_out"
+    assert recall(memory, outlined(HELLO, {**SAID, "content": "ha"}, AGAIN)) == "reasoning_left_out"
 
 
 def test_an_answer_cut_at_a_stop_string_has_more_tokens_than_text() -> None:
     memory = Memory()
-    memory.remember(outlined(HELLO), SAID, "c", "string")
-    assert memory.recall(outlined(HELLO, SAID, AGAIN)) == "stop_string"
+    remember(memory, outlined(HELLO), SAID, "c", "string")
+    assert recall(memory, outlined(HELLO, SAID, AGAIN)) == "stop_string"
 
 
 def test_of_two_answers_with_the_same_words_the_later_counts() -> None:
     memory = Memory()
     for name in ("c1", "c2"):
-        memory.remember(outlined(HELLO), SAID, name, "token")
-    found = memory.recall(outlined(HELLO, SAID, AGAIN))
+        remember(memory, outlined(HELLO), SAID, name, "token")
+    found = recall(memory, outlined(HELLO, SAID, AGAIN))
     assert isinstance(found, Known) and found.call == "c2"
     assert len(memory) == 1
 
@@ -171,9 +179,9 @@ def test_of_two_answers_with_the_same_words_the_later_counts() -> None:
 def test_the_oldest_answers_are_forgotten_first() -> None:
     memory = Memory(capacity=2)
     for name in ("a", "b", "a", "c"):
-        memory.remember(outlined(HELLO), {"content": name}, name, "token")
+        remember(memory, outlined(HELLO), {"content": name}, name, "token")
     answers = [{**SAID, "content": name} for name in "abc"]
-    found = [memory.recall(outlined(HELLO, answer, AGAIN)) for answer in answers]
+    found = [recall(memory, outlined(HELLO, answer, AGAIN)) for answer in answers]
     assert [known if isinstance(known, str) else known.call for known in found] == ["a", "unknown_history", "c"]
     assert len(memory) == 2
 
@@ -188,14 +196,14 @@ def test_a_changed_beginning_is_never_taken_for_the_episodes_own(
     first: list[dict[str, Any]], answer: str, new: list[dict[str, Any]], change: int, by: str
 ) -> None:
     memory = Memory()
-    memory.remember(outlined(*first), {"content": answer}, "c", "token")
+    remember(memory, outlined(*first), {"content": answer}, "c", "token")
     said = {"role": "assistant", "content": answer}
-    assert isinstance(memory.recall(outlined(*first, said, *new)), Known)
+    assert isinstance(recall(memory, outlined(*first, said, *new)), Known)
     place = change % len(first)
     changed = [*first[:place], {**first[place], "content": by}, *first[place + 1 :]]
-    found = memory.recall(outlined(*changed, said, *new))
+    found = recall(memory, outlined(*changed, said, *new))
     assert isinstance(found, Known) == (changed == first)
-    assert memory.recall(outlined(*first, first[0], said, *new)) == "unknown_history"
+    assert recall(memory, outlined(*first, first[0], said, *new)) == "unknown_history"
 
 
 # --- requests that are more than their messages

@@ -217,12 +217,19 @@ def test_the_last_event_waits_and_what_follows_passes() -> None:
     running = exchange(RESPONSES, {"stream": True})
     running.on_headers(200, SSE)
     assert running.feed(begin(0)) and not running.settled
-    assert running.given == (None,)
     assert running.feed(end(response([ITEM]))) == []
     assert running.settled and isinstance(running.outcomes[0], Unscored)
-    assert running.given == ({"id": "resp_1", "output": [ITEM]},)
+    assert running.given == ({"id": "resp_1", "output": [ITEM], "shown": None},)
     assert b"".join(running.release()) == end(seen_of([ITEM]))
     assert running.feed(b"data: x\n\n") == [b"data: x\n\n"]
+
+
+def test_what_a_stream_showed_is_told_beside_its_end_which_has_other_ids() -> None:
+    running = exchange(RESPONSES, {"stream": True})
+    running.on_headers(200, SSE)
+    shown = {**ITEM, "call_id": "call_9"}
+    running.feed(begin(0) + step("response.output_item.done", item=shown, output_index=0) + end(response([ITEM])))
+    assert running.given == ({"id": "resp_1", "output": [ITEM], "shown": [shown]},)
 
 
 @pytest.mark.parametrize(("parts", "reason"), [
