@@ -3,7 +3,8 @@
 Idea: what a tenant does is an event before it is anything else, so quotas look at events alone: an episode that opens,
 a call that starts, the tokens of a call that ended. Requests and tokens are buckets that hold one minute's worth and
 refill all the time: a burst is fine, a rate above the quota is not. Tokens are known at a call's end only, so a bucket
-may go below zero, and the next call waits until it is above it.
+may go below zero, and the next call waits until it is above it. What passes through uncaptured is no event; it takes
+from the same buckets by `pass_one` and `use`.
 
 Invariant: `check` changes nothing; what it let pass is counted by `spend`. Tenants without a quota cost nothing. What
 quotas refuse is intake: what is under way is rewarded, sealed and trained.
@@ -88,6 +89,15 @@ class Quotas:
             elif isinstance(event, ev.CallFinished):
                 used = len(event.call.prompt_token_ids) + len(event.call.token_ids)
                 self._take(self._tenant(event.call.episode), "tokens_per_minute", used, event.at)
+
+    def pass_one(self, tenant: str, at: float) -> None:
+        """Count a request that makes no call, or `OverQuota`."""
+        self._may_call(tenant, at)
+        self._take(tenant, "requests_per_minute", 1, at)
+
+    def use(self, tenant: str, tokens: int, at: float) -> None:
+        """Count what came of it."""
+        self._take(tenant, "tokens_per_minute", tokens, at)
 
     def of(self, tenant: str) -> Quota | None:
         """The quota of `tenant`, if it has one."""

@@ -106,6 +106,12 @@ class Desk(Protocol):
         """Record the reward of `identity`, as found; a name opens its episode on first sight. `name` is the reward's
         id. Where nothing but what it says names it, `again` tells whether it was sent before, and it gets a number."""
 
+    async def admit(self, tenant: str) -> None:
+        """Count a request that makes no call for the quota of `tenant`; `OverQuota` if it has no room for it."""
+
+    def used(self, tenant: str, tokens: int) -> None:
+        """What came of such a request took so many tokens."""
+
     def enter(self, model: str) -> AbstractAsyncContextManager[None]:
         """Hold a request while weights change, and until there is an engine for `model`."""
 
@@ -170,6 +176,14 @@ class LedgerDesk:
         given = identity.reward
         body = Reward(value=given.value, call=given.call, agent=identity.agent, final=given.final)
         await self._store.commit(ledger.reward(episode, body, reward_id=name, at=self._clock.now()))
+
+    async def admit(self, tenant: str) -> None:
+        if self._store.quotas is not None:
+            self._store.quotas.pass_one(tenant, self._clock.now())
+
+    def used(self, tenant: str, tokens: int) -> None:
+        if self._store.quotas is not None:
+            self._store.quotas.use(tenant, tokens, self._clock.now())
 
     @asynccontextmanager
     async def enter(self, model: str) -> AsyncIterator[None]:

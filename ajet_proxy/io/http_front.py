@@ -35,6 +35,7 @@ from ajet_proxy.core.history import History, Mark, marks_of, read
 from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
 from ajet_proxy.core.retold import Retold, shown
+from ajet_proxy.core.usage import Tail
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import relay
 from ajet_proxy.io.audit import SUBJECT
@@ -260,10 +261,17 @@ class HttpFront:
         )
         if reader is not None:
             return await relay.retold(upstream_request, self._upstream, partial(shown, reader))
-        if http.method != "POST" or not identity.path.startswith("/v1/"):
+        if http.method != "POST":
             return await relay.passed(http, upstream_request, self._upstream)
-        async with self._desk.enter(model):
-            return await relay.passed(http, upstream_request, self._upstream)
+        tenant, tail = identity.claims.tenant, Tail()
+        await self._desk.admit(tenant)
+        try:
+            if not identity.path.startswith("/v1/"):
+                return await relay.passed(http, upstream_request, self._upstream, tail.feed)
+            async with self._desk.enter(model):
+                return await relay.passed(http, upstream_request, self._upstream, tail.feed)
+        finally:
+            self._desk.used(tenant, tail.tokens())
 
     def _identify(self, http: web.Request, request: Request | None) -> Identity:
         return identify(

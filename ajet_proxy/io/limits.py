@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ajet_proxy.core.events import Event
@@ -33,15 +33,29 @@ class TenantLimits:
 
     def check(self, events: Sequence[Event]) -> None:
         """`OverQuota` if a tenant has used up what one of `events` takes."""
-        try:
+        with self._counted():
             self._quotas.check(events)
-        except OverQuota as error:
-            self._metrics.inc("ajet_refused_total", reason=error.code)
-            raise
 
     def spend(self, events: Sequence[Event]) -> None:
         """`events` have happened."""
         self._quotas.spend(events)
+
+    def pass_one(self, tenant: str, at: float) -> None:
+        """A request of `tenant` passes through at Unix time `at`, or `OverQuota`."""
+        with self._counted():
+            self._quotas.pass_one(tenant, at)
+
+    def use(self, tenant: str, tokens: int, at: float) -> None:
+        """It took so many tokens."""
+        self._quotas.use(tenant, tokens, at)
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        try:
+            yield
+        except OverQuota as error:
+            self._metrics.inc("ajet_refused_total", reason=error.code)
+            raise
 
 
 class DaemonLimits:

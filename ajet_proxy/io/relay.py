@@ -120,8 +120,10 @@ async def _ask(
     return answer
 
 
-async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) -> web.StreamResponse:
-    """Send `request` and pass the answer on as it is."""
+async def passed(
+    http: web.Request, request: EngineRequest, upstream: Upstream, heard: Callable[[bytes], None] = lambda data: None
+) -> web.StreamResponse:
+    """Send `request` and pass the answer on as it is; `heard` gets it too."""
     answer = await upstream.send(request)
     try:
         response = Streamed(answer, keep_length=True)
@@ -140,6 +142,7 @@ async def passed(http: web.Request, request: EngineRequest, upstream: Upstream) 
                 return _cut(http, response)
             if not data:
                 break
+            heard(data)
             await response.write(data)
         await response.write_eof()
         return response

@@ -74,6 +74,12 @@ class Spending(Protocol):
     def spend(self, events: Sequence[Event]) -> None:
         """They have happened."""
 
+    def pass_one(self, tenant: str, at: float) -> None:
+        """Count a request that makes no call, or raise `OverQuota`."""
+
+    def use(self, tenant: str, tokens: int, at: float) -> None:
+        """Count the tokens that it took."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiter:

@@ -137,3 +137,20 @@ def test_tables_are_read() -> None:
 def test_a_table_that_cannot_be_used_says_why(table: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         parse(table)
+
+
+def test_what_passes_through_takes_from_the_same_minute() -> None:
+    rig = Rig(a=Quota(requests_per_minute=2, tokens_per_minute=10))
+    episode = rig.open(tenant="a")
+    rig.quotas.pass_one("a", rig.at)
+    assert refusal(rig, "a", episode=episode) is None
+    with pytest.raises(OverQuota) as caught:
+        rig.quotas.pass_one("a", rig.at)
+    assert (caught.value.code, caught.value.retry_after) == ("requests_quota", 30.0)
+    rig.quotas.pass_one("b", rig.at)
+    rig.quotas.use("b", 10**9, rig.at)
+    rig.quotas.use("a", 40, rig.at + 60.0)
+    with pytest.raises(OverQuota) as caught:
+        rig.quotas.pass_one("a", rig.at + 60.0)
+    assert caught.value.code == "tokens_quota"
+    assert caught.value.retry_after == pytest.approx(31 * 6.0)

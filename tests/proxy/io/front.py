@@ -36,6 +36,7 @@ class MemoryStore:
         self.slow = asyncio.Event()
         self.slow.set()
         self.full = False
+        self.quotas = None
 
     def post(self, events: tuple[Event, ...]) -> None:
         if self.full:

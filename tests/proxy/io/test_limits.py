@@ -68,6 +68,33 @@ async def test_a_tenant_over_its_quota_gets_a_429_in_its_own_protocol(tmp_path: 
         assert identity_holds(status.json)
 
 
+async def test_what_passes_through_counts_for_its_tenant(tmp_path: Path) -> None:
+    tenants = (("a", Quota(requests_per_minute=4)), ("b", Quota(tokens_per_minute=100)))
+    async with (
+        EngineStub() as stub,
+        serving(tmp_path, upstream=(stub.url,), tenants=tenants, admin_secret="a secret of the operator") as client,
+    ):
+        a, b = client.key(Claims("agent", "a")), client.key(Claims("agent", "b"))
+        used = {"input": "x", "usage": {"total_tokens": 400}}  # the stub's embeddings are what it was sent
+        for _ in range(2):
+            assert (await client.ask("POST", "/v1/embeddings", used, key=a)).json == used
+            assert (await client.ask("POST", "/tokenize", {"prompt": "x"}, key=a)).status == 200
+        for _ in range(3):
+            assert (await client.ask("GET", "/v1/models", key=a)).status == 200
+        refused = [
+            await client.ask("POST", "/v1/embeddings", used, key=a),
+            await client.ask("POST", "/tokenize", {"prompt": "x"}, key=a), await client.chat("one", key=a),
+        ]
+        assert [(one.status, one.json["error"]["code"]) for one in refused] == [(429, "requests_quota")] * 3
+        assert all(0 < int(one.headers["Retry-After"]) <= 15 for one in refused)
+        assert (await client.ask("POST", "/v1/embeddings", used, key=b)).status == 200
+        over = await client.chat("two", key=b)
+        assert (over.status, over.json["error"]["code"]) == (429, "tokens_quota")
+        assert 0 < int(over.headers["Retry-After"]) <= 181
+        for _ in range(9):
+            assert (await client.ask("POST", "/v1/embeddings", used, key=client.key(Claims("agent")))).status == 200
+
+
 def test_the_disk_is_what_journal_and_archive_take(tmp_path: Path) -> None:
     limits = DaemonLimits(tmp_path, max_disk=1000, max_memory=0, metrics=Metrics())
     assert limits.disk == 0
