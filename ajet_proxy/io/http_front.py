@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -25,8 +26,10 @@ from aiohttp import web
 from ajet_proxy.core.attempt import attempt, is_retry, retry_key
 from ajet_proxy.core.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.chat import Chat
 from ajet_proxy.core.dialects.messages import Messages
-from ajet_proxy.core.dialects.messages_template import depends_on_template
+from ajet_proxy.core.dialects.messages_template import Template, depends_on_template, questions, template_of
+from ajet_proxy.core.dialects.quiet import trial, wants_quiet, withholds
 from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.uncarried import Uncarried
@@ -44,11 +47,11 @@ from ajet_proxy.io.continuity import Continuity
 from ajet_proxy.io.desk import Asking, Begun, Desk
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.foreign import Foreign
+from ajet_proxy.io.inquiry import Inquiry
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
-from ajet_proxy.io.templates import Templates
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
 from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.routes import KEY_PREFIX
@@ -99,7 +102,8 @@ class HttpFront:
         )
         self._foreign = Foreign(self._upstream, engines)
         self._retold = Retold()
-        self._templates = Templates(self._upstream, engines)
+        self._templates = Inquiry(self._upstream, engines, questions, template_of, otherwise=Template())
+        self._quiet = Inquiry(self._upstream, engines, trial, withholds, otherwise=True)
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
         self._continuity = Continuity(self._upstream, desk=desk, metrics=metrics) if settings.continuity else None
@@ -170,11 +174,10 @@ class HttpFront:
             await self._reward(http, identity, body)
         exchange = self._exchange(dialect, asked)
         async with self._desk.begin(Asking(identity, history, sent, request.model, exchange.choices)) as begun:
-            if isinstance(dialect, Messages) and depends_on_template(request.fields):
-                dialect = await self._suited(http, begun)
-                exchange = self._exchange(dialect, dialect.translate(request), begun.given)
-            elif begun.given is not None:
-                exchange = self._exchange(dialect, asked, begun.given)
+            suited = await self._suited(http, dialect, request.fields, begun)
+            if suited is not dialect or begun.given is not None:
+                asked = asked if suited is dialect else suited.translate(request)
+                exchange = self._exchange(suited, asked, begun.given)
             origin = Origin(
                 calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
                 started_at=begun.started_at, policy_version=begun.policy_version,
@@ -239,13 +242,19 @@ class HttpFront:
                         raise
         return Uncarried(dialect), request
 
-    async def _suited(self, http: web.Request, begun: Begun) -> Messages:
-        """The Messages API for an engine whose chat template is that of the model."""
+    async def _suited(
+        self, http: web.Request, dialect: Dialect, asked: Mapping[str, Any], begun: Begun
+    ) -> Dialect:
+        """`dialect` for the engines of the model, where they decide for themselves what it means to be `asked` so."""
 
         def ask(path: str, body: bytes) -> EngineRequest:
             return self._engine_request(http, path, body, model=begun.model, sticky=begun.episode, identity=True)
 
-        return Messages(await self._templates.of(begun.model, ask))
+        if isinstance(dialect, Messages) and depends_on_template(asked):
+            return Messages(await self._templates.of(begun.model, ask))
+        if isinstance(dialect, Chat) and wants_quiet(asked):
+            return Chat(withholds=await self._quiet.of(begun.model, ask))
+        return dialect
 
     async def _pass(self, http: web.Request, body: bytes | None = None) -> web.StreamResponse:
         """Pass a request on as it is; its `body`, if it has been read."""

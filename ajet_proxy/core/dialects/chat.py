@@ -9,8 +9,8 @@ so it is taken out. And the first event of a choice, which only names the role, 
 ``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
 that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
 Prompts that are more than text, and answers that are searched for and not sampled, go out as they are, uncaptured.
-With ``include_reasoning: false`` vLLM withholds the ids even of a request that asks for them, so the engine is asked
-with it true (see `quiet`).
+With ``include_reasoning: false`` a vLLM that has a parser withholds the ids even of a request that asks for them, so
+the engine is asked with it true (see `quiet`).
 
 Next: ajet_proxy/core/continuity.py
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 from ajet_proxy.core.dialects.lax import flag, unread
 from ajet_proxy.core.dialects.parts import beyond_text
-from ajet_proxy.core.dialects.quiet import QuietReading
+from ajet_proxy.core.dialects.quiet import QuietReading, wants_quiet
 from ajet_proxy.core.dialects.reading import (
     ID,
     KEEP_ALIVE,
@@ -44,7 +44,7 @@ _ROW = (
 
 
 class Chat:
-    """The `Dialect` of chat completions."""
+    """The `Dialect` of chat completions, for an engine that `withholds` ids where no reasoning is wanted, or not."""
 
     name = "chat"
     path = "/v1/chat/completions"
@@ -58,6 +58,9 @@ class Chat:
     )
 
     row: re.Pattern[bytes] | None = re.compile(_ROW)
+
+    def __init__(self, *, withholds: bool = True) -> None:
+        self._withholds = withholds
 
     def translate(self, request: Request) -> Request:
         return request
@@ -74,7 +77,7 @@ class Chat:
         if _beyond_text(request.get("messages")):
             return Ask(skip="multimodal")
         wants_ids = flag(request, "return_token_ids") is True
-        quiet = flag(request, "include_reasoning") is False
+        quiet = self._withholds and wants_quiet(request)
         wants_no_logprobs, fields = _logprobs(request)
         if not wants_ids:
             fields = {"return_token_ids": "true", **fields}

@@ -4,19 +4,42 @@ vLLM withholds ids and logprobs from an agent that wants no reasoning, since the
 asked for everything, and what the agent must not see is taken out here, as vLLM itself does it: the reasoning becomes
 null and goes out with an event that would have held nothing else, the end of a choice with an empty ``delta``.
 
-vLLM does so where a parser (of reasoning or of tool calls) is configured; without any it ignores the field. Which it is
-cannot be told from an answer, so it is taken for granted, as it should be where agents ask for this.
+vLLM does so where a parser (of reasoning or of tool calls) is configured; without any it ignores the field, and so
+does the proxy. Which it is cannot be told from an answer with the reasoning: a `trial` shows it, whose one token the
+engine withholds or not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet_proxy.core.dialects.reading import Reading
+from ajet_proxy.core.dialects.lax import flag
+from ajet_proxy.core.dialects.reading import UNREADABLE, Reading
 from ajet_proxy.core.dialects.spans import Edits, Spanned, scan_at
 
 _BEFORE = ("role", "content")
 """What stands before ``reasoning`` in a message."""
+
+
+def wants_quiet(request: Mapping[str, Any]) -> bool:
+    """Whether the agent wants no reasoning."""
+    return flag(request, "include_reasoning") is False
+
+
+def trial(model: str) -> list[tuple[str, dict[str, Any]]]:
+    """What to ask the engine about `model`: a route and a body."""
+    hello = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+    return [("/v1/chat/completions", {"model": model, **hello, "include_reasoning": False, "return_token_ids": True})]
+
+
+def withholds(answers: Sequence[Any]) -> bool | None:
+    """Whether the engine withholds ids from agents that want no reasoning, by its answer to `trial`; None if it does
+    not tell."""
+    try:
+        return answers[0]["choices"][0]["token_ids"] is None
+    except UNREADABLE:
+        return None
 
 
 class QuietReading(Reading):

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.core.dialects.chat import Chat
+from ajet_proxy.core.dialects.quiet import QuietReading, trial, wants_quiet, withholds
 from tests.proxy.core.dialects.answers import (
     CHAT,
     chat_event,
@@ -29,6 +31,25 @@ def thought(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def shown(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
     return chat_event(delta, **more)
+
+
+def test_a_trial_shows_whether_the_engine_withholds() -> None:
+    [(path, body)] = trial("m")
+    assert path == CHAT and wants_quiet(body)
+    assert (body["model"], body["max_tokens"], body["return_token_ids"]) == ("m", 1, True)
+    assert withholds([{"choices": [{"token_ids": None}]}]) is True
+    assert withholds([{"choices": [{"token_ids": [5]}]}]) is False
+    for other in (None, {}, {"choices": []}, {"choices": [{}]}, 7):
+        assert withholds([other]) is None
+
+
+def test_an_engine_that_does_not_withhold_is_asked_as_the_agent_asked() -> None:
+    ask = Chat(withholds=False).ask(ASKED)
+    assert not ask.hide_reasoning and "include_reasoning" not in ask.fields
+    assert not isinstance(Chat(withholds=False).reader(ask), QuietReading)
+    assert [wants_quiet({"include_reasoning": value}) for value in (False, "false", 0, True, None)] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("delta", "seen"), [

@@ -1,4 +1,4 @@
-"""Asking engines about their templates: once, in the client's name, and only for requests that depend on it."""
+"""Asking engines about themselves: once, in the client's name, and only for requests that depend on it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from aiohttp import web
 
 from ajet_sdk.routes import Policy
 from tests.kit.engine_stub import EngineStub
+from tests.kit.tapes import steady
 from tests.kit.wire import Answer, send
-from tests.proxy.io.front import Front
+from tests.proxy.io.front import CHAT, Front
 
 OFF = {"thinking": {"type": "disabled"}}
 INLINE = {"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]}
@@ -90,6 +91,41 @@ async def test_an_engine_that_says_nothing_is_asked_again(engine: Engine, garble
             await ask(front, "m" if garbled else "nobody", **INLINE)
     assert len(engine.asked) == 2 * (8 + (1 if garbled else 2)), "a 404 may mean that there is no chat route"
     assert [message["role"] for message in engine.chats()[1]["messages"]] == ["user", "system"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_without_a_parser_reasoning_is_nothing_to_be_quiet_about(stream: bool) -> None:
+    """vLLM ignores the field then, and gives the ids, the logprobs and no null that it would not have given."""
+    body = {"model": "stub", "max_tokens": 9, "messages": [{"role": "user", "content": "a"}], "stream": stream,
+            "include_reasoning": False, "logprobs": True}  # fmt: skip
+    async with EngineStub() as stub, Front(stub.url) as front:
+        direct = await send(stub.url + CHAT, body=body)
+        answers = [await send(f"{front.url}/e/x{CHAT}", body=body) for _ in range(2)]
+        asked = [request.body for request in stub.llm_requests()]
+    assert [steady(answer.body) for answer in answers] == [steady(direct.body)] * 2
+    assert [request["max_tokens"] for request in asked] == [9, 1, 9, 9], "one trial"
+    assert all(request["include_reasoning"] is False for request in asked)
+    assert [len(call.token_ids) for call in front.calls] == [9, 9]
+
+
+async def test_with_a_parser_the_engine_is_asked_for_the_reasoning() -> None:
+    """The engine of this test withholds whatever it is asked."""
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(await request.json())
+        choice = {"index": 0, "message": {"content": "a"}, "token_ids": None, "finish_reason": "stop"}
+        return web.json_response({"model": "m", "choices": [choice]})
+
+    asked: list[Any] = []
+    app = web.Application()
+    app.router.add_post(CHAT, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    async with Front(f"http://127.0.0.1:{runner.addresses[0][1]}") as front:
+        await send(f"{front.url}/e/x{CHAT}", body={"model": "m", "messages": [], "include_reasoning": False})
+        await send(f"{front.url}/e/x{CHAT}", body={"model": "m", "messages": []})
+    await runner.cleanup()
+    assert [request.get("include_reasoning") for request in asked] == [False, True, None]
 
 
 async def test_it_is_asked_behind_the_gate() -> None:
