@@ -39,6 +39,7 @@ UNKNOWN_HISTORY = "unknown_history"
 NOTHING_NEW = "nothing_new"
 REQUEST_CHANGED = "request_changed"
 REASONING_LEFT_OUT = "reasoning_left_out"
+WORDS_LEFT_OUT = "words_left_out"
 STOP_STRING = "stop_string"
 NOT_RENDERED = "not_rendered"
 NOT_PROVEN = "not_proven"
@@ -56,6 +57,7 @@ OUTCOMES: Mapping[str, str] = {
     NOTHING_NEW: "nothing follows the last answer",
     REQUEST_CHANGED: "a field that can shape the prompt, such as tools, is another than in the turn before",
     REASONING_LEFT_OUT: "the history lacks the reasoning that the client was given with the answer",
+    WORDS_LEFT_OUT: "the history lacks what the model said beside a tool call",
     STOP_STRING: "the answer before was cut at a stop string, so its tokens say more than its text",
     NOT_RENDERED: "the engine did not render the conversation when it was asked to",
     NOT_PROVEN: "the engine's /tokenize does not render what the chat route was seen to read",
@@ -93,12 +95,13 @@ FIELD = "kv_transfer_params"
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A call that the history of a later request may end with. ``whole`` is False for an answer without its reasoning;
-    ``ended`` is how its text came to an end: by a stop token, at the length limit, or at a stop string."""
+    """A call that the history of a later request may end with. ``lacks`` is the word for what of its answer is not told
+    there, empty if it is whole; ``ended`` is how its text came to an end: by a stop token, at the length limit, or at a
+    stop string."""
 
     call: str
     shape: bytes
-    whole: bool
+    lacks: str
     ended: str
 
 
@@ -176,13 +179,14 @@ class Outline:
         body = self.whole() | {"stream": True, "max_tokens": 1, "allowed_token_ids": [token]}
         return body if ids is None else body | {FIELD: {"prompt_token_ids": list(ids)}}
 
-    def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, bool]]:
-        """The digests by which a history that ends with the message `answer` may be known, and whether it is then told
-        whole."""
+    def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, str]]:
+        """The digests by which a history that ends with the message `answer` may be known, and what it then lacks."""
         message = normal({**answer, "role": "assistant"})
-        yield digest(self.beginnings[-1], message), True
+        yield digest(self.beginnings[-1], message), ""
         if message.pop("reasoning", None):
-            yield digest(self.beginnings[-1], message), False
+            yield digest(self.beginnings[-1], message), REASONING_LEFT_OUT
+        if message.get("tool_calls") and message.pop("content", None):
+            yield digest(self.beginnings[-1], message), WORDS_LEFT_OUT
 
     @property
     def room(self) -> int:
@@ -242,12 +246,12 @@ class Memory:
     def __len__(self) -> int:
         return len(self._known)
 
-    def remember(self, ends: Iterable[tuple[bytes, bool]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Iterable[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
         """`call` was answered; `ends` and `shape` are those of its outline. Of two answers with the same words the
         later one counts, but one that is told whole is not hidden by one that is not."""
-        for end, whole in ends:
-            if whole or (other := self._known.get(end)) is None or not other.whole:
-                self._put(end, Known(call, shape, whole, ended))
+        for end, lacks in ends:
+            if not lacks or (other := self._known.get(end)) is None or other.lacks:
+                self._put(end, Known(call, shape, lacks, ended))
 
     def recall(self, sought: Sought) -> Known | str:
         """The call that a request goes on from, or the word for why there is none."""
@@ -260,8 +264,8 @@ class Memory:
             return NOTHING_NEW
         if known.shape != sought.shape:
             return REQUEST_CHANGED
-        if not known.whole:
-            return REASONING_LEFT_OUT
+        if known.lacks:
+            return known.lacks
         return STOP_STRING if known.ended == "string" else known
 
     def _put(self, digest: bytes, known: Known) -> None:

@@ -26,6 +26,9 @@ gives the name:
 `new_chain`         else: a shared beginning, such as one system prompt, and another conversation
 ==================  ====================================================================================================
 
+Where the call's continuity has found out that the agent itself left something out (`EDITED`), the name is
+`history_edited` and not one of those that are `DRIFTED`.
+
 A name that is `VAGUE` says nothing of what was sampled, and the nearest timeline may have parted from it at that very
 place before: then the prompt is compared with that of the answer that should stand there as well, and is `DRIFTED` if
 that is the difference.
@@ -43,6 +46,9 @@ from ajet_proxy.core.tokens import common_prefix, count, cut, find
 
 DRIFTED = ("retokenized", "template")
 """Names that mean: the same text, other tokens."""
+EDITED = ("words_left_out",)
+"""Words of `core.continuity` for a history that its agent has changed, which the engine then cannot have read as it was
+sampled: what looks like drift there is `history_edited`."""
 VAGUE = ("new_chain", "parallel", "compacted")
 """Names for a difference between things that both timelines were given."""
 TAIL = 8

@@ -54,10 +54,10 @@ class Responding(Outline):
     named: bool
     seed: bytes
 
-    def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, bool]]:
+    def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, str]]:
         """The digests of the histories that end with `answer`, which is as `Reader.given` tells it."""
         if self.asked.get("store") is not False:
-            yield _name(self.seed, answer["id"]), True
+            yield _name(self.seed, answer["id"]), ""
         for output in () if self.named else (answer.get("shown"), answer["output"]):
             messages = spoken(output) if isinstance(output, list) else None
             if messages is not None and len(messages) == 1 and messages[0].message["role"] == "assistant":

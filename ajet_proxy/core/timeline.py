@@ -27,7 +27,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal
 
-from ajet_proxy.core.drift import DRIFTED, VAGUE, broken_by
+from ajet_proxy.core.drift import DRIFTED, EDITED, VAGUE, broken_by
 from ajet_proxy.core.tokens import common_prefix, count, cut, pack_tokens, unpack_tokens
 from ajet_sdk.sample import Call, PolicySpans
 
@@ -209,6 +209,8 @@ def _merge_kind(calls: list[Packed], policy: Policy) -> list[Timeline]:
             if reason in VAGUE and not whole and (before := asked()[first]) is not None and number[before] < place:
                 other, _ = _difference(calls, tree, first, chains[number[before]])
                 reason = other if other in DRIFTED else reason
+            if reason in DRIFTED and calls[first].turn.continuity in EDITED:
+                reason = "history_edited"
         out.append(Timeline(calls[chain[-1]].text, tuple(calls[index].turn for index in chain), reason))
     return out
 

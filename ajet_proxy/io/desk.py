@@ -127,7 +127,7 @@ class Desk(Protocol):
     async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
         """The call that a request goes on from, with its text, or a word of `core.continuity` for why there is none."""
 
-    def remember(self, ends: Sequence[tuple[bytes, bool]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
         """`call` was answered; see `core.continuity.Memory`."""
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
@@ -240,7 +240,7 @@ class LedgerDesk:
         before = self._store.ledger.packed(episode, known.call)
         return UNKNOWN_HISTORY if before is None else (known, before)
 
-    def remember(self, ends: Sequence[tuple[bytes, bool]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
         self._memory.remember(ends, shape, call, ended)
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:

@@ -20,6 +20,7 @@ from tests.kit.engine_script import Rule
 EXACT = ("first_turn", "exact")
 """What becomes of the continuity of two calls where an agent keeps to its history."""
 UNKNOWN = ("first_turn", "unknown_history")
+LEFT_OUT = ("first_turn", "words_left_out")
 RESPONSES = (None, None)
 """Of calls on a route without it."""
 
@@ -58,7 +59,7 @@ FRAMEWORKS = (
     Framework("agentscope", "with_agentscope.py"),
     Framework("llama-index", "with_llama_index.py"),
     # CrewAI leaves out what is said beside a tool call
-    Framework("crewai", "with_crewai.py", UNKNOWN, "template", env=(("OTEL_SDK_DISABLED", "true"),)),
+    Framework("crewai", "with_crewai.py", LEFT_OUT, "history_edited", env=(("OTEL_SDK_DISABLED", "true"),)),
 )
 
 

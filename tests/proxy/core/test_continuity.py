@@ -99,7 +99,7 @@ def test_what_differs_in_words_or_structure_is_another_message(one: dict[str, An
 
 
 def test_a_turn_goes_on_from_the_call_that_gave_the_last_answer() -> None:
-    assert recalled(outlined(HELLO, SAID, AGAIN)) == Known("c", outlined(HELLO).sought.shape, True, "token")
+    assert recalled(outlined(HELLO, SAID, AGAIN)) == Known("c", outlined(HELLO).sought.shape, "", "token")
     streamed = outlined(HELLO, {"role": "assistant", "content": [{"type": "text", "text": "hi"}]}, AGAIN, AGAIN)
     assert isinstance(recalled(streamed), Known)
 
@@ -147,6 +147,16 @@ def test_reasoning_must_come_back_with_its_answer() -> None:
     assert isinstance(recalled(outlined(HELLO, {**SAID, "reasoning_content": "hm"}, AGAIN), thought), Known)
     assert recalled(outlined(HELLO, SAID, AGAIN), thought) == "reasoning_left_out"
     assert recalled(outlined(HELLO, {**SAID, "reasoning": "ha"}, AGAIN), thought) == "unknown_history"
+
+
+def test_what_is_said_beside_a_tool_call_must_come_back_with_it() -> None:
+    given = {"content": "hi", "reasoning": "hm", "tool_calls": [call()]}
+    told = {"role": "assistant", "tool_calls": [call()]}
+    assert recalled(outlined(HELLO, told, AGAIN), given) == "words_left_out"
+    assert recalled(outlined(HELLO, {**told, "content": "hi"}, AGAIN), given) == "reasoning_left_out"
+    assert recalled(outlined(HELLO, {**told, "content": "ha"}, AGAIN), given) == "unknown_history"
+    assert isinstance(recalled(outlined(HELLO, told, AGAIN), {"content": "", "tool_calls": [call()]}), Known)
+    assert recalled(outlined(HELLO, {"role": "assistant"}, AGAIN), {"content": "hi"}) == "unknown_history"
 
 
 def test_an_answer_without_reasoning_is_not_hidden_by_one_with() -> None:

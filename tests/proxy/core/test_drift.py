@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.core import drift
+from ajet_proxy.core.continuity import OUTCOMES
 from ajet_proxy.core.drift import broken_by
 from ajet_proxy.core.timeline import merge
 from ajet_proxy.core.tokens import pack_tokens
@@ -179,6 +181,19 @@ def test_of_several_answers_to_one_prompt_the_one_that_is_like_it_is_compared() 
     drifts = [make_call(f"d{place}", prompt, [1, STOP], at=1 + place) for place, prompt in enumerate(DRIFTS[:2])]
     named = {line.turns[0].call: line.broken_by for line in merge([*answers, silent, *drifts])}
     assert (named["d0"], named["d1"]) == ("retokenized", "retokenized")
+
+
+def test_what_the_agent_is_known_to_have_left_out_is_its_own_edit() -> None:
+    """By its tokens alone it is what a template does that takes reasoning out."""
+    assert set(drift.EDITED) <= set(OUTCOMES)
+    first = make_call("a", FIRST, ANSWERS[0], at=0)
+    second = make_call("b", FIRST + ANSWERS[0][3:] + RESULTS[0], [1, STOP], at=1)
+    for word, name in ((None, "template"), ("unknown_history", "template"), ("words_left_out", "history_edited")):
+        assert [line.broken_by for line in merge([first, replace(second, continuity=word)])] == [None, name]
+    fork = replace(make_call("b", [*FIRST, *ANSWERS[0][:5], 900], [1, STOP], at=1), continuity="words_left_out")
+    assert [line.broken_by for line in merge([first, fork])] == [None, "history_edited"]
+    new = replace(make_call("b", [900], [1, STOP], at=1), continuity="words_left_out")
+    assert [line.broken_by for line in merge([first, new])] == [None, "new_chain"], "no more than what looks like drift"
 
 
 def test_what_does_not_come_back_to_an_answer_keeps_its_vague_name() -> None:

@@ -50,7 +50,7 @@ def recalled(after: Responding, *output: Any, shown: Any = None, **first: Any) -
 )
 def test_a_turn_goes_on_from_the_call_that_gave_the_last_answer(output: tuple[Any, ...]) -> None:
     known = recalled(outlined(HELLO, *output, RESULT), *output)
-    assert known == Known("c", outlined(HELLO).sought.shape, True, "token")
+    assert known == Known("c", outlined(HELLO).sought.shape, "", "token")
 
 
 def test_items_come_back_in_other_clothes() -> None:
