@@ -21,8 +21,6 @@ EXACT = ("first_turn", "exact")
 """What becomes of the continuity of two calls where an agent keeps to its history."""
 UNKNOWN = ("first_turn", "unknown_history")
 LEFT_OUT = ("first_turn", "words_left_out")
-RESPONSES = (None, None)
-"""Of calls on a route without it."""
 
 pytestmark = [pytest.mark.integrations, pytest.mark.slow]
 
@@ -52,7 +50,7 @@ class Framework:
 
 FRAMEWORKS = (
     Framework("langchain", "with_langchain.py"),
-    Framework("openai-agents", "with_openai_agents.py", RESPONSES, "retokenized"),
+    Framework("openai-agents", "with_openai_agents.py"),
     Framework("pydantic-ai", "with_pydantic_ai.py", options=("--reward-from", "stdout")),
     Framework("smolagents", "with_smolagents.py", UNKNOWN, "history_edited"),  # it retells tool calls as text
     Framework("autogen", "with_autogen.py"),

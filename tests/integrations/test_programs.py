@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.integrations.stage import AJET, ENVIRONMENTS, FOLDER, Stage, python_of
-from tests.integrations.test_frameworks import EXACT, RESPONSES, check, check_calls
+from tests.integrations.test_frameworks import EXACT, check, check_calls
 from tests.kit.engine_script import Rule
 
 pytestmark = [pytest.mark.integrations, pytest.mark.slow]
@@ -32,17 +32,14 @@ GIVEN_UP = (Rule(ASKED, "I would rather not."),)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`named_by` is the way in which a program that nobody named is told apart; the rest is as in `Framework`."""
+    """`named_by` is the way in which a program that nobody named is told apart."""
 
     recipe: str
     named_by: str
-    continuity: tuple[str | None, ...] = EXACT
-    broken_by: str | None = None
-
 
 PROGRAMS = (
     Program("with_claude_code.sh", "harness"),
-    Program("with_codex.sh", "harness", RESPONSES, "retokenized"),
+    Program("with_codex.sh", "harness"),
     Program("with_opencode.sh", "harness"),
     Program("with_qwen_code.sh", "lineage"),
 )
@@ -67,7 +64,7 @@ def test_program(
     task = f"{program.recipe}/{reward:g}"
     theatre.run(*AJET, "run", "--task", task, "--", "sh", str(FOLDER / program.recipe), env=environment(tmp_path))
     [episode] = theatre.episodes(task)
-    check(episode, reward, program.continuity[:calls], program.broken_by)
+    check(episode, reward, EXACT[:calls])
 
 
 @each
@@ -75,7 +72,7 @@ def test_program_that_names_its_own_session(theatre: Stage, tmp_path: Path, prog
     theatre.script(DONE)
     episode = unnamed_run(theatre, tmp_path, FOLDER / program.recipe)
     assert (episode["state"], episode["identified_by"]) == ("open", program.named_by)
-    check_calls(episode, program.named_by, program.continuity, program.broken_by)
+    check_calls(episode, program.named_by, EXACT, None)
 
 
 def test_a_call_beside_the_conversation_is_a_timeline_of_its_own(theatre: Stage, tmp_path: Path) -> None:
