@@ -117,13 +117,11 @@ class Sought(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Outline:
     """A request by its digests: ``beginnings[k]`` stands for its first k messages, ``sought`` for the call that it goes
-    on from, and ``kind`` for the requests that an engine renders in one way. ``answer`` is the place of its last
-    assistant message."""
+    on from. ``answer`` is the place of its last assistant message."""
 
     fields: Mapping[str, Any]
     beginnings: tuple[bytes, ...]
     answer: int | None
-    kind: bytes
     sought: Sought
 
     def rendering(self, messages: Sequence[Any]) -> dict[str, Any]:
@@ -140,6 +138,11 @@ class Outline:
     def whole(self) -> dict[str, Any]:
         """`rendering` of all messages."""
         return self.rendering(self.fields["messages"])
+
+    @property
+    def kind(self) -> bytes:
+        """What the requests have in common of which it is enough to see once how the engine renders them."""
+        return self.sought.shape
 
     @property
     def signed(self) -> bool:
@@ -209,7 +212,7 @@ def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) 
         return None
     answer = last_answer(messages)
     return Outline(
-        fields={**fields, "model": model}, beginnings=digests, answer=answer, kind=shape,
+        fields={**fields, "model": model}, beginnings=digests, answer=answer,
         sought=Sought(shape, None if answer is None else digests[answer + 1], answer != len(messages) - 1),
     )
 

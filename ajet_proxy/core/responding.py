@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_proxy.core.continuity import FIELD, HARMLESS, Outline, Sought, beginnings, digest, last_answer, shape_of
-from ajet_proxy.core.items import functions, is_unfinished, kinds, spoken
+from ajet_proxy.core.items import Spoken, functions, is_unfinished, kinds, spoken
 from ajet_proxy.core.tokens import are_tokens
 
 ROUTE = "/v1/responses"
@@ -45,12 +45,14 @@ _SURELY = 100
 @dataclass(frozen=True, slots=True)
 class Responding(Outline):
     """An `Outline` whose ``fields`` are those of the chat that the engine makes of the request ``asked``. ``items`` are
-    its input, and the last answer is those from ``said[0]`` up to ``said[1]``. ``named`` is whether the history is that
-    of the response that the request names; ``seed`` is what tells this client's responses from another's."""
+    its input, which ``said`` is in messages, with the last answer at ``last``, if there is one. ``named`` is whether
+    the history is that of the response that the request names; ``seed`` tells this client's responses from another's.
+    """
 
     asked: Mapping[str, Any]
-    items: tuple[Any, ...]
-    said: tuple[int, int]
+    items: list[Any]
+    said: Sequence[Spoken]
+    last: int | None
     named: bool
     seed: bytes
 
@@ -62,6 +64,11 @@ class Responding(Outline):
             messages = spoken(output) if isinstance(output, list) else None
             if messages is not None and len(messages) == 1 and messages[0].message["role"] == "assistant":
                 yield from Outline.ends(self, messages[0].message)
+
+    @property
+    def kind(self) -> bytes:
+        """What may shape the prompt, and the kinds of messages there are."""
+        return digest(self.sought.shape, kinds(self.said))
 
     @property
     def reasoned(self) -> bool:
@@ -76,9 +83,11 @@ class Responding(Outline):
         """`question` with `text` in place of the last answer. What comes before an answer that is only named is not
         known, and some other question stands there."""
         mark = {"type": "message", "role": "assistant", "content": text}
-        start, end = self.said
-        before = [{"type": "message", "role": "user", "content": "?"}] if self.named else self.items[:start]
-        return self.question() | {"input": [*before, mark, *self.items[end:]], "previous_response_id": None}
+        before, after = [{"type": "message", "role": "user", "content": "?"}], self.items
+        if self.last is not None:
+            answer = self.said[self.last]
+            before, after = self.items[: answer.start], self.items[answer.end :]
+        return self.question() | {"input": [*before, mark, *after], "previous_response_id": None}
 
     def first_word(self, token: int, ids: Sequence[int] | None) -> dict[str, Any]:
         """A request for a stream of the one `token` behind this conversation, or behind `ids`."""
@@ -107,17 +116,15 @@ def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) 
     try:
         digests = beginnings(seed, messages)
         shape = shape_of(fields, _HARMLESS)
-        kind = digest(shape, kinds(said))
-    except (RecursionError, TypeError):
+    except RecursionError:
         return None
     answer = last_answer(messages)
-    last = said[answer - len(head)] if answer is not None else None
+    last = None if answer is None else answer - len(head)
     end = _name(seed, previous) if previous is not None else None if answer is None else digests[answer + 1]
     return Responding(
         fields=_as_chat(fields, messages, tools, reasoning) | {"model": model}, beginnings=digests, answer=answer,
-        kind=kind, sought=Sought(shape, end, goes_on=last is None or last is not said[-1]),
-        asked={**fields, "model": model}, items=tuple(items), said=(last.start, last.end) if last else (0, 0),
-        named=previous is not None, seed=seed,
+        sought=Sought(shape, end, goes_on=last != len(said) - 1), asked={**fields, "model": model}, items=items,
+        said=said, last=last, named=previous is not None, seed=seed,
     )
 
 

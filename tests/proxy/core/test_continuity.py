@@ -124,6 +124,10 @@ def test_why_a_turn_goes_on_from_none(request_: Outline, word: str) -> None:
     assert word in OUTCOMES
 
 
+def test_requests_are_of_one_kind_whatever_is_said_in_them() -> None:
+    assert outlined(HELLO, tools=TOOLS).kind == outlined(HELLO, SAID, AGAIN, tools=TOOLS).kind != outlined(HELLO).kind
+
+
 def test_a_name_on_the_models_messages_is_not_among_their_words() -> None:
     signed = {**SAID, "name": "Calculator"}
     after = outlined(HELLO, signed, AGAIN)

@@ -212,6 +212,12 @@ def test_the_engine_is_asked_to_render_the_messages_it_makes_of_the_items() -> N
     assert (asked.room, asked.signed) == (7, False)
 
 
+def test_requests_are_of_one_kind_that_tell_the_same_kinds_of_items() -> None:
+    once, twice = outlined(HELLO, SAID, AGAIN), outlined(HELLO, SAID, AGAIN, SAID, HELLO, temperature=0)
+    assert once.kind == twice.kind
+    assert len({once.kind, outlined(HELLO).kind, outlined(HELLO, SAID, AGAIN, tools=[TOOL]).kind}) == 3
+
+
 def test_the_route_is_asked_for_one_token_and_keeps_nothing() -> None:
     asked = outlined(
         HELLO, THOUGHT, SAID, AGAIN, stream=True, include=["x"], top_logprobs=3, request_id="r", text={"a": 1}, seed=3,
