@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet_trainer import daemons as module
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons
@@ -27,14 +30,16 @@ TASKS, SIZE, LEASE_S = 4, 2, 2.0
 
 
 class Learner:
-    """Remembers the sampled tokens of each row; `at_train` is called within a step."""
+    """Remembers the tokens of each row; what stands first in `at_train` or `at_push` is done within such a step."""
 
-    colocated, max_tokens = False, 100_000
+    max_tokens = 100_000
 
-    def __init__(self) -> None:
+    def __init__(self, *, colocated: bool = False) -> None:
+        self.colocated = colocated
         self.version = 0
         self.rows: list[tuple[int, ...]] = []
-        self.at_train: list[Any] = []
+        self.at_train: list[Callable[[], None]] = []
+        self.at_push: list[Callable[[], None]] = []
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         self.rows += [(*row.prompt.tolist(), *row.response.tolist()) for row in rows]
@@ -44,10 +49,11 @@ class Learner:
         return {}
 
     def save(self, history: Mapping[str, Any]) -> None:
-        self.state = history
+        pass
 
     def push(self) -> None:
-        pass
+        if self.at_push:
+            self.at_push.pop(0)()
 
     def upstreams(self) -> None:
         return None
@@ -80,37 +86,24 @@ def play(proxy: ProxyProcess, name: str) -> None:
                 http.post(f"/ajet/v1/episodes/{episode}/rewards", json=reward).raise_for_status()
 
 
-def counts(proxy: ProxyProcess) -> dict[str, Any]:
-    status: dict[str, Any] = httpx.get(f"{proxy.url}/ajet/v1/status", trust_env=False).json()
-    return status
+def status(proxy: ProxyProcess) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(f"{proxy.url}/ajet/v1/status", trust_env=False).json()
+    return found
 
 
-def test_two_daemons_feed_one_trainer_and_one_is_killed_between(
-    two: tuple[ProxyProcess, ProxyProcess], tmp_path: Path
-) -> None:
-    a, b = two
+def train(two: tuple[ProxyProcess, ProxyProcess], folder: Path, learner: Learner, **options: Any) -> list[str]:
+    """What is said in a whole run over both, which have `TASKS` groups each and are left in order."""
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(play, two, ("first", "second")))
     said: list[str] = []
     config = Config(
-        model="none", model_name="stub", proxy_url=(a.url, b.url), run_dir=str(tmp_path / "run"), groups=2,
-        group_size=SIZE, lease_s=LEASE_S, save_freq=2, total_steps=TASKS, drain_s=30.0,
+        model="none", model_name="stub", proxy_url=tuple(proxy.url for proxy in two), run_dir=str(folder / "run"),
+        group_size=SIZE, lease_s=LEASE_S, drain_s=30.0, **options,
     )  # fmt: skip
-    learner, history, progress = Learner(), History(), Progress(config.run_dir, TASKS, said.append)
-    daemons = Daemons.of(config, said.append)
-    daemons.meet()
-    late: list[threading.Thread] = []
-
-    def kill() -> None:
-        """In the first step, whose batch is trained, unsaved and leased: it dies, its leases run out, it comes back."""
-        b.kill()
-        again = threading.Timer(LEASE_S + 1.0, b.start)
-        late.append(again)
-        again.start()
-
-    learner.at_train = [kill]
-    give_up = time.monotonic() + 120
+    history, progress = History(), Progress(config.run_dir, config.total_steps, said.append)
+    daemons, give_up = Daemons.of(config, said.append), time.monotonic() + 120
     with closing(daemons), Keeper(daemons, LEASE_S) as keeper:
+        daemons.meet()
         run = Run(
             config, daemons, learner, history, keeper, progress, stopping=lambda: time.monotonic() > give_up
         )  # fmt: skip
@@ -119,13 +112,87 @@ def test_two_daemons_feed_one_trainer_and_one_is_killed_between(
             run.loop()
         finally:
             run.close()
-            late[0].join()
+    assert learner.version == config.total_steps, said
+    assert history.unacknowledged == ()
+    assert len(set(learner.rows)) == len(learner.rows)
+    models = [status(proxy)["models"]["stub"] for proxy in two]
+    assert [(model["gate"], model["policy_version"]) for model in models] == [("open", learner.version)] * 2
+    return said
+
+
+def trained(proxy: ProxyProcess) -> int:
+    return int(status(proxy)["episodes"]["trained"])
+
+
+def test_one_that_is_killed_while_its_batch_is_trained_has_everything_trained_once(
+    two: tuple[ProxyProcess, ProxyProcess], tmp_path: Path
+) -> None:
+    a, b = two
+    late: list[threading.Thread] = []
+
+    def kill() -> None:
+        """Its batch is trained, unsaved and leased: it dies, its lease runs out, it comes back."""
+        b.kill()
+        late.append(threading.Timer(LEASE_S + 1.0, b.start))
+        late[0].start()
+
+    learner = Learner()
+    learner.at_train = [kill]
+    try:
+        said = train(two, tmp_path, learner, groups=2, save_freq=2, total_steps=TASKS)
+    finally:
+        late[0].join()
     assert any(line.startswith(f"the daemon at {b.url} is away, training goes on with 1 of 2") for line in said), said
     assert f"the daemon at {b.url} is back" in said
-    assert len(set(learner.rows)) == len(learner.rows)
-    trained = [counts(proxy)["episodes"]["trained"] for proxy in two]
-    assert sum(trained) == len(learner.rows) > TASKS * SIZE
-    assert trained[0] == TASKS * SIZE
-    assert all(counts(proxy)["models"]["stub"]["gate"] == "open" for proxy in two)
-    assert {counts(proxy)["models"]["stub"]["policy_version"] for proxy in two} == {learner.version}
-    assert history.unacknowledged == ()
+    assert trained(a) == TASKS * SIZE
+    assert trained(a) + trained(b) == len(learner.rows) > TASKS * SIZE
+
+
+def test_one_that_is_killed_with_closed_gates_keeps_no_agent_of_the_other_waiting(
+    two: tuple[ProxyProcess, ProxyProcess], tmp_path: Path
+) -> None:
+    a, b = two
+    asked: list[Future[int]] = []
+    with ThreadPoolExecutor(1) as agent:
+
+        def ask() -> int:
+            body = {"model": "stub", "messages": [{"role": "user", "content": "held"}]}
+            url = f"{a.url}/e/held/v1/chat/completions"
+            return httpx.post(url, json=body, trust_env=False, timeout=60.0).status_code
+
+        def kill() -> None:
+            assert [status(proxy)["models"]["stub"]["gate"] for proxy in two] == ["closed", "closed"]
+            asked.append(agent.submit(ask))
+            while not status(a)["requests"]["waiting"]:
+                time.sleep(0.05)
+            b.kill()
+
+        def restart() -> None:
+            """The gate of the other is open again, and nobody waits there any more."""
+            assert asked[0].result(timeout=60) == 200
+            b.start()
+            assert status(b)["models"]["stub"]["gate"] == "closed"
+
+        learner = Learner()
+        learner.at_push, learner.at_train = [kill], [lambda: None, restart]
+        said = train(two, tmp_path, learner, groups=2, save_freq=1, total_steps=4)
+    assert f"the daemon at {b.url} is back" in said
+    assert trained(a) + trained(b) == len(learner.rows) == 4 * 2 * SIZE
+
+
+def test_one_that_freezes_does_not_hold_up_an_update(
+    two: tuple[ProxyProcess, ProxyProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers nothing and closes no connection, as a host that hangs."""
+    monkeypatch.setattr(module, "ANSWER_S", 1.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 1.0)
+    a, b = two
+    learner = Learner(colocated=True)
+    learner.at_train = [lambda: os.kill(b.pid, signal.SIGSTOP), lambda: os.kill(b.pid, signal.SIGCONT)]
+    try:
+        said = train(two, tmp_path, learner, groups=1, save_freq=1, total_steps=2 * TASKS)
+    finally:
+        os.kill(b.pid, signal.SIGCONT)
+    assert any(line.startswith(f"the daemon at {b.url} is away") for line in said), said
+    assert f"the daemon at {b.url} is back" in said
+    assert trained(a) + trained(b) == len(learner.rows) == 2 * TASKS * SIZE
