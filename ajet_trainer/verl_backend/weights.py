@@ -14,9 +14,12 @@ engine is told to go on whether or not the reload succeeded.
 from __future__ import annotations
 
 import shutil
+import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,27 +123,47 @@ class SharedFolder(CheckpointEngine):  # type: ignore[misc]
 
 def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float) -> None:
     """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates, and
-    tells it their `version`, for an engine that says which weights sampled a token.
+    tells it their `version`, for an engine that says which weights sampled a token. All engines load at once.
 
     The folder must hold every tensor under each of its names: vLLM reloads layer by layer, and an output layer that is
     tied to the embedding keeps its old weights where the file leaves it out (measured with 0.31 on a CPU).
     Raises `PushFailed`. Each engine that was frozen is woken again in any case.
     """
-    for url in urls:
-        with httpx.Client(base_url=url, timeout=httpx.Timeout(30.0, read=timeout_s), trust_env=False) as engine:
-            try:
+    with ThreadPoolExecutor(max(1, len(urls))) as pool:
+        for loading in [pool.submit(_load, url, folder, version, timeout_s) for url in urls]:
+            loading.result()
+
+
+def _load(url: str, folder: Path, version: int, timeout_s: float) -> None:
+    limit = httpx.Timeout(30.0, read=timeout_s)
+    with httpx.Client(base_url=url, timeout=limit, trust_env=False, verify=_trusted()) as engine:
+        try:
+            if not _frozen(engine):
                 _ask(engine, "/pause?mode=keep")
-                body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
-                _ask(engine, "/collective_rpc", body)
-                _ask(engine, "/reset_prefix_cache")
-            except httpx.HTTPError as error:
-                _try(engine, "/resume")
-                raise PushFailed(f"the engine at {url} did not take the weights: {_words(error)}") from error
-            _try(engine, "/update_weight_version", {"new_version": str(version)})
-            try:
-                _ask(engine, "/resume")
-            except httpx.HTTPError as error:
-                raise PushFailed(f"the engine at {url} took the weights but does not go on: {_words(error)}") from error
+            body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}, "timeout": timeout_s}
+            _ask(engine, "/collective_rpc", body)
+            _ask(engine, "/reset_prefix_cache")
+        except httpx.HTTPError as error:
+            _try(engine, "/resume")
+            raise PushFailed(f"the engine at {url} did not take the weights: {_words(error)}") from error
+        _try(engine, "/update_weight_version", {"new_version": str(version)})
+        try:
+            _ask(engine, "/resume")
+        except httpx.HTTPError as error:
+            raise PushFailed(f"the engine at {url} took the weights but does not go on: {_words(error)}") from error
+
+
+@cache
+def _trusted() -> ssl.SSLContext:
+    """Read once: reading the certificates takes as long as several requests, and agents wait for it."""
+    return httpx.create_ssl_context(trust_env=False)
+
+
+def _frozen(engine: httpx.Client) -> bool:
+    """Whether the proxy's gate has frozen the engine already: to freeze it again would take vLLM 20 ms of sleep."""
+    with suppress(httpx.HTTPError, ValueError, KeyError):
+        return engine.get("/is_paused").json()["is_paused"] is True
+    return False
 
 
 def forget(folder: Path, keep: int) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import resource
 import statistics
 import sys
 import tempfile
@@ -56,7 +55,6 @@ QUICK: Mapping[str, Load] = {
 BEYOND = {SLOW: ("256", MANY)}
 """Not asked of LiteLLM: measured to fail at 1,500 chunks a second."""
 WARM_UP = (Load(32, 10), Load(32, 1, chunks=20, gap_ms=10))
-MAX_FILES = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +184,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="rounds to take medians of (3; 2 with --quick)")
     parser.add_argument("--workers", type=int, default=2, help="worker processes of the last kind")
     options = parser.parse_args()
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    files = min(MAX_FILES, hard) if hard != resource.RLIM_INFINITY else MAX_FILES
-    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))  # children inherit it
+    rivals.raise_limit()
     loads, rounds = QUICK if options.quick else FULL, options.rounds or (2 if options.quick else 3)
     results = Results()
     with ExitStack() as stack:

@@ -7,6 +7,7 @@ there (``make bench-litellm``); what is missing is named and left out.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tests.kit.source import ROOT
 LITELLM = ROOT / ".venv-litellm" / "bin" / "litellm"
 CHAT = "/v1/chat/completions"
 DIRECT, BARE, PROXY, SLOW = "direct", "bare aiohttp relay", "ajet-proxy", "LiteLLM's proxy"
+MAX_FILES = 16384
 NGINX = """
 daemon off; master_process off; pid {folder}/nginx.pid; error_log stderr error; worker_rlimit_nofile 16384;
 events {{ worker_connections 8192; }}
@@ -75,6 +77,21 @@ def cpu_seconds(pid: int) -> float:
     """Time that all threads of the process have spent on a CPU, to the nanosecond."""
     threads = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def raise_limit() -> None:
+    """More descriptors for this process and those that it will start."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = MAX_FILES if hard == resource.RLIM_INFINITY else min(MAX_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+
+
+def machine() -> str:
+    """The kind of machine that this is."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    kind = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} × {kind}, {memory:.0f} GiB"
 
 
 @contextmanager

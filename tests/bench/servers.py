@@ -5,10 +5,10 @@
     python -m tests.bench.servers aiohttp PORT ENGINE_PORT
 
 The engine answers every POST with bytes made beforehand: one JSON document, or a stream of ``max_tokens`` events,
-``seed`` milliseconds apart, when asked for one. They carry token ids and logprobs, as the proxy asks for, whoever asks:
-all relays carry the same bytes. Each event says in ``created`` when it was written (`stamp`), so that whoever reads it
-knows how long it was under way. One timer serves all streams; each keeps to its own millisecond, so that the events of
-many streams are spread over time and share no system call.
+``seed`` milliseconds apart, when asked for one; ``/tokenize`` gets the prompt of that turn of the `conversation`. They
+carry token ids and logprobs, as the proxy asks for, whoever asks: all relays carry the same bytes. Each event says in
+``created`` when it was written (`stamp`), so that whoever reads it knows how long it was under way. One timer serves
+all streams; each keeps to its own millisecond, so that events are spread over time and share no system call.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cache
 
+from tests.bench import conversation
 from tests.kit.engine_dialect import Reply, chat_body, chat_events
 from tests.kit.engine_tokens import Output
 
@@ -37,30 +38,38 @@ def stamp() -> int:
     return CREATED + time.monotonic_ns() // 1000 % CREATED
 
 
-def reply() -> Reply:
-    ids = tuple(97 + i % 26 for i in range(CHUNKS))
-    output = Output(ids, tuple(-0.1 - i / 1000 for i in range(CHUNKS)), tuple(map(chr, ids)), "stop", None)
+def reply(turn: int, count: int) -> Reply:
+    """An answer of `count` tokens in a turn of the `conversation`."""
+    ids = conversation.sampled(count)
+    output = Output(ids, tuple(-0.1 - i / 1000 for i in range(count)), tuple(map(chr, ids)), "stop", None)
     body = {"model": "stub", "return_token_ids": True, "logprobs": True}
-    return Reply("chatcmpl-0123456789abcdef", CREATED, body, [list(range(300))], [[output]])
+    return Reply("chatcmpl-0123456789abcdef", CREATED, body, [conversation.prompt(turn)], [[output]])
 
 
 def framed(event: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(event), event)
 
 
-@cache
-def document() -> bytes:
-    body = chat_body(reply())
+def whole(body: bytes) -> bytes:
     return HEAD + b"application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
 @cache
-def events(count: int) -> tuple[tuple[bytes, bytes], ...]:
+def document(turn: int = 0) -> bytes:
+    return whole(chat_body(reply(turn, conversation.LETTERS)))
+
+
+@cache
+def tokenized(turn: int) -> bytes:
+    ids = conversation.prompt(turn)
+    return whole(json.dumps({"count": len(ids), "max_model_len": 100_000, "tokens": ids}).encode())
+
+
+@cache
+def events(count: int, turn: int = 0) -> tuple[tuple[bytes, bytes], ...]:
     """The events of a stream of `count` chunks, each in two parts with its stamp between them; the end is the last."""
-    made = [framed(event) for event in chat_events(reply())]
-    first, *middle, last, done = made
-    parts = [first, *middle[: count - 2], last + done + END]
-    halves = [part.split(b"%d" % CREATED, 1) for part in parts]
+    *parts, last, done = (framed(event) for event in chat_events(reply(turn, count - 1)))
+    halves = [part.split(b"%d" % CREATED, 1) for part in (*parts, last + done + END)]
     return tuple((before, after) for before, after in halves)
 
 
@@ -105,9 +114,9 @@ class Wheel:
 class Stream:
     __slots__ = ("_events", "_place", "_transport", "gap_ms")
 
-    def __init__(self, transport: asyncio.Transport, count: int, gap_ms: int) -> None:
+    def __init__(self, transport: asyncio.Transport, count: int, gap_ms: int, turn: int) -> None:
         self.gap_ms = gap_ms
-        self._events = events(count)
+        self._events = events(count, turn)
         self._transport = transport
         before, after = self._events[0]
         transport.write(STREAM_HEAD + before + b"%d" % stamp() + after)
@@ -145,11 +154,15 @@ class Engine(asyncio.Protocol):
         if head.startswith(b"GET"):
             self._transport.write(self._listing)
             return
-        asked = json.loads(body)
+        turn = body.count(b'"assistant"')
+        if head.startswith(b"POST /tokenize"):
+            self._transport.write(tokenized(turn))
+            return
+        asked = json.loads(body or b"{}")
         if not asked.get("stream"):
-            self._transport.write(document())
+            self._transport.write(document(turn))
         elif gap_ms := asked.get("seed"):
-            self._wheel.add(Stream(self._transport, asked["max_tokens"], gap_ms))
+            self._wheel.add(Stream(self._transport, asked["max_tokens"], gap_ms, turn))
         else:
             self._transport.write(canned()[1])
 
@@ -179,7 +192,7 @@ async def read_request(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
 
 async def engine(port: int) -> asyncio.Server:
     models = b'{"object":"list","data":[{"id":"stub","object":"model","owned_by":"vllm","max_model_len":100000}]}'
-    listing = HEAD + b"application/json\r\ncontent-length: %d\r\n\r\n" % len(models) + models
+    listing = whole(models)
     wheel = Wheel()
     return await asyncio.get_running_loop().create_server(
         lambda: Engine(wheel, listing), "127.0.0.1", port, backlog=4096

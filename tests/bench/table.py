@@ -12,7 +12,11 @@ def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None
     lines += [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)
     ]
-    lines += ["", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
-    lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", *markdown(head, rows)]
     sys.stdout.write("\n".join(lines) + "\n\n")
     sys.stdout.flush()
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The table's lines."""
+    return [f"| {' | '.join(head)} |", "|" + " --- |" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -69,6 +70,8 @@ class Engine:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.frozen = False
+        self.meet: threading.Barrier | None = None
         self.status: dict[str, int] = {}
         engine = self
 
@@ -78,13 +81,17 @@ class Engine:
             def do_POST(self) -> None:
                 self.rfile.read(int(self.headers.get("content-length") or 0))
                 engine.asked.append(self.path)
+                if engine.meet is not None and self.path == "/collective_rpc":
+                    engine.meet.wait()
                 status = engine.status.get(self.path.partition("?")[0], 200)
                 if status < 0:
                     time.sleep(5)
                     return
+                body = json.dumps({"is_paused": engine.frozen}).encode() if status == 200 else b""
                 self.send_response(status)
-                self.send_header("content-length", "0")
+                self.send_header("content-length", str(len(body)))
                 self.end_headers()
+                self.wfile.write(body)
 
             do_GET = do_POST  # noqa: N815
 
@@ -107,8 +114,40 @@ def test_an_attached_engine_is_frozen_reloaded_and_woken(engine: Engine, tmp_pat
 
     load_into([engine.url], tmp_path, 4, 5.0)
     assert engine.asked == [
-        "/pause?mode=keep", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"
+        "/is_paused", "/pause?mode=keep", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"
     ]  # fmt: skip
+
+
+def test_an_engine_that_the_gate_has_frozen_is_not_frozen_again_but_woken(engine: Engine, tmp_path: Path) -> None:
+    from ajet_trainer.verl_backend.weights import load_into
+
+    engine.frozen = True
+    load_into([engine.url], tmp_path, 4, 5.0)
+    assert engine.asked == [
+        "/is_paused", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version", "/resume"
+    ]  # fmt: skip
+
+
+def test_an_engine_that_cannot_say_whether_it_is_frozen_is_frozen(engine: Engine, tmp_path: Path) -> None:
+    from ajet_trainer.verl_backend.weights import load_into
+
+    engine.status["/is_paused"] = 404
+    load_into([engine.url], tmp_path, 4, 5.0)
+    assert engine.asked[:3] == ["/is_paused", "/pause?mode=keep", "/collective_rpc"]
+
+
+def test_engines_load_at_once_and_all_are_woken_when_one_fails(engine: Engine, tmp_path: Path) -> None:
+    from ajet_trainer.verl_backend.weights import PushFailed, load_into
+
+    other = Engine()
+    other.meet = engine.meet = threading.Barrier(2, timeout=10)
+    engine.status["/collective_rpc"] = 500
+    with pytest.raises(PushFailed, match="HTTP 500"):
+        load_into([engine.url, other.url], tmp_path, 4, 5.0)
+    assert engine.asked[-1] == other.asked[-1] == "/resume"
+    assert other.asked.count("/reset_prefix_cache") == 1 and "/reset_prefix_cache" not in engine.asked
+    other.server.shutdown()
+    other.server.server_close()
 
 
 def test_an_engine_that_takes_no_version_is_woken_all_the_same(engine: Engine, tmp_path: Path) -> None:
