@@ -10,52 +10,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
-import logging
 import os
-import resource
 import signal
 import ssl
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from ajet_proxy import service
+from ajet_proxy import front, service
 from ajet_proxy.config import Config, ConfigError
+from ajet_proxy.core.events import Event, GateOpened, PolicyAnnounced
 from ajet_proxy.core.keys import SCOPES, Claims, Keys
 from ajet_proxy.core.ledger import LedgerSettings
 from ajet_proxy.core.quota import Quotas
 from ajet_proxy.core.retention import to_archive
-from ajet_proxy.io import authority, client_certificates, keyring
+from ajet_proxy.io import authority, keyring
 from ajet_proxy.io.alarm import Alarm
 from ajet_proxy.io.audit import AuditLog, audited
 from ajet_proxy.io.authority import AuthorityError
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.compactor import Compactor
 from ajet_proxy.io.control import Control, ControlSettings
+from ajet_proxy.io.control_relay import relayed
 from ajet_proxy.io.desk import LedgerDesk
 from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
-from ajet_proxy.io.errors import error_middleware, http_logger, refuse_foreign_pages
+from ajet_proxy.io.errors import error_middleware, refuse_foreign_pages
 from ajet_proxy.io.gatekeeper import Gatekeeper
-from ajet_proxy.io.http_front import FrontSettings, HttpFront, headers_as_sent
-from ajet_proxy.io.limits import DaemonLimits, TenantLimits
+from ajet_proxy.io.http_front import HttpFront, headers_as_sent
+from ajet_proxy.io.limits import DaemonLimits, TenantLimits, resident_bytes
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.process import allow_many_connections, log_to_stderr
+from ajet_proxy.io.remote_desk import Facts
 from ajet_proxy.io.server import Runner
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.traces import Traces, exporting
 from ajet_proxy.io.tunnels import Interception, Tunnels
+from ajet_proxy.io.workers import Workers
 from ajet_sdk.errors import NotReady
 
-logger = logging.getLogger(__name__)
-
 TICK_S = 1.0
-BACKLOG = 4096
 STOP_MARGIN_S = 5.0
 
 
@@ -68,6 +67,7 @@ class App:
         self.interception: Interception | None = None
         self.ticker: asyncio.Task[None] | None = None
         self._runners: list[Runner] = []
+        self.workers: Workers | None = None
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
@@ -99,76 +99,149 @@ class App:
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         desk = LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
-        front = functools.partial(
+        make_front = functools.partial(
             HttpFront, desk=desk, engines=engines, keys=keys, clock=clock, metrics=metrics,
-            settings=_front_settings(config),
+            settings=front.settings(config),
         )
-        limits = _limit(store, data_dir, config, metrics)
-        compactor = Compactor(
-            store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
-            max_bytes=config.archive_max_bytes,
-        )
-        self._stack.push_async_callback(compactor.stop)
-        audit = functools.partial(
-            audited, AuditLog(data_dir, max_bytes=config.max_audit), keys=keys, now=clock.now
-        )
-        watch = keyring.Watch(data_dir, keys)
-        self.ticker = asyncio.get_running_loop().create_task(_tick(store, clock, limits, compactor, watch))
-        self._stack.push_async_callback(_end, self.ticker)
+        self._look_after(store, data_dir, clock, metrics, keys)
+        log = AuditLog(data_dir, max_bytes=config.max_audit)
+        audit = functools.partial(audited, log, keys=keys, now=clock.now)
         if config.intercept:
             tunnels = Tunnels(
                 config.intercept_host, authenticate=lambda key: keys.authenticate(key, clock.now()),
                 needs_key=config.intercept_needs_key,
             )
             await self._intercept(
-                front(headers=tunnels.headers), data_dir, tunnels, metrics, audit(headers=tunnels.headers)
+                make_front(headers=tunnels.headers), data_dir, tunnels, metrics, audit(headers=tunnels.headers)
             )
         else:
             self._stack.push_async_callback(self._drain)
+        workers = self._crew(store, desk, keys, log, metrics, data_dir) if config.workers > 1 else None
         control = Control(
             store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
-            settings=_control_settings(config),
+            workers=workers, settings=_control_settings(config),
         )
-        application = _application(config, keys, _own_names(config), audit(headers=headers_as_sent))
-        control.add_routes(application)
-        front().add_routes(application)
-        host, port = await self._listen(application, config.address, _tls(config))
+        secured, around = front.tls(config), audit(headers=headers_as_sent)
+        if workers is None:
+            application = front.application(config, keys, around)
+            control.add_routes(application)
+            make_front().add_routes(application)
+            host, port = await self._listen(application, config.address, secured)
+        else:
+            application = front.application(config, keys, relayed, around)
+            control.add_routes(application)
+            host, port = await self._listen_with(workers, application)
         self._stack.callback(gate.stop)
         self._stack.callback(control.stop)
         scheme = "http" if config.tls_cert is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
+    def _look_after(self, store: Store, data_dir: Path, clock: Clock, metrics: Metrics, keys: Keys) -> None:
+        """Start what is done again and again."""
+        config = self.config
+        limits = self._limit(store, data_dir, metrics)
+        compactor = Compactor(
+            store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
+            max_bytes=config.archive_max_bytes,
+        )
+        self._stack.push_async_callback(compactor.stop)
+        watch = keyring.Watch(data_dir, keys)
+        self.ticker = asyncio.get_running_loop().create_task(self._tick(store, clock, limits, compactor, watch))
+        self._stack.push_async_callback(_end, self.ticker)
+
+    async def _listen_with(self, workers: Workers, application: web.Application) -> tuple[str, int]:
+        """Have `workers` listen and bring the requests that are for `application`."""
+        self._stack.push_async_callback(workers.stop)
+        runner = await self._runner(application)
+        await web.SockSite(runner, workers.control_socket(), backlog=front.BACKLOG).start()
+        return await workers.start(self.config.address)
+
     async def _listen(
         self, application: web.Application, address: tuple[str, int], tls: ssl.SSLContext | None = None
     ) -> tuple[str, int]:
         """Serve `application` at `address` and return the real one."""
-        config = self.config
-        runner = Runner(
-            application, patience_s=config.client_timeout, handler_cancellation=True, access_log=None,
-            shutdown_timeout=config.drain_s,
-            max_line_size=config.max_header, max_field_size=config.max_header, keepalive_timeout=75.0,
-            logger=http_logger,
-        )
-        self._runners.append(runner)
-        await runner.setup()
-        await web.TCPSite(runner, *address, ssl_context=tls, backlog=BACKLOG).start()
+        runner = await self._runner(application)
+        await web.TCPSite(runner, *address, ssl_context=tls, backlog=front.BACKLOG).start()
         host, port, *_ = runner.addresses[0]
         return host, port
+
+    async def _runner(self, application: web.Application) -> Runner:
+        runner = front.runner(self.config, application)
+        self._runners.append(runner)
+        await runner.setup()
+        return runner
+
+    def _crew(
+        self, store: Store, desk: LedgerDesk, keys: Keys, log: AuditLog, metrics: Metrics, data_dir: Path
+    ) -> Workers:
+        """The worker processes, which know at every moment what the ledger says of weights and engines."""
+        config, ledger = self.config, store.ledger
+        settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+        def facts() -> Facts:
+            served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
+            return Facts(served, ledger.default_version, ledger.merge_policy, keys.ring)
+
+        def heard(events: Sequence[Event]) -> None:
+            if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
+                workers.tell()
+
+        self.workers = workers = Workers(
+            config.workers, settings | {"tenants": ()}, desk=desk, facts=facts, audit=log, metrics=metrics,
+            data_dir=data_dir, drain_s=config.drain_s + STOP_MARGIN_S,
+        )
+        store.listen(heard)
+        return workers
+
+    def _limit(self, store: Store, data_dir: Path, metrics: Metrics) -> DaemonLimits:
+        """Hold `store` to what the operator allows."""
+        config = self.config
+
+        def resident() -> int:
+            pids = () if self.workers is None else self.workers.pids().values()
+            return sum(resident_bytes(pid) for pid in ("self", *map(str, pids)))
+
+        store.limits = limits = DaemonLimits(
+            data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics, resident=resident
+        )
+        if config.tenants:
+            store.quotas = TenantLimits(Quotas(dict(config.tenants), store.ledger), metrics)
+        return limits
+
+    async def _tick(
+        self, store: Store, clock: Clock, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch
+    ) -> None:
+        """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and
+        tell systemd's watchdog that the loop turns."""
+        alarm = Alarm()
+        while True:
+            await asyncio.sleep(TICK_S)
+            with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
+                if store.healthy:
+                    store.post(store.ledger.expire(clock.now()))
+                    store.post(to_archive(store.ledger, clock.now()))
+            alarm.look(store.ledger.alerts())
+            limits.measure()
+            compactor.tick()
+            watch.tick()
+            if self.workers is not None:
+                self.workers.tell()
+            service.notify("WATCHDOG=1", os.environ)
 
     async def _drain(self) -> None:
         """Stop listening and let requests finish, on all listeners at once."""
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
 
     async def _intercept(
-        self, front: HttpFront, data_dir: Path, tunnels: Tunnels, metrics: Metrics, audit: Any
+        self, relayed_to: HttpFront, data_dir: Path, tunnels: Tunnels, metrics: Metrics, audit: Any
     ) -> None:
         """The interceptor, and the listener that it relays to: the front alone, without control routes."""
         from ajet_proxy.io.intercept import Interceptor
 
         guards = [audit, error_middleware, refuse_foreign_pages(None), tunnels.guard()]
         application = web.Application(middlewares=guards, client_max_size=self.config.max_body)
-        front.add_routes(application)
+        relayed_to.add_routes(application)
         interceptor = Interceptor(
             directory=data_dir / "ca", modes=self.config.modes, tunnels=tunnels, metrics=metrics
         )
@@ -188,8 +261,7 @@ class App:
 
 def main(config: Config, announce: Callable[[str], None]) -> None:
     """Run the daemon until SIGTERM or SIGINT; `announce` gets the URL once it accepts requests."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-    logging.getLogger("ajet_proxy").setLevel(logging.INFO)
+    log_to_stderr()
     allow_many_connections()
     asyncio.run(_run(App(config), announce))
 
@@ -218,34 +290,9 @@ async def _run(app: App, announce: Callable[[str], None]) -> None:
         raise failed
 
 
-async def _tick(
-    store: Store, clock: Clock, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch
-) -> None:
-    """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and tell
-    systemd's watchdog that the loop turns."""
-    alarm = Alarm()
-    while True:
-        await asyncio.sleep(TICK_S)
-        with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: then next time
-            if store.healthy:
-                store.post(store.ledger.expire(clock.now()))
-                store.post(to_archive(store.ledger, clock.now()))
-        alarm.look(store.ledger.alerts())
-        limits.measure()
-        compactor.tick()
-        watch.tick()
-        service.notify("WATCHDOG=1", os.environ)
-
-
 async def _end(task: asyncio.Task[None]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-
-
-def allow_many_connections() -> None:
-    """A held agent is an open file, and a thousand agents are usual: take as many as the machine lets us have."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def open_data_dir(config: Config) -> Path:
@@ -264,57 +311,10 @@ def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
     return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
 
 
-def _limit(store: Store, data_dir: Path, config: Config, metrics: Metrics) -> DaemonLimits:
-    """Hold `store` to what the operator allows."""
-    store.limits = limits = DaemonLimits(
-        data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics
-    )
-    if config.tenants:
-        store.quotas = TenantLimits(Quotas(dict(config.tenants), store.ledger), metrics)
-    return limits
-
-
-def _own_names(config: Config) -> tuple[str, ...] | None:
-    """What callers may call us besides our address; a trusted front answers for the names it has."""
-    if config.trusted_front:
-        return None
-    name = urlsplit(config.public_url or "").hostname
-    return () if name is None else (name,)
-
-
-def _application(config: Config, keys: Keys, names: tuple[str, ...] | None, audit: Any) -> web.Application:
-    guards = [refuse_foreign_pages(names)] if keys.is_open else []
-    return web.Application(middlewares=[audit, error_middleware, *guards], client_max_size=config.max_body)
-
-
-def _tls(config: Config) -> ssl.SSLContext | None:
-    if config.tls_cert is None:
-        return None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot use tls_cert {config.tls_cert} with tls_key {config.tls_key}: {error}") from error
-    if config.tls_client_ca is not None:
-        try:
-            client_certificates.ask_clients(context, config.tls_client_ca)
-        except OSError as error:
-            raise ConfigError(f"cannot use tls_client_ca {config.tls_client_ca}: {error}") from error
-    return context
-
-
 def _ledger_settings(config: Config) -> LedgerSettings:
     return LedgerSettings(
         idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
         group_size=config.group_size, drift_limit=config.drift_limit,
-    )
-
-
-def _front_settings(config: Config) -> FrontSettings:
-    return FrontSettings(
-        allow_routes=config.allow_route, upstream_key=config.upstream_key, connect_timeout=config.connect_timeout,
-        read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
-        continuity=config.continuity == "auto", client_timeout=config.client_timeout,
     )
 
 

@@ -45,7 +45,7 @@ def config_options(*names: str) -> Callable[[F], F]:
 
 
 def _load(file: str | None, flags: dict[str, Any]) -> Config:
-    given = {name: value for name, value in flags.items() if value not in (None, (), False)}
+    given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
     return load(file, os.environ, given)
 
 

@@ -15,6 +15,7 @@ import difflib
 import ipaddress
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,7 @@ FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "A
 """Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
 FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
 MIN_SECRET = 16
+MAX_WORKERS = 64
 MAY_BE_NONE = (
     "read_timeout", "keep_alive_s", "drift_limit", "archive_max_age", "archive_max_bytes", "max_disk", "max_memory",
 )
@@ -65,6 +67,9 @@ class Config:
         "until a trainer announces its engines.", metavar="[NAME=]URL",
     )
     listen: str = _opt("127.0.0.1:8484", "Address of the HTTP front; port 0 takes a free one.", metavar="HOST:PORT")
+    workers: int = _opt(
+        1, "Processes that take connections on that address; with more than one, the ledger has a process of its own."
+    )
     intercept: tuple[str, ...] = _opt(
         (), "Also catch programs that hard-code a provider's address: as their HTTPS proxy at HOST:PORT, as "
         "socks5@HOST:PORT, as transparent@HOST:PORT behind a redirecting firewall, or as local:PROGRAM; repeatable.",
@@ -124,7 +129,9 @@ class Config:
     max_disk: int = _opt(
         0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."
     )
-    max_memory: int = _opt(0, "Memory of the process at which new episodes, and then new calls, get a 503; 0 is none.")
+    max_memory: int = _opt(
+        0, "Memory of the process, and of its workers, at which new episodes, and then new calls, get a 503; 0 is none."
+    )
     max_audit: int = _opt(256 << 20, "Size of the audit log and its older files; the oldest lines go first.")
     tenants: tuple[tuple[str, Quota], ...] = _opt((), "Quotas of tenants; in the TOML file only.", flag=False)
     traces: bool = _opt(
@@ -201,6 +208,10 @@ def check(config: Config) -> None:
         value = getattr(config, f.name)
         if type(value) in (int, float) and (value < 0 or (value == 0 and f.name not in MAY_BE_NONE)):
             raise ConfigError(f"{f.name} must be above 0, not {value}")
+    if config.workers > MAX_WORKERS:
+        raise ConfigError(f"workers must be at most {MAX_WORKERS}, not {config.workers}")
+    if config.workers > 1 and not sys.platform.startswith("linux"):
+        raise ConfigError("workers share a port as Linux lets them: elsewhere there can be 1")
     if config.drift_limit > 1:
         raise ConfigError(f"drift_limit is a share: at most 1, not {config.drift_limit}")
     for path in config.allow_route:

@@ -19,7 +19,7 @@ Next: ajet_proxy/core/timeline.py
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
@@ -58,9 +58,9 @@ class Exchange:
         self.settled = False
         """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
         self._fields = fields
-        self.reader = partial(dialect.reader, ask)
-        """A fresh reader of an answer to this request."""
-        self._reading = self.reader()
+        self.ask = ask
+        """What the engine is asked for, and what of it the client must not see."""
+        self._reading = dialect.reader(ask)
         self._translates = self._reading.translates
         self._parser = SseParser()
         self._document: list[bytes] = []

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
@@ -44,14 +44,27 @@ class Mark(NamedTuple):
     firm: str = ""
 
 
-class History(Protocol):
-    """The history of one request."""
+class Beginnings(Protocol):
+    """What came before a request."""
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         """The marks that may stand at a beginning of this history, the longest first; `lengths` are those there are."""
 
+    def told(self) -> tuple[Any, ...]:
+        """What another process needs to find them, for `retold`."""
+
+
+class History(Beginnings, Protocol):
+    """The history of one request."""
+
     def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
         """The marks behind the answer `given`, which is `captured` in tokens if those are known."""
+
+
+def retold(told: Sequence[Any]) -> Beginnings:
+    """What was `told`."""
+    kind, what, scope = told
+    return _Text(kind, what, scope) if kind else _Told(tuple(Mark(*mark) for mark in what))
 
 
 def read(route: str, request: Mapping[str, Any], scope: bytes) -> History | None:
@@ -82,6 +95,17 @@ def marks_of(history: History | None, given: Mapping[str, Any] | None, captured:
         return ()
 
 
+class _Told:
+    def __init__(self, marks: tuple[Mark, ...]) -> None:
+        self._marks = marks
+
+    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        return iter(self._marks)
+
+    def told(self) -> tuple[Any, ...]:
+        return "", self._marks, b""
+
+
 class _Messages:
     def __init__(self, messages: Iterable[Mapping[str, Any]], scope: bytes) -> None:
         self._loose, self._firm = blake2b(key=scope, digest_size=SIZE), blake2b(key=scope, digest_size=SIZE)
@@ -96,6 +120,9 @@ class _Messages:
 
     def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
         return self._behind([{**given, "role": "assistant"}])
+
+    def told(self) -> tuple[Any, ...]:
+        return _Told(tuple(self.beginnings(()))).told()
 
     def _behind(self, messages: Iterable[Mapping[str, Any]]) -> tuple[Mark, ...]:
         """The mark behind `messages` that follow this history."""
@@ -228,3 +255,6 @@ class _Text:
             Mark(f"{kind}:{blake2b(end, key=self._scope, digest_size=SIZE).hexdigest()}", len(end))
             for kind, end in ends.items()
         )
+
+    def told(self) -> tuple[Any, ...]:
+        return self._kind, self._prompt, self._scope

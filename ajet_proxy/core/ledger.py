@@ -20,10 +20,11 @@ from urllib.parse import urlsplit
 from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
 from ajet_proxy.core.batches import LeasedBatch
+from ajet_proxy.core.call import RESTARTED
 from ajet_proxy.core.episode import CallEntry, Episode, repeats, takes, total
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState
-from ajet_proxy.core.history import History, Mark
+from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.samples import samples_of
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_proxy.core.timeline import Packed
@@ -243,13 +244,13 @@ class Ledger(State):
             for episode in self.episodes.values() if episode.running
             for call, entry in episode.calls.items() if entry.state == "running"
         ]
-        lost = (ev.CallLost(at, episode, call, "restarted") for episode, call in running)
+        lost = (ev.CallLost(at, episode, call, RESTARTED) for episode, call in running)
         return (ev.ProxyStarted(at, self.settings.merge_policy), *lost)
 
     # -- queries
 
     def continued(
-        self, history: History | None, *, body_hash: str, idempotency_key: str | None, is_retry: bool
+        self, history: Beginnings | None, *, body_hash: str, idempotency_key: str | None, is_retry: bool
     ) -> tuple[str, ...]:
         """The open episode that a request continues which nothing names, if there is one; several if nobody can say
         which of them."""

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from ajet_proxy.core.episode import Episode
-from ajet_proxy.core.history import History, Mark
+from ajet_proxy.core.history import Beginnings, Mark
 
 
 class Lineage:
@@ -48,7 +48,7 @@ class Lineage:
             if not self._lengths[mark.length]:
                 del self._lengths[mark.length]
 
-    def continued(self, history: History) -> tuple[str, ...]:
+    def continued(self, history: Beginnings) -> tuple[str, ...]:
         """The episode that `history` continues; none if it continues none, several if it may continue any of them."""
         for mark in history.beginnings(self._lengths):
             found = self._episodes.get(mark.key)

@@ -8,9 +8,9 @@ one that is fetched is read once more in the same way. What is not remembered st
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterator
 
-from ajet_proxy.core.dialects.reading import Reader
+from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.dialects.responses import RESPONSES
 from ajet_proxy.core.exchange import Exchange
 
@@ -23,28 +23,36 @@ class Retold:
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit
-        self._readers: dict[str, Callable[[], Reader]] = {}
+        self._asks: dict[str, Ask] = {}
 
-    def note(self, exchange: Exchange) -> None:
-        """Remember the answer of `exchange`, if it is a response that the engine may keep."""
-        if exchange.target != RESPONSES.path or exchange.asked.fields.get("store") is False:
-            return
+    def keep(self, response: str, ask: Ask) -> None:
+        """Remember that `response` answered `ask`."""
+        self._asks[response] = ask
+        if len(self._asks) > self._limit:
+            del self._asks[next(iter(self._asks))]
+
+    def kept(self, response: str) -> Ask | None:
+        """How `response` was asked for, if that is remembered."""
+        return self._asks.get(response)
+
+
+def answers(exchange: Exchange) -> Iterator[str]:
+    """The ids of the responses that `exchange` gave and that the engine may keep."""
+    if exchange.target == RESPONSES.path and exchange.asked.fields.get("store") is not False:
         for given in exchange.given:
             if given is not None and isinstance(given["id"], str):
-                self._readers[given["id"]] = exchange.reader
-        while len(self._readers) > self._limit:
-            del self._readers[next(iter(self._readers))]
-
-    def reader(self, method: str, path: str) -> Reader | None:
-        """For a request to the engine's route `path`: what reads the answer, if it is a response asked for before."""
-        found = _KEPT(path) if method == "GET" else None
-        known = self._readers.get(found[1]) if found is not None else None
-        return None if known is None else known()
+                yield given["id"]
 
 
-def shown(reader: Reader, body: bytes) -> bytes:
-    """What the agent sees of `body`, a response; all of it where it cannot be read."""
+def fetched(method: str, path: str) -> str | None:
+    """The id of the response that a request to the engine's route `path` is for."""
+    found = _KEPT(path) if method == "GET" else None
+    return None if found is None else found[1]
+
+
+def shown(ask: Ask, body: bytes) -> bytes:
+    """What the agent sees of `body`, a response to `ask`; all of it where it cannot be read."""
     try:
-        return reader.document(body)
+        return RESPONSES.reader(ask).document(body)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return body

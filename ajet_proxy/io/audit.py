@@ -16,7 +16,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
@@ -72,8 +72,15 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
+class Log(Protocol):
+    """Where lines go."""
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """One more line."""
+
+
 def audited(
-    log: AuditLog, *, keys: Keys, now: Callable[[], float], headers: Callable[[web.Request], Mapping[str, str]]
+    log: Log, *, keys: Keys, now: Callable[[], float], headers: Callable[[web.Request], Mapping[str, str]]
 ) -> Any:
     """A middleware around all others that writes a line to `log`, with the status the caller got."""
 

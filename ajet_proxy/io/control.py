@@ -32,6 +32,7 @@ from ajet_proxy.io.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.metrics import CONTENT_TYPE, Metrics
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.tunnels import Interception
+from ajet_proxy.io.workers import Workers
 from ajet_sdk import __version__, frame, routes
 from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
@@ -58,9 +59,11 @@ class Control:
 
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
-        clock: Clock, metrics: Metrics, interception: Interception | None, settings: ControlSettings,
+        clock: Clock, metrics: Metrics, interception: Interception | None,
+        workers: Workers | None, settings: ControlSettings,
     ) -> None:
         self._interception = interception
+        self._workers = workers
         self._store = store
         self._keys = keys
         self._gate = gate
@@ -200,6 +203,8 @@ class Control:
         wanted = parse(routes.GateOpen, request.body)
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
+        if self._workers is not None:
+            await self._workers.told()
         faults: list[str] = []
         try:
             if self._settings.pauses:
@@ -263,10 +268,12 @@ class Control:
         if not _is_local(http) or self._settings.trusted_front:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
-            self._store.ledger, self._gate, journal_healthy=self._store.healthy, limits=self._store.limits
+            self._store.ledger, self._gate, journal_healthy=self._store.healthy, limits=self._store.limits,
+            workers={} if self._workers is None else self._workers.pids(),
         )
+        metrics = self._metrics if self._workers is None else await self._workers.metrics()
         return web.Response(
-            body=self._metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE}
+            body=metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE}
         )
 
 

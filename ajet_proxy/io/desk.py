@@ -20,9 +20,11 @@ from typing import Any, Protocol
 from ajet_proxy.core.borrowed import RUNGS, current
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
+from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.events import Event
-from ajet_proxy.core.history import History, Mark
+from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.identity import Identity
+from ajet_proxy.core.retold import Retold
 from ajet_proxy.core.timeline import Packed, Policy
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
@@ -47,7 +49,7 @@ class Asking:
     that it asks for."""
 
     identity: Identity
-    history: History | None
+    history: Beginnings | None
     sent: Mapping[str, Any]
     model: str
     choices: int
@@ -99,7 +101,7 @@ class Desk(Protocol):
     def policy_version(self, model: str) -> int:
         """The version that serves `model` now."""
 
-    async def find(self, identity: Identity, history: History | None, sent: Mapping[str, Any]) -> Identity:
+    async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         """`identity` with the episode that its name stands for, or that the request continues, if there is one."""
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
@@ -130,6 +132,12 @@ class Desk(Protocol):
     def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
         """`call` was answered; see `core.continuity.Memory`."""
 
+    def keep(self, response: str, ask: Ask) -> None:
+        """The engine may keep `response`, which answered `ask`."""
+
+    async def kept(self, response: str) -> Ask | None:
+        """How a response that the engine keeps was asked for, if that is remembered."""
+
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
         """The complete calls of an `agent` to a `model`, while their episode takes calls."""
 
@@ -144,6 +152,7 @@ class LedgerDesk:
         self._clock = clock
         self._metrics = metrics
         self._memory = Memory()
+        self._retold = Retold()
 
     @property
     def merge_policy(self) -> Policy:
@@ -152,7 +161,7 @@ class LedgerDesk:
     def policy_version(self, model: str) -> int:
         return self._store.ledger.policy_version(model)
 
-    async def find(self, identity: Identity, history: History | None, sent: Mapping[str, Any]) -> Identity:
+    async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         return self._continued(self._current(identity), history, sent)[0]
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
@@ -243,6 +252,12 @@ class LedgerDesk:
     def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
         self._memory.remember(ends, shape, call, ended)
 
+    def keep(self, response: str, ask: Ask) -> None:
+        self._retold.keep(response, ask)
+
+    async def kept(self, response: str) -> Ask | None:
+        return self._retold.kept(response)
+
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
         known = self._store.ledger.episodes.get(episode)
         return () if known is None else known.complete(model, agent)
@@ -257,7 +272,7 @@ class LedgerDesk:
         )
 
     def _continued(
-        self, identity: Identity, history: History | None, sent: Mapping[str, Any]
+        self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
     ) -> tuple[Identity, Mapping[str, Any]]:
         """`identity` with the episode that the request continues if nothing names one; what to note on a new one."""
         if identity.episode is not None:

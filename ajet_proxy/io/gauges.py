@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.io.gatekeeper import Gatekeeper
@@ -54,19 +55,23 @@ READ: tuple[Metric, ...] = (
     Metric("ajet_journal_healthy", "gauge", "0 while the journal cannot write."),
     Metric("ajet_intake_open", "gauge", "0 while a limit keeps new work out."),
     Metric("ajet_disk_bytes", "gauge", "Size of journal and archive."),
+    Metric("ajet_worker_cpu_seconds_total", "counter", "CPU time of each worker that runs.", ("worker",)),
+    Metric("ajet_worker_resident_memory_bytes", "gauge", "Memory that each worker has in RAM.", ("worker",)),
     Metric("process_start_time_seconds", "gauge", "When the process started, in Unix time."),
     Metric("process_cpu_seconds_total", "counter", "CPU time of the process, user and system."),
     Metric("process_resident_memory_bytes", "gauge", "Memory that the process has in RAM."),
     Metric("process_open_fds", "gauge", "Open file descriptors."),
     Metric("process_max_fds", "gauge", "Limit of open file descriptors."),
 )
+_NONE: Mapping[int, int] = MappingProxyType({})
 _DECLARED = {metric.name: metric for metric in READ}
 
 
 def read(
-    ledger: Ledger, gate: Gatekeeper, *, journal_healthy: bool, limits: Limits | None
+    ledger: Ledger, gate: Gatekeeper, *, journal_healthy: bool, limits: Limits | None,
+    workers: Mapping[int, int] = _NONE,
 ) -> Iterator[tuple[Metric, Values]]:
-    """Every row of `READ` that has values now."""
+    """Every row of `READ` that has values now. `workers` are the processes of the workers by their numbers."""
     figures = {
         "ajet_build_info": _by_label({__version__: 1}),
         **ledger_figures(ledger),
@@ -77,6 +82,7 @@ def read(
         "ajet_intake_open": _one(limits is None or not limits.refused()),
         "ajet_disk_bytes": _one(0 if limits is None else limits.disk),
         **process_figures(),
+        **worker_figures(workers),
     }
     return ((_DECLARED[name], values) for name, values in figures.items())
 
@@ -129,6 +135,20 @@ def process_figures() -> dict[str, Values]:
             "process_open_fds": _one(len(os.listdir("/proc/self/fd"))),
         }
     return figures
+
+
+def worker_figures(workers: Mapping[int, int]) -> dict[str, Values]:
+    """The processes of workers by their numbers; one that ends in this moment is left out."""
+    times, memory = {}, {}
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    for number, process in workers.items():
+        with suppress(OSError, ValueError, IndexError):
+            behind_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            times[str(number)] = (int(behind_name[11]) + int(behind_name[12])) / ticks
+            memory[str(number)] = float(int(behind_name[21]) * page)
+    return {
+        "ajet_worker_cpu_seconds_total": _by_label(times), "ajet_worker_resident_memory_bytes": _by_label(memory),
+    }
 
 
 def table() -> str:

@@ -37,7 +37,7 @@ from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import History, Mark, marks_of, read
 from ajet_proxy.core.identity import Identity, identify, split_path
 from ajet_proxy.core.keys import Keys
-from ajet_proxy.core.retold import Retold, shown
+from ajet_proxy.core.retold import answers, fetched, shown
 from ajet_proxy.core.usage import Tail
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import relay
@@ -101,7 +101,6 @@ class HttpFront:
             read_timeout=settings.read_timeout,
         )
         self._foreign = Foreign(self._upstream, engines)
-        self._retold = Retold()
         self._templates = Inquiry(self._upstream, engines, questions, template_of, otherwise=Template())
         self._quiet = Inquiry(self._upstream, engines, trial, withholds, otherwise=True)
         self._tell_versions: set[str] = set()
@@ -221,7 +220,8 @@ class HttpFront:
         """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
-            self._retold.note(exchange)
+            for response in answers(exchange):
+                self._desk.keep(response, exchange.ask)
             return marks_of(history, exchange.given[outcome.index], outcome if isinstance(outcome, Captured) else None)
 
         return marks
@@ -264,12 +264,13 @@ class HttpFront:
             identity = await self._desk.find(identity, None, {})
         if identity.reward is not None:
             await self._reward(http, identity, body)
-        model, reader = _model_in(body), self._retold.reader(http.method, identity.path)
+        model, response = _model_in(body), fetched(http.method, identity.path)
+        ask = None if response is None else await self._desk.kept(response)
         upstream_request = self._engine_request(
-            http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=reader is not None
+            http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=ask is not None
         )
-        if reader is not None:
-            return await relay.retold(upstream_request, self._upstream, partial(shown, reader))
+        if ask is not None:
+            return await relay.retold(upstream_request, self._upstream, partial(shown, ask))
         if http.method != "POST":
             return await relay.passed(http, upstream_request, self._upstream)
         tenant, tail = identity.claims.tenant, Tail()

@@ -21,7 +21,7 @@ from ajet_proxy.io.metrics import Metrics
 from ajet_sdk.errors import NotReady, OverQuota
 
 RETRY_AFTER_S = 10.0
-STATM = Path("/proc/self/statm")
+STATM = "/proc/{}/statm"
 
 
 class TenantLimits:
@@ -105,10 +105,10 @@ def disk_bytes(data_dir: Path) -> int:
     return total
 
 
-def resident_bytes() -> int:
-    """What this process holds in memory; 0 where the system does not say."""
+def resident_bytes(process: str = "self") -> int:
+    """What a process, this one or another, holds in memory; 0 where the system does not say."""
     try:
-        return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(STATM.format(process)).read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
 

@@ -9,13 +9,15 @@ render time (`ajet_proxy.io.gauges`) and not counted twice.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 MAX_SERIES = 200
 Values = Mapping[tuple[str, ...], float]
 """One metric's values, each for its label values."""
+Figures = tuple[Mapping[str, Values], Mapping[str, Mapping[tuple[str, ...], tuple[Sequence[int], float]]]]
+"""Counters, and histograms as how many values lie in each interval, with their sum."""
 SECONDS = (0.005, 0.02, 0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0, 60.0, 300.0, 1800.0)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -46,6 +48,7 @@ METRICS: tuple[Metric, ...] = (
            ("reason",)),
     Metric("ajet_compactions_total", "counter", "Compactions of the journal.", ("outcome",)),
     Metric("ajet_removed_episodes_total", "counter", "Archived episodes whose calls retention removed."),
+    Metric("ajet_worker_restarts_total", "counter", "Worker processes that ended and were replaced."),
     Metric("ajet_intercepted_connections_total", "counter", "Connections to the HTTPS proxy.", ("kind",)),
 )
 
@@ -70,11 +73,25 @@ class Metrics:
 
     def observe(self, name: str, value: float, **labels: object) -> None:
         """Count `value` (seconds) in a histogram."""
-        series = self._histograms[name]
-        key = self._key(name, labels, series)
-        if key not in series:
-            series[key] = _Histogram()
-        series[key].observe(value)
+        self._histogram(name, labels).observe(value)
+
+    def figures(self) -> Figures:
+        """All there is, for `add` of another."""
+        histograms = {
+            name: {key: (tuple(found.counts), found.total) for key, found in series.items()}
+            for name, series in self._histograms.items() if series
+        }
+        return {name: dict(series) for name, series in self._values.items() if series}, histograms
+
+    def add(self, figures: Figures) -> None:
+        """Count what another counted, too."""
+        counters, histograms = figures
+        for name, values in counters.items():
+            for key, value in values.items():
+                self.inc(name, value, **dict(zip(self._declared[name].labels, key, strict=True)))
+        for name, found in histograms.items():
+            for key, (counts, total) in found.items():
+                self._histogram(name, dict(zip(self._declared[name].labels, key, strict=True))).add(counts, total)
 
     def _key(
         self, name: str, labels: Mapping[str, object], series: Mapping[tuple[str, ...], object]
@@ -102,6 +119,14 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
 
+    def _histogram(self, name: str, labels: Mapping[str, object]) -> _Histogram:
+        series = self._histograms[name]
+        key = self._key(name, labels, series)
+        if key not in series:
+            series[key] = _Histogram()
+        return series[key]
+
+
 class _Histogram:
     __slots__ = ("counts", "total")
 
@@ -112,6 +137,10 @@ class _Histogram:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(SECONDS, value)] += 1
         self.total += value
+
+    def add(self, counts: Sequence[int], total: float) -> None:
+        self.counts = [mine + more for mine, more in zip(self.counts, counts, strict=True)]
+        self.total += total
 
     def render(self, metric: Metric, key: tuple[str, ...], lines: list[str]) -> None:
         below = 0

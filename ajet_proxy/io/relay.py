@@ -121,7 +121,7 @@ async def _ask(
 
 
 async def passed(
-    http: web.Request, request: EngineRequest, upstream: Upstream, heard: Callable[[bytes], None] = lambda data: None
+    http: web.Request, request: EngineRequest, upstream: Sender, heard: Callable[[bytes], None] = lambda data: None
 ) -> web.StreamResponse:
     """Send `request` and pass the answer on as it is; `heard` gets it too."""
     answer = await upstream.send(request)

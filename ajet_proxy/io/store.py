@@ -106,6 +106,7 @@ class Store:
         self._waiters: deque[_Waiter] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
+        self._listeners: list[Callable[[Sequence[Event]], None]] = []
 
     @classmethod
     def open(
@@ -193,6 +194,10 @@ class Store:
         finally:
             self._sleepers.discard(sleeper)
 
+    def listen(self, listener: Callable[[Sequence[Event]], None]) -> None:
+        """Let `listener` know of events as they happen, before anybody can have been answered of them."""
+        self._listeners.append(listener)
+
     async def subscribe(self) -> AsyncIterator[Event]:
         """Every event from now on. It ends when the store closes, or when its reader is too far behind."""
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
@@ -238,6 +243,8 @@ class Store:
         self._journal.flush()
 
     def _tell(self, events: Sequence[Event]) -> None:
+        for listener in self._listeners:
+            listener(events)
         for sleeper in self._sleepers:
             _resolve(sleeper)
         for queue in list(self._subscribers):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_proxy.cli import _load
 from ajet_proxy.core.keys import key_id
 from tests.kit.proxy_process import PROXY
 
@@ -54,6 +55,8 @@ def test_version() -> None:
         (("serve", "--listen", "nowhere"), "HOST:PORT"),
         (("serve", "--group-size", "x"), "group-size"),
         (("serve", "--listen", "0.0.0.0:1"), "needs an admin secret"),
+        (("serve", "--workers", "0"), "workers must be above 0"),
+        (("serve", "--workers", "65"), "workers must be at most 64"),
         (("serve", "extra"), "unexpected extra argument"),
         (("serve", "--config", "/nonexistent.toml"), "cannot read /nonexistent.toml"),
         (("merge", "/nonexistent.jsonl"), "nonexistent.jsonl"),
@@ -123,3 +126,9 @@ def test_doctor_exits_1_on_a_fault(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert '"ok": false' in done.stdout
     assert run("doctor", "--data-dir", str(tmp_path / "d")).returncode == 0
+
+
+def test_an_option_that_is_0_is_one_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AJET_KEEP_ALIVE_S", "5")
+    assert _load(None, {"keep_alive_s": "0", "workers": None, "upstream": (), "traces": False}).keep_alive_s == 0
+    assert _load(None, {"keep_alive_s": None}).keep_alive_s == 5

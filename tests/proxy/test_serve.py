@@ -65,10 +65,11 @@ def terms(**nonzero: int) -> dict[str, int]:
     return {"opened": sum(nonzero.values())} | dict.fromkeys(states, 0) | nonzero
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
 async def test_from_the_first_call_to_the_acknowledged_batch(
-    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, workers: str
 ) -> None:
-    with ProxyProcess(stub.url, tmp_path / "data", options=["--group-size", "2"]) as proxy:
+    with ProxyProcess(stub.url, tmp_path / "data", options=["--group-size", "2", "--workers", workers]) as proxy:
         task = {"X-AJet-Task": "t"}
         whole = await chat(http, proxy.url, "one", **task)
         streamed = await chat(http, proxy.url, "two", stream=True, **task)
@@ -95,10 +96,11 @@ async def test_from_the_first_call_to_the_acknowledged_batch(
         assert (await status_of(http, proxy.url))["episodes"] == terms(trained=2)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
 async def test_kill_9_loses_nothing_that_was_answered(
-    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, workers: str
 ) -> None:
-    proxy = ProxyProcess(stub.url, tmp_path / "data", options=["--group-size", "1"])
+    proxy = ProxyProcess(stub.url, tmp_path / "data", options=["--group-size", "1", "--workers", workers])
     with proxy:
         await chat(http, proxy.url, "ready")
         await reward(http, proxy.url, "ready", 1.0)
@@ -134,9 +136,12 @@ def replay(data_dir: Path) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-async def test_a_call_in_flight_at_kill_9_is_never_trained(tmp_path: Path, http: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_call_in_flight_at_kill_9_is_never_trained(
+    tmp_path: Path, http: httpx.AsyncClient, workers: str
+) -> None:
     async with EngineStub(delay_s=0.2) as stub:
-        with ProxyProcess(stub.url, tmp_path / "data") as proxy:
+        with ProxyProcess(stub.url, tmp_path / "data", options=["--workers", workers]) as proxy:
             body = {"model": "stub", "messages": MESSAGES, "max_tokens": 20, "stream": True}
             async with http.stream("POST", f"{proxy.url}/e/cut/v1/chat/completions", json=body) as answer:
                 await anext(answer.aiter_bytes())

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.call import Captured
-from ajet_proxy.core.history import CHAT, COMPLETIONS, RESPONSES, Mark, marks_of, read
+from ajet_proxy.core.history import CHAT, COMPLETIONS, RESPONSES, Mark, marks_of, read, retold
 
 SCOPE, OTHER = b"s" * 32, b"o" * 32
 USER: dict[str, Any] = {"role": "user", "content": "guess"}
@@ -239,3 +239,16 @@ def test_an_answer_that_cannot_be_told_leaves_no_mark() -> None:
         ({"id": "resp-1", "output": None}, response(ASKED)),
     ):  # fmt: skip
         assert marks_of(history, said, whole) == ()
+
+
+@pytest.mark.parametrize(("route", "body"), [
+    (CHAT, {"messages": [USER, TOLD, NEXT, TOLD, NEXT]}), (CHAT, {"messages": [USER]}),
+    (RESPONSES, {"input": [USER, {"role": "assistant", "content": "ok"}, NEXT]}),
+    (RESPONSES, {"input": "guess", "previous_response_id": "resp_1"}),
+    (COMPLETIONS, {"prompt": "guess higher"}), (COMPLETIONS, {"prompt": [1, 2, 3]}),
+])  # fmt: skip
+def test_a_history_that_was_told_to_another_process_has_the_same_beginnings(route: str, body: dict[str, Any]) -> None:
+    history = read(route, body, SCOPE)
+    assert history is not None
+    again = retold(retold(history.told()).told())
+    assert list(again.beginnings((4, 5, 8))) == list(history.beginnings((4, 5, 8)))

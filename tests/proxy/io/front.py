@@ -1,16 +1,25 @@
-"""The front between a client and stub engines: the real ledger, and a store that keeps everything in memory."""
+"""The front between a client and stub engines: the real ledger, and a store that keeps everything in memory.
+
+With `Front.remote` the front asks the ledger as a worker does, over a socket. `conftest` runs its tests both
+ways.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from aiohttp import web
 
 from ajet_proxy.core.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.core.keys import Claims, Keys
 from ajet_proxy.core.ledger import Ledger, LedgerSettings
+from ajet_proxy.io.channel import Channel
+from ajet_proxy.io.clerk import Clerk
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.desk import LedgerDesk
 from ajet_proxy.io.engines import Engines
@@ -18,6 +27,7 @@ from ajet_proxy.io.errors import error_middleware, http_logger
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
 from ajet_proxy.io.server import Runner
 from ajet_sdk.errors import NotReady
 from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode
@@ -37,6 +47,7 @@ class MemoryStore:
         self.slow.set()
         self.full = False
         self.quotas = None
+        self.tell: Callable[[], None] = lambda: None
 
     def post(self, events: tuple[Event, ...]) -> None:
         if self.full:
@@ -44,14 +55,33 @@ class MemoryStore:
         for event in events:
             self.ledger.apply(event)
         self.durable += events
+        self.tell()
 
     async def commit(self, events: tuple[Event, ...]) -> None:
         self.post(events)
         await self.slow.wait()
 
 
+class Listening:
+    """What a worker hears, as far as its desk is concerned."""
+
+    def __init__(self, channel: Channel, facts: Facts) -> None:
+        self.desk = RemoteDesk(channel, facts)
+
+    def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
+        raise AssertionError(f"nobody asks a front for {what}")
+
+    def told(self, what: str, values: Sequence[Any]) -> None:
+        (self.desk.facts,) = values
+
+    def lost(self) -> None:
+        """The front is closed."""
+
+
 class Front:
     """``async with Front(stub.url) as front``: a listening front before the engines at `upstreams`."""
+
+    remote: ClassVar[bool] = False
 
     def __init__(self, *upstreams: str, admin_secret: str | None = None, hold_s: float = 5.0, **settings: Any) -> None:
         self.patience_s = settings.get("client_timeout", 120.0)
@@ -66,14 +96,17 @@ class Front:
         self.desk = LedgerDesk(
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
-        self.front = HttpFront(
-            desk=self.desk, keys=self.keys, engines=engines, clock=self.clock, metrics=self.metrics,
-            settings=FrontSettings(**settings),
-        )  # fmt: skip
+        self._make = partial(
+            HttpFront, keys=self.keys, clock=self.clock, metrics=self.metrics, settings=FrontSettings(**settings)
+        )
+        self._hung_up = asyncio.Event()
+        self.front = self._make(desk=self.desk, engines=engines)
         self.url = ""
 
     async def __aenter__(self) -> Front:
         app = web.Application(middlewares=[error_middleware])
+        if self.remote:
+            self.front = await self._behind_a_socket()
         self.front.add_routes(app)
         self._runner = Runner(
             app, patience_s=self.patience_s, handler_cancellation=True, access_log=None, shutdown_timeout=0.1,
@@ -89,6 +122,33 @@ class Front:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._runner.cleanup()
+        if self.remote:
+            self.worker.close()
+            await self._hung_up.wait()
+            await asyncio.sleep(0)  # in which this end lets go of its socket, too
+            assert not self.gate.in_flight, "whoever enters leaves, at the latest with its process"
+
+    async def _behind_a_socket(self) -> HttpFront:
+        """A front whose desk is the real one at the other end of a socket."""
+        loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
+        facts = self.facts()
+        clerk = Clerk(self.desk, more={}, gone=self._hung_up.set)
+        _, ledger = await loop.create_connection(lambda: Channel(VALUES, lambda _: clerk), sock=ours)
+        _, self.worker = await loop.create_connection(
+            lambda: Channel(VALUES, lambda made: Listening(made, facts)), sock=theirs
+        )
+        assert isinstance(self.worker.peer, Listening)
+        desk = self.worker.peer.desk
+        self.store.tell = lambda: ledger.tell("facts", self.facts())
+        return self._make(
+            desk=desk,
+            engines=Engines(self.fixed, lambda model: desk.facts.upstreams(model), lambda: desk.facts.models()),
+        )
+
+    def facts(self) -> Facts:
+        ledger = self.store.ledger
+        served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
+        return Facts(served, ledger.default_version, ledger.merge_policy, self.keys.ring)
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""

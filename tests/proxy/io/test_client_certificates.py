@@ -56,10 +56,12 @@ class Site:
 
 
 @pytest.fixture
-async def site(tmp_path: Path) -> AsyncIterator[Site]:
+async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Site]:
+    """A daemon; its parameter is how many workers it has."""
     servers, trainers = Authority(tmp_path, "servers"), Authority(tmp_path, "trainers")
     own = servers.sign("proxy")
-    settings = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": trainers.file, "admin_secret": SECRET}
+    settings = {"tls_cert": own.cert, "tls_key": own.key, "tls_client_ca": trainers.file, "admin_secret": SECRET,
+                "workers": getattr(request, "param", 1)}  # fmt: skip
     async with (
         EngineStub() as stub, serving(tmp_path / "data", upstream=(stub.url,), drain_s=1.0, **settings) as client,
     ):
@@ -90,6 +92,7 @@ async def test_agents_and_admins_need_none(site: Site) -> None:
     assert (await site.ask("POST", f"{PREFIX}/episodes", key=site.key("agent")))[0] == 200
 
 
+@pytest.mark.parametrize("site", [1, 2], indirect=True)
 async def test_the_audit_names_whose_certificate_it_was(site: Site) -> None:
     key = site.key("trainer")
     await site.ask("POST", f"{PREFIX}/batches/lease", key=key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ajet_proxy.io.gatekeeper import Gatekeeper
-from ajet_proxy.io.gauges import READ, read, table
+from ajet_proxy.io.gauges import READ, read, table, worker_figures
 from ajet_proxy.io.metrics import MAX_SERIES, METRICS, Metric, Metrics
 from tests.kit.ledger_rig import LedgerRig
 
@@ -75,6 +76,12 @@ def test_the_process_says_how_it_is() -> None:
     assert values["process_cpu_seconds_total"] > 0
 
 
+def test_each_worker_says_how_it_is() -> None:
+    figures = worker_figures({1: os.getpid(), 2: 2**22 + 1})  # the second is no process
+    assert list(figures["ajet_worker_cpu_seconds_total"]) == [("1",)]
+    assert 1e6 < figures["ajet_worker_resident_memory_bytes"][("1",)] < 1e10
+
+
 def test_models_without_end_make_no_series_without_end() -> None:
     rig = LedgerRig()
     for number in range(2 * MAX_SERIES):
@@ -124,7 +131,8 @@ def test_the_dashboard_shows_metrics_and_labels_that_exist() -> None:
         used += [word for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for word in group.split(", ")]
         assert set(used) <= labels, (target["expr"], set(used) - labels)
     shown = {name.removesuffix("_bucket") for name in seen}
-    assert {metric.name for metric in METRICS} - shown <= {"ajet_intercepted_connections_total"}
+    special = {"ajet_intercepted_connections_total", "ajet_worker_restarts_total"}
+    assert {metric.name for metric in METRICS} - shown <= special
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:

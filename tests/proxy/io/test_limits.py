@@ -114,5 +114,5 @@ def test_the_disk_is_what_journal_and_archive_take(tmp_path: Path) -> None:
 def test_memory_is_what_the_process_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resident_bytes() > 1 << 20
     give_back()
-    monkeypatch.setattr(module, "STATM", Path("/nowhere"))
+    monkeypatch.setattr(module, "STATM", "/nowhere/{}")
     assert resident_bytes() == 0

@@ -32,6 +32,20 @@ def test_a_histogram_counts_at_and_below_each_bound() -> None:
     assert 'ajet_request_seconds_sum{route="chat"} 9999.0101' in lines
 
 
+def test_what_several_processes_counted_adds_up() -> None:
+    one, other, total = Metrics(), Metrics(), Metrics()
+    for metrics, route in ((one, "chat"), (other, "chat"), (other, "messages")):
+        metrics.inc("ajet_requests_total", route=route, status=200)
+        metrics.observe("ajet_request_seconds", 0.01, route=route)
+    for metrics in (one, other):
+        total.add(metrics.figures())
+    lines = total.render().splitlines()
+    assert 'ajet_requests_total{route="chat",status="200"} 2' in lines
+    assert 'ajet_requests_total{route="messages",status="200"} 1' in lines
+    assert 'ajet_request_seconds_count{route="chat"} 2' in lines
+    assert 'ajet_request_seconds_sum{route="chat"} 0.02' in lines
+
+
 def test_undeclared_names_and_labels_are_refused() -> None:
     metrics = Metrics()
     with pytest.raises(KeyError):

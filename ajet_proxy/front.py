@@ -1,0 +1,67 @@
+"""How the HTTP front is set up from the configuration: alike in the daemon's own process and in each of its workers."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from ajet_proxy.config import Config, ConfigError
+from ajet_proxy.core.keys import Keys
+from ajet_proxy.io import client_certificates
+from ajet_proxy.io.errors import error_middleware, http_logger, refuse_foreign_pages
+from ajet_proxy.io.http_front import FrontSettings
+from ajet_proxy.io.server import Runner
+
+BACKLOG = 4096
+
+
+def application(config: Config, keys: Keys, *around: Any) -> web.Application:
+    """An application without routes; `around` are middlewares around all others."""
+    guards = [refuse_foreign_pages(_own_names(config))] if keys.is_open else []
+    return web.Application(middlewares=[*around, error_middleware, *guards], client_max_size=config.max_body)
+
+
+def runner(config: Config, served: web.Application) -> Runner:
+    """What serves an application, with the limits of `config`."""
+    return Runner(
+        served, patience_s=config.client_timeout, handler_cancellation=True, access_log=None,
+        shutdown_timeout=config.drain_s, max_line_size=config.max_header, max_field_size=config.max_header,
+        keepalive_timeout=75.0, logger=http_logger,
+    )
+
+
+def settings(config: Config) -> FrontSettings:
+    """Those of the front."""
+    return FrontSettings(
+        allow_routes=config.allow_route, upstream_key=config.upstream_key, connect_timeout=config.connect_timeout,
+        read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
+        continuity=config.continuity == "auto", client_timeout=config.client_timeout,
+    )
+
+
+def tls(config: Config) -> ssl.SSLContext | None:
+    """What the front's connections are secured with, if they are."""
+    if config.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot use tls_cert {config.tls_cert} with tls_key {config.tls_key}: {error}") from error
+    if config.tls_client_ca is not None:
+        try:
+            client_certificates.ask_clients(context, config.tls_client_ca)
+        except OSError as error:
+            raise ConfigError(f"cannot use tls_client_ca {config.tls_client_ca}: {error}") from error
+    return context
+
+
+def _own_names(config: Config) -> tuple[str, ...] | None:
+    """What callers may call us besides our address; a trusted front answers for the names it has."""
+    if config.trusted_front:
+        return None
+    name = urlsplit(config.public_url or "").hostname
+    return () if name is None else (name,)

@@ -1,0 +1,19 @@
+"""What every process of the daemon sets for itself."""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+
+
+def log_to_stderr() -> None:
+    """Our own messages from INFO on, others' from WARNING on."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("ajet_proxy").setLevel(logging.INFO)
+
+
+def allow_many_connections() -> None:
+    """A held agent is an open file, and a thousand agents are usual: take as many as the machine lets us have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

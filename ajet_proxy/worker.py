@@ -1,0 +1,143 @@
+"""A worker process: takes agents' connections on the daemon's port and does all that needs no ledger.
+
+``python -m ajet_proxy.worker FD`` is started by the daemon (`ajet_proxy.io.workers`) and by nobody else. FD is its
+connection to the daemon, over which it is told its configuration; it reads no file of the data directory. Signals are
+the daemon's to heed: a worker drains when it is told to, and ends at once when the daemon is gone, because nothing that
+it could still answer would be on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from ajet_proxy import front
+from ajet_proxy.config import Config, ConfigError
+from ajet_proxy.core.keys import Keys
+from ajet_proxy.io.audit import audited
+from ajet_proxy.io.channel import Channel
+from ajet_proxy.io.clock import Clock
+from ajet_proxy.io.control_relay import ControlRelay
+from ajet_proxy.io.engines import Engines
+from ajet_proxy.io.http_front import HttpFront, headers_as_sent
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.process import allow_many_connections, log_to_stderr
+from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
+from ajet_proxy.io.server import Runner
+
+Address = tuple[str, int]
+
+
+class Worker:
+    """The daemon's `Peer`, and what serves."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.over = asyncio.Event()
+        self._channel = channel
+        self._metrics = Metrics()
+        self._runner: Runner | None = None
+        self._desk: RemoteDesk | None = None
+        self._keys: Keys | None = None
+        self._work: set[asyncio.Task[None]] = set()
+        self._words: Mapping[str, Callable[..., None]] = {
+            "start": lambda *given: self._do(self._start(*given)), "facts": self._take,
+            "drain": lambda: self._do(self._drain()),
+        }
+
+    def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
+        assert what == "figures"
+        return self._figures()
+
+    def told(self, what: str, values: Sequence[Any]) -> None:
+        self._words[what](*values)
+
+    def lost(self) -> None:
+        if not self.over.is_set():
+            os._exit(1)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """A line for the daemon's audit log."""
+        self._channel.tell("audit", dict(line))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+
+    async def _start(
+        self, settings: Mapping[str, Any], facts: Facts, addresses: Sequence[Address], control: str
+    ) -> None:
+        try:
+            await self._listen(Config(**settings), facts, addresses, control)
+        except (OSError, ConfigError) as error:
+            self._channel.tell("failed", str(error))
+            self.over.set()
+        else:
+            self._channel.tell("listening")
+
+    async def _listen(self, config: Config, facts: Facts, addresses: Sequence[Address], control: str) -> None:
+        clock = Clock()
+        self._keys = keys = Keys(facts.ring.secrets[0], admin_secret=config.admin_secret)
+        keys.ring = facts.ring
+        self._desk = desk = RemoteDesk(self._channel, facts)
+        engines = Engines(
+            config.upstreams, lambda model: desk.facts.upstreams(model), lambda: desk.facts.models()
+        )
+        audit = audited(self, keys=keys, now=clock.now, headers=headers_as_sent)
+        application = front.application(config, keys, audit)
+        relay = ControlRelay(control, max_body=config.max_body, client_timeout=config.client_timeout)
+        relay.add_routes(application)
+        HttpFront(
+            desk=desk, keys=keys, engines=engines, clock=clock, metrics=self._metrics, settings=front.settings(config)
+        ).add_routes(application)
+        self._runner = front.runner(config, application)
+        await self._runner.setup()
+        secured = front.tls(config)
+        for address in addresses:
+            await web.TCPSite(
+                self._runner, *address, ssl_context=secured, backlog=front.BACKLOG, reuse_port=True
+            ).start()
+
+    def _take(self, facts: Facts) -> None:
+        if self._desk is not None and self._keys is not None:
+            self._desk.facts = facts
+            self._keys.ring = facts.ring
+
+    async def _figures(self) -> Any:
+        return self._metrics.figures()
+
+    async def _drain(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self.over.set()
+
+
+async def serve(connection: socket.socket) -> None:
+    """Work for the daemon at the other end of `connection`, until it says that it is enough."""
+    channel: Channel
+    _, channel = await asyncio.get_running_loop().create_connection(
+        lambda: Channel(VALUES, Worker), sock=connection
+    )
+    assert isinstance(channel.peer, Worker)
+    await channel.peer.over.wait()
+    channel.close()
+
+
+def main() -> None:
+    """The process."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    log_to_stderr()
+    allow_many_connections()
+    asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Several worker processes behind one port: one ledger, one gate, one set of figures, and a death that loses little."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import httpx
+import pytest
+
+from ajet_proxy.app import App
+from ajet_proxy.config import Config
+from ajet_proxy.io import workers as workers_module
+from ajet_sdk.frame import decode_batch
+from tests.kit.engine_stub import EngineStub
+from tests.kit.proxy_process import ProxyProcess, failed_start
+from tests.kit.rig import Rig
+from tests.kit.stub_process import stub_process
+from tests.proxy.io.front import until
+from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
+
+CROWD = 24
+SECRET = "a secret of the operator"
+
+
+@contextlib.asynccontextmanager
+async def crew(data_dir: Path, stub: EngineStub, **settings: Any) -> AsyncIterator[Client]:
+    """A daemon with two workers, and a client that takes a fresh connection for each request: so it meets both."""
+    connector = aiohttp.TCPConnector(force_close=True, limit=0)
+    async with (
+        serving(data_dir, upstream=(stub.url,), workers=2, **settings) as client,
+        aiohttp.ClientSession(connector=connector) as session,
+    ):
+        yield Client(client.app, session)
+
+
+def pids(client: Client) -> dict[int, int]:
+    assert client.app.workers is not None
+    return client.app.workers.pids()
+
+
+async def figure(client: Client, start: str) -> float:
+    """The sum of the lines of ``/metrics`` that begin with `start`."""
+    page = (await client.ask("GET", "/metrics")).body.decode()
+    return sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(start))
+
+
+def said(body: bytes) -> dict[str, Any]:
+    message = json.loads(body)["choices"][0]["message"]
+    return {name: message[name] for name in ("role", "content") if message.get(name)}
+
+
+async def test_a_conversation_is_one_timeline_whichever_workers_it_meets(tmp_path: Path) -> None:
+    async with EngineStub(drift=True) as stub, crew(tmp_path, stub, group_size=1) as client:
+        assert len(set(pids(client).values())) == 2
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "hello"}]
+        served = []
+        for turn in range(12):
+            before = [await figure(client, f'ajet_worker_cpu_seconds_total{{worker="{n}"}}') for n in (1, 2)]
+            assert all(before)
+            answer = await client.ask("POST", "/v1/chat/completions", CHAT | {"messages": messages, "seed": turn})
+            assert answer.status == 200, answer.body
+            served.append(answer.headers["X-AJet-Episode"])
+            messages += [said(answer.body), {"role": "user", "content": f"again {turn}"}]
+        assert len(set(served)) == 1, "nothing names the episode, and each turn finds it"
+        assert (await client.control("POST", f"/episodes/{served[0]}/rewards", {"value": 1.0})).status == 200
+        record = (await client.control("GET", f"/episodes/{served[0]}")).json
+        words = [call["continuity"] for call in record["calls"]]
+        assert set(words[1:]) <= {"exact", "not_proven"}, words
+        assert words.count("exact") >= 8, words
+        leased = await client.control("POST", "/batches/lease", {"wait_s": 5})
+        (group,) = decode_batch(leased.body).groups
+        assert sum(len(sample.calls) for sample in group.episodes[0].samples) == 12
+        assert await figure(client, 'ajet_requests_total{route="chat",status="200"}') == 12
+        assert await figure(client, 'ajet_captures_total{outcome="complete"}') == 12
+        assert identity_holds(await client.status())
+
+
+async def test_the_gate_holds_and_counts_requests_of_all_workers(tmp_path: Path) -> None:
+    async with EngineStub(delay_s=0.05) as stub, crew(tmp_path, stub) as client:
+        loop = asyncio.get_running_loop()
+        running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(CROWD)]
+        await eventually(lambda: holds(client, "in_flight", CROWD))
+        closing = loop.create_task(client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 30}))
+        assert [answer.status for answer in await asyncio.gather(*running)] == [200] * CROWD
+        assert (await closing).json == {"gate": "closed", "in_flight": 0}
+        held = [loop.create_task(client.chat(f"ep-{n}", "more")) for n in range(CROWD)]
+        await eventually(lambda: holds(client, "waiting", CROWD))
+        seen = len(stub.llm_requests())
+        for gone in held[:4]:
+            gone.cancel()
+        await eventually(lambda: holds(client, "waiting", CROWD - 4))
+        assert len(stub.llm_requests()) == seen
+        assert (await client.control("POST", "/gate/open", {"policy_version": 7})).status == 200
+        assert [answer.status for answer in await asyncio.gather(*held[4:])] == [200] * (CROWD - 4)
+        record = (await client.control("GET", "/episodes/ep-9")).json
+        assert [call["policy_version"] for call in record["calls"]] == [0, 7]
+        assert await holds(client, "in_flight", 0)
+
+
+async def holds(client: Client, what: str, count: int) -> bool:
+    return bool((await client.status())["requests"][what] == count)
+
+
+async def test_weights_that_change_in_mid_stream_are_known_to_every_worker(tmp_path: Path) -> None:
+    async with EngineStub(delay_s=0.1) as stub, crew(tmp_path, stub, gate_mode="pause") as client:
+        loop = asyncio.get_running_loop()
+        body = CHAT | {"stream": True, "max_tokens": 12}
+        running = [
+            loop.create_task(client.ask("POST", f"/e/ep-{n}/v1/chat/completions", body)) for n in range(8)
+        ]
+        await eventually(lambda: holds(client, "in_flight", 8))
+        await asyncio.sleep(0.3)
+        await client.control("POST", "/gate/close", {})
+        await client.control("POST", "/gate/open", {"policy_version": 3})
+        await asyncio.gather(*running)
+        for n in range(8):
+            (call,) = (await client.control("GET", f"/episodes/ep-{n}")).json["calls"]
+            assert {version for version, _ in call["policy_version"]} == {0, 3}, call
+
+
+async def test_a_worker_that_is_killed_loses_its_calls_and_no_others(tmp_path: Path) -> None:
+    async with EngineStub(delay_s=0.2) as stub, crew(tmp_path, stub) as client:
+        loop = asyncio.get_running_loop()
+        before = pids(client)
+        running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(CROWD)]
+        await eventually(lambda: holds(client, "in_flight", CROWD))
+        os.kill(before[1], signal.SIGKILL)
+        answers = await asyncio.gather(*running, return_exceptions=True)
+        whole = [not isinstance(answer, BaseException) and answer.status == 200 for answer in answers]
+        assert 0 < sum(whole) < CROWD
+        for number, ended in enumerate(whole):
+            (call,) = (await client.control("GET", f"/episodes/ep-{number}")).json["calls"]
+            assert call["complete"] == ended, call
+            assert ended or call["reason"] == "restarted", call
+        assert await holds(client, "in_flight", 0)
+        await eventually(lambda: replaced(client, before))
+        again = await asyncio.gather(*(client.chat(f"ep-{n}", "again") for n in range(CROWD)))
+        assert [answer.status for answer in again] == [200] * CROWD
+        assert await figure(client, "ajet_worker_restarts_total") == 1
+        assert identity_holds(await client.status())
+
+
+async def replaced(client: Client, before: dict[int, int]) -> bool:
+    """Whether another worker than `before` has taken the first place, and two of them answer."""
+    now = pids(client)
+    assert client.app.workers is not None
+    return now.get(1, before[1]) != before[1] and client.app.workers.listening == 2
+
+
+async def test_a_worker_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "SILENT_S", 2.0)
+    async with EngineStub() as stub, crew(tmp_path, stub) as client:
+        before = pids(client)
+        os.kill(before[1], signal.SIGSTOP)
+        await eventually(lambda: replaced(client, before), 60.0)
+        answers = await asyncio.gather(*(client.chat(f"ep-{n}") for n in range(CROWD)))
+        assert [answer.status for answer in answers] == [200] * CROWD
+
+
+async def test_keys_hold_in_workers_and_one_file_has_the_audit(tmp_path: Path) -> None:
+    async with EngineStub() as stub, crew(tmp_path, stub, admin_secret=SECRET) as client:
+        opened = (await client.control("POST", "/episodes", {"task": "t"}, key=SECRET)).json
+        key, name = opened["api_key"], opened["episode"]
+        for _ in range(8):
+            assert (await client.ask("POST", "/v1/chat/completions", CHAT, key=key)).headers["X-AJet-Episode"] == name
+            assert (await client.ask("POST", "/v1/chat/completions", CHAT, key="sk-none")).status == 401
+            assert (await client.ask("GET", "/metrics")).status == 200, "the peer is on this machine"
+            assert (await client.control("GET", "/status")).status == 401
+        for _ in range(8):
+            rewarded = await client.ask("GET", "/v1/models", key=key, X_AJet_Reward="0.5")
+            assert rewarded.status == 200, rewarded.body
+        expected = ["open_episode", *["reward_header"] * 8]
+        await until(lambda: audited(tmp_path, name) == expected)
+
+
+def audited(data_dir: Path, episode: str) -> list[str]:
+    lines = [json.loads(line) for line in (data_dir / "audit.jsonl").read_text().splitlines()]
+    return [line["route"] for line in lines if line["episode"] == episode]
+
+
+def test_after_kill_9_of_the_daemon_its_workers_are_gone_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    with stub_process() as engine, ProxyProcess(engine, tmp_path / "data", options=["--workers", "2"]) as proxy:
+        acknowledged = []
+        for life in range(2):
+            crew_pids = children(proxy.pid)
+            assert len(crew_pids) == 2
+            with Rig(proxy.url) as rig:
+                for number in range(6):
+                    answer = rig.chat(f"ep-{life}-{number}")
+                    acknowledged.append((answer.headers["x-ajet-episode"], answer.headers["x-ajet-call"]))
+            proxy.kill()
+            deadline = time.monotonic() + 20
+            while any(Path(f"/proc/{pid}").exists() for pid in crew_pids):
+                assert time.monotonic() < deadline, "a worker outlives its daemon"
+                time.sleep(0.05)
+            proxy.start()
+        with Rig(proxy.url) as rig:
+            for episode, call in acknowledged:
+                assert [(found["call"], found["complete"]) for found in rig.record(episode)["calls"]] == [(call, True)]
+            assert rig.status()["episodes"]["opened"] == len(acknowledged)
+        code, words = failed_start(["--listen", f"127.0.0.1:{proxy.port}", "--workers", "2", "--data-dir",
+                                    str(tmp_path / "other")])  # fmt: skip
+        assert code == 1 and "cannot listen" in words and words.count("\n") == 1
+
+
+def children(pid: int) -> list[int]:
+    return [int(name) for name in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+async def test_sigterm_lets_the_calls_of_workers_finish(tmp_path: Path) -> None:
+    async with EngineStub(delay_s=0.1) as stub, httpx.AsyncClient(timeout=60, trust_env=False) as http:
+        proxy = ProxyProcess(stub.url, tmp_path / "data", options=["--workers", "2"])
+        await asyncio.to_thread(proxy.start)
+        crew_pids = children(proxy.pid)
+        body = CHAT | {"stream": True, "max_tokens": 20}
+        loop = asyncio.get_running_loop()
+        url = f"{proxy.url}/e/ep/v1/chat/completions"
+        running = [loop.create_task(http.post(url, json=body)) for _ in range(6)]
+        waiting = loop.create_task(http.post(f"{proxy.url}/ajet/v1/batches/lease", json={"wait_s": 600}))
+        await until(lambda: len(stub.llm_requests()) == 6)
+        for pid in crew_pids:  # as a terminal and systemd do, which signal the whole group
+            os.kill(pid, signal.SIGTERM)
+        stopped = asyncio.to_thread(proxy.stop)
+        answers, code = await asyncio.gather(asyncio.gather(*running), stopped)
+        assert code == 0 and (await waiting).status_code == 204
+        assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
+
+
+async def test_workers_that_cannot_start_are_an_error_of_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    app = App(Config(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2))
+    with pytest.raises(OSError, match="ended before it listened: status 1"):
+        await app.start()
+    assert "workers.sock" not in os.listdir(tmp_path)
