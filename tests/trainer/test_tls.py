@@ -32,10 +32,11 @@ class Site:
         )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one process", "workers"])
+def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Site]:
     made = Site(tmp_path_factory.mktemp("site"))
-    with ProxyProcess("http://127.0.0.1:1", made.folder / "data", options=made.options) as proxy:
+    options = (*made.options, "--workers", request.param)
+    with ProxyProcess("http://127.0.0.1:1", made.folder / "data", options=options) as proxy:
         made.config = replace(made.config, proxy_url=(proxy.url.replace("http:", "https:"),))
         yield made
 
@@ -51,6 +52,7 @@ def meet(config: Config) -> None:
 
 def test_with_its_certificate_a_trainer_may_do_its_work(site: Site) -> None:
     meet(site.config)
+    assert '"certificate":"CN=trainer-1"' in (site.folder / "data" / "audit.jsonl").read_text()
     both = site.trainers.sign("trainer-2").both
     meet(replace(site.config, tls_cert=both, tls_key=""))
 
