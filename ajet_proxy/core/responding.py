@@ -67,8 +67,9 @@ class Responding(Outline):
 
     @property
     def kind(self) -> bytes:
-        """What may shape the prompt, and the kinds of messages there are."""
-        return digest(self.sought.shape, kinds(self.said))
+        """What may shape the prompt, but for the words of the instructions, and the kinds of messages there are."""
+        shape = shape_of(self.asked, _HARMLESS | {"instructions"})
+        return digest(shape, [bool(self.asked.get("instructions")), kinds(self.said)])
 
     @property
     def reasoned(self) -> bool:

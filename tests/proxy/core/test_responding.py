@@ -215,6 +215,7 @@ def test_the_engine_is_asked_to_render_the_messages_it_makes_of_the_items() -> N
 def test_requests_are_of_one_kind_that_tell_the_same_kinds_of_items() -> None:
     once, twice = outlined(HELLO, SAID, AGAIN), outlined(HELLO, SAID, AGAIN, SAID, HELLO, temperature=0)
     assert once.kind == twice.kind
+    assert outlined(HELLO, instructions="a").kind == outlined(AGAIN, instructions="b").kind != outlined(HELLO).kind
     assert len({once.kind, outlined(HELLO).kind, outlined(HELLO, SAID, AGAIN, tools=[TOOL]).kind}) == 3
 
 
