@@ -20,6 +20,7 @@ import asyncio
 import json
 import logging
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 
 import aiohttp
@@ -116,8 +117,9 @@ class Turn:
             self._shared.metrics.inc("ajet_continuity_total", outcome=IGNORED)
             logger.warning("an engine read other ids than it was given: continuity is off for it")
         if self._asked is not None and (answer := self._exchange.given[captured.index]) is not None:
-            ends, call = tuple(self._asked.ends(answer)), origin.calls[captured.index]
-            self._shared.desk.remember(ends, self._asked.sought.shape, call, ended(captured))
+            with suppress(RecursionError):  # nested too deeply to be known again, as tool calls may be
+                ends, call = tuple(self._asked.ends(answer)), origin.calls[captured.index]
+                self._shared.desk.remember(ends, self._asked.sought.shape, call, ended(captured))
         altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
         return replace(origin, altered=altered, continuity=self._word)
 

@@ -76,5 +76,5 @@ def _belongs(answer: Spanned) -> bool:
     choices = answer.values.get("choices")
     if not isinstance(choices, list) or len(choices) != 1:
         return False
-    names = choices[0].values
-    return "prompt_token_ids" in answer.values and "token_ids" in names and "logprobs" in names
+    left = (answer, "prompt_token_ids"), (choices[0], "token_ids"), (choices[0], "logprobs")
+    return all(name in owner.values and owner.values[name] is None for owner, name in left)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ajet_proxy.core.timeline import merge
 from ajet_sdk.sample import Call
@@ -352,3 +353,19 @@ async def test_reasoning_in_the_exact_ids_must_not_mislead_the_engines_parser(
         await turn(front, [*messages, MORE], **body)
         assert words(front) == ["first_turn", word]
         assert ("kv_transfer_params" in stub.llm_requests()[-1].body) is (word == "exact")
+
+
+class Nested(EngineStub):
+    """An engine whose messages hold something deep."""
+
+    async def _write(self, request: web.Request, parts: Any, *how: Any) -> web.StreamResponse:
+        deep = b'{"more":' + b'{"a":' * 1200 + b"1" + b"}" * 1200 + b","
+        whole = b"".join(parts).replace(b'"message":{', b'"message":' + deep)
+        return await super()._write(request, [whole], *how[:-1], len(whole))
+
+
+async def test_an_answer_that_is_nested_too_deeply_to_be_known_again_is_captured_all_the_same() -> None:
+    async with Nested() as stub, Front(stub.url) as front:
+        await talk(front, 2)
+        assert words(front) == ["first_turn", "unsupported"]
+        assert not front.lost

@@ -92,6 +92,20 @@ def test_any_other_form_is_read_as_json(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "otherwise"),
+    [
+        (b'"token_ids":[5]}]', b'"token_ids" :[5]}],"token_ids":[9]'),
+        (b'"prompt_token_ids":[1]}', b'"prompt_token_ids" :[1],"inner":{"prompt_token_ids":[9]}}'),
+    ],
+)
+def test_a_namesake_elsewhere_is_not_taken_for_a_value_that_is_written_otherwise(
+    value: bytes, otherwise: bytes
+) -> None:
+    body = written(PLAIN).replace(value, otherwise)
+    assert bulk.read(body, ROW) == (body.decode(), scan(body.decode(), deep="choices"), [])
+
+
+@pytest.mark.parametrize(
     ("old", "new"), [(b",{", b", {"), (b"-0.5", b"-00.5"), (b'"logprob":-0.5', b'"logprob":"-0.5"')]
 )
 def test_a_row_of_another_form_is_left_to_json(old: bytes, new: bytes) -> None:
