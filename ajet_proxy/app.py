@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import os
 import signal
+import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -68,6 +69,7 @@ class App:
         self.ticker: asyncio.Task[None] | None = None
         self._runners: list[Runner] = []
         self.workers: Workers | None = None
+        self._handed: socket.socket | None = None
         self._stack = AsyncExitStack()
 
     async def start(self) -> None:
@@ -84,6 +86,9 @@ class App:
 
     async def _start(self) -> None:
         config = self.config
+        self._handed = service.handed_socket(os.environ, address=config.address)
+        if self._handed is not None and config.workers > 1:
+            raise ConfigError("worker processes listen for themselves: leave the socket unit out, or --workers 1")
         data_dir = open_data_dir(config)
         clock, metrics = Clock(), Metrics()
         traces = Traces(exporting()) if config.traces else None
@@ -162,7 +167,10 @@ class App:
     ) -> tuple[str, int]:
         """Serve `application` at `address` and return the real one."""
         runner = await self._runner(application)
-        await web.TCPSite(runner, *address, ssl_context=tls, backlog=front.BACKLOG).start()
+        if self._handed is not None and address == self.config.address:
+            await web.SockSite(runner, self._handed, ssl_context=tls, backlog=front.BACKLOG).start()
+        else:
+            await web.TCPSite(runner, *address, ssl_context=tls, backlog=front.BACKLOG).start()
         host, port, *_ = runner.addresses[0]
         return host, port
 

@@ -1,8 +1,11 @@
-"""Running under systemd: the unit, and the datagrams that tell systemd how we are.
+"""Running under systemd: the unit, the datagrams that tell systemd how we are, and the socket that it may hand to us.
 
 The unit gives the daemon its own dynamic user, one writable directory and nothing else of the machine. `notify`
 speaks the protocol of sd_notify(3), a datagram to the socket named in ``NOTIFY_SOCKET``, so that dependants start
 when the proxy accepts requests and a hung proxy is restarted.
+
+Where systemd itself listens (a socket unit), connections that come while the daemon restarts wait instead of being
+refused. The socket comes as descriptor 3, as sd_listen_fds(3) has it.
 
 ``MemoryDenyWriteExecute`` is left out: the TLS library that interception uses writes its callbacks' code at run time.
 """
@@ -17,6 +20,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from ajet_proxy.config import ConfigError
+
+HANDED = 3
 WATCHDOG_S = 60
 UNIT_NAME = "ajet-proxy.service"
 
@@ -113,6 +119,20 @@ def unit_path(*, user: bool, env: Mapping[str, str]) -> Path:
         return Path("/etc/systemd/system") / UNIT_NAME
     config = env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return Path(config) / "systemd" / "user" / UNIT_NAME
+
+
+def handed_socket(env: Mapping[str, str], *, address: tuple[str, int]) -> socket.socket | None:
+    """The socket on which systemd listens for this process, if there is one. It must listen at `address`, because what
+    is allowed there depends on it: `ConfigError` otherwise, or for several."""
+    if env.get("LISTEN_PID") != str(os.getpid()) or env.get("LISTEN_FDS", "0") == "0":
+        return None
+    if env["LISTEN_FDS"] != "1":
+        raise ConfigError(f"systemd hands us {env['LISTEN_FDS']} sockets: the socket unit must listen once")
+    handed = socket.socket(fileno=HANDED)
+    name = handed.getsockname()
+    if not isinstance(name, tuple) or name[:2] != address:
+        raise ConfigError(f"the socket unit listens at {name!r} and --listen says {address!r}: they must be the same")
+    return handed
 
 
 def notify(state: str, env: Mapping[str, str]) -> bool:

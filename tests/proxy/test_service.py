@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ajet_proxy import service
+from ajet_proxy.config import ConfigError
 
 
 @pytest.mark.parametrize("user", [False, True])
@@ -91,3 +93,10 @@ def test_notify_speaks_to_a_path_and_to_an_abstract_address(tmp_path: Path) -> N
 def test_notify_is_silent_where_nobody_listens(tmp_path: Path) -> None:
     assert not service.notify("READY=1", {})
     assert not service.notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "none")})
+
+
+def test_a_socket_is_ours_only_if_it_is_handed_to_this_process() -> None:
+    for env in ({}, {"LISTEN_PID": "1", "LISTEN_FDS": "1"}, {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "0"}):
+        assert service.handed_socket(env, address=("127.0.0.1", 1)) is None
+    with pytest.raises(ConfigError, match="hands us 2 sockets"):
+        service.handed_socket({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2"}, address=("127.0.0.1", 1))
