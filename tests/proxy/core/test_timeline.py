@@ -182,6 +182,14 @@ def test_a_fork_takes_over_what_others_sampled_of_its_prompt() -> None:
     assert [line.broken_by for line in merge(calls)] == [None, "parallel", "retokenized"]
 
 
+def test_what_the_agent_left_out_itself_is_not_the_engines_doing() -> None:
+    answer = list(range(10, 22))
+    first = make_call("a", [1, 2, 3], answer, at=0)
+    drifted = make_call("b", [1, 2, 3, *answer[:4], 40, *answer[5:], 30], [5, 21], at=1)
+    for word, name in ((None, "retokenized"), ("words_left_out", "history_edited")):
+        assert [line.broken_by for line in merge([first, replace(drifted, continuity=word)])] == [None, name]
+
+
 def test_no_calls_no_timelines() -> None:
     assert merge([]) == ()
 
