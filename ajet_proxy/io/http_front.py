@@ -186,17 +186,17 @@ class HttpFront:
                 http, dialect.path, request.with_fields(request.naming(begun.given)), model=begun.model,
                 sticky=begun.episode, identity=True,
             )
-            return await self._recorded(http, exchange, origin, history, own)
+            return await self._recorded(http, exchange, origin, history, own, identity.claims.tenant)
 
     def _exchange(self, dialect: Dialect, asked: Request, model: str | None = None) -> Exchange:
         return Exchange(dialect, asked, model=model, versions=dialect.target in self._tell_versions)
 
     async def _recorded(
         self, http: web.Request, exchange: Exchange, origin: Origin, history: History | None,
-        own: EngineRequest | None,
+        own: EngineRequest | None, tenant: str,
     ) -> web.StreamResponse:
         """Relay the answer to the begun calls of `origin`, and end them. `own` is the client's request on its own
-        route, where the engine is asked on another."""
+        route, where the engine is asked on another. Of calls that are lost `tenant` has used what is known."""
         request = self._engine_request(
             http, exchange.target, exchange.upstream_body, model=origin.model, sticky=origin.episode, identity=True
         )
@@ -207,9 +207,16 @@ class HttpFront:
             metrics=self._metrics, marks=self._marks(history, exchange),
             finished=None if turn is None else turn.finished,
         )
-        response = await relay.captured(
-            http, request, exchange, recorder, turn or self._upstream, own=own, keep_alive_s=self._settings.keep_alive
-        )
+        tail = Tail()
+        try:
+            response = await relay.captured(
+                http, request, exchange, recorder, turn or self._upstream, own=own,
+                keep_alive_s=self._settings.keep_alive, heard=tail.feed,
+            )
+        finally:
+            sampled = sum(count for place, count in enumerate(exchange.sampled) if place in recorder.lost)
+            if recorder.lost and (used := tail.tokens() or sampled):
+                self._desk.used(tenant, used)
         if exchange.skip == NO_CHAT_ROUTE:
             self._foreign.note(origin.model)
         if exchange.tells_versions:

@@ -45,6 +45,8 @@ class Recorder:
         """
         self.origin = origin
         self.ended = False
+        self.lost: set[int] = set()
+        """The places of the choices that ended in no whole call."""
         self._scorer = scorer
         self._texts = texts
         self._desk = desk
@@ -105,6 +107,7 @@ class Recorder:
         origin, marks = self.origin, self._marks(outcome)
         self._metrics.inc("ajet_captures_total", outcome=outcome.reason if isinstance(outcome, Lost) else "complete")
         if isinstance(outcome, Lost):
+            self.lost.add(outcome.index)
             return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks)
         if self._finished is not None:
             origin = self._finished(origin, outcome)

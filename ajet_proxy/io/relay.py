@@ -74,20 +74,21 @@ async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
 
 async def captured(
     http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Sender,
-    *, keep_alive_s: float, own: EngineRequest | None = None,
+    *, keep_alive_s: float, own: EngineRequest | None = None, heard: Callable[[bytes], None] = lambda data: None,
 ) -> web.StreamResponse:
     """Send `request`, give the client what `exchange` makes of the answer, and record its calls. A stream whose engine
     is silent for `keep_alive_s` (0: however long) is kept alive in the client's protocol. `own` is what an engine is
-    asked that has no route for `request`."""
+    asked that has no route for `request`. `heard` gets an answer that is not captured."""
     try:
         answer = await _ask(request, exchange, upstream, own)
         try:
             exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
             if exchange.settled:
                 await recorder.end(exchange.outcomes)
+            told = (lambda data: None) if exchange.skip is None else heard
             if exchange.buffered:
-                return await _document(answer, exchange, recorder)
-            return await _stream(http, answer, exchange, recorder, keep_alive_s)
+                return await _document(answer, exchange, recorder, told)
+            return await _stream(http, answer, exchange, recorder, keep_alive_s, told)
         finally:
             answer.close()
     except AjetError:
@@ -164,10 +165,13 @@ async def retold(
     return Document(answer, show(body) if answer.status == 200 else body, None)
 
 
-async def _document(answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder) -> web.StreamResponse:
+async def _document(
+    answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, heard: Callable[[bytes], None]
+) -> web.StreamResponse:
     """An answer in one piece, kept back as a whole."""
     try:
-        exchange.feed(await answer.read())
+        heard(data := await answer.read())
+        exchange.feed(data)
     except _BROKEN as error:
         exchange.abort()
         await recorder.end(exchange.outcomes)
@@ -184,7 +188,8 @@ async def _document(answer: aiohttp.ClientResponse, exchange: Exchange, recorder
 
 
 async def _stream(
-    http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, keep_alive_s: float
+    http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, keep_alive_s: float,
+    heard: Callable[[bytes], None],
 ) -> web.StreamResponse:
     """An answer that leaves as it comes, except for its end."""
     refused = answer.status >= 400
@@ -204,6 +209,7 @@ async def _stream(
             if not data:
                 break
             silence.broken()
+            heard(data)
             recorder.note_version(exchange)
             if out := exchange.feed(data):
                 await response.write(out[0] if len(out) == 1 else b"".join(out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,36 @@ async def test_what_passes_through_counts_for_its_tenant(tmp_path: Path, workers
         assert 0 < int(over[0].headers["Retry-After"]) <= 240
         for _ in range(9):
             assert (await client.ask("POST", "/v1/embeddings", used, key=client.key(Claims("agent")))).status == 200
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_what_is_asked_and_not_captured_counts_for_its_tenant(tmp_path: Path, workers: int) -> None:
+    """An image, streamed and not, and an answer that is left before its end."""
+    tenants = tuple((name, Quota(tokens_per_minute=10)) for name in ("a", "b", "c"))
+    settings = {"tenants": tenants, "workers": workers, "admin_secret": "a secret of the operator"}
+    async with EngineStub(delay_s=0.01) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+        shown = {"model": "stub", "messages": [{"role": "user", "content": [IMAGE]}], "max_tokens": 20}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        said = [{"role": "user", "content": "say: " + "more and more " * 30}]
+        for tenant, body in (
+            ("a", shown), ("b", shown | streamed), ("c", {"model": "stub", "messages": said, "stream": True}),
+        ):
+            key = client.key(Claims("agent", tenant))
+            if tenant == "c":
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await client.ask("POST", "/v1/chat/completions", body, key=key)
+            else:
+                assert (await client.ask("POST", "/v1/chat/completions", body, key=key)).status == 200
+
+            async def refused_at_last(key: str = key) -> bool:
+                """The tokens are counted once the answer is over, which its client may know first."""
+                return (await client.ask("POST", "/tokenize", {"prompt": "x"}, key=key)).status == 429
+
+            await eventually(refused_at_last)
 
 
 def test_the_disk_is_what_journal_and_archive_take(tmp_path: Path) -> None:
