@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.dialects.responses import RESPONSES
@@ -45,8 +46,8 @@ def answers(exchange: Exchange) -> Iterator[str]:
 
 
 def fetched(method: str, path: str) -> str | None:
-    """The id of the response that a request to the engine's route `path` is for."""
-    found = _KEPT(path) if method == "GET" else None
+    """The id of the response that a request to the engine's route `path`, as it is written, is for."""
+    found = _KEPT(unquote(path)) if method == "GET" else None
     return None if found is None else found[1]
 
 

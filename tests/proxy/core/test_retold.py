@@ -52,7 +52,8 @@ def test_a_response_that_is_fetched_is_what_the_agent_was_told(name: str) -> Non
 
 @pytest.mark.parametrize(("method", "path", "response"), [
     ("GET", f"{RESPONSES}/resp_1", "resp_1"), ("GET", f"{RESPONSES}/resp_1/", "resp_1"), ("GET", "/", None),
-    ("DELETE", f"{RESPONSES}/resp_1", None), ("GET", f"{RESPONSES}/resp_1/input_items", None),
+    ("GET", f"{RESPONSES}/resp%5F1", "resp_1"), ("DELETE", f"{RESPONSES}/resp_1", None),
+    ("GET", f"{RESPONSES}/resp_1/input_items", None),
 ])  # fmt: skip
 def test_only_what_fetches_a_response_is_read(method: str, path: str, response: str | None) -> None:
     assert fetched(method, path) == response
