@@ -61,16 +61,16 @@ class Values:
     def __init__(self, forms: Sequence[Form] = ()) -> None:
         self._forms = tuple(forms)
         self._codes = {form.kind: code for code, form in enumerate(self._forms)}
+        self._reading: dict[str, Any] = {
+            "use_list": False, "ext_hook": self._extension, "unicode_errors": "surrogatepass", "strict_map_key": False,
+        }  # fmt: skip
 
     def pack(self, value: Any) -> bytes:
         return bytes(msgpack.packb(value, default=self._extended, unicode_errors="surrogatepass"))
 
     def unpacker(self) -> msgpack.Unpacker:
         """Takes bytes as they come, and gives whole values. Sequences are tuples."""
-        return msgpack.Unpacker(
-            use_list=False, ext_hook=self._extension, unicode_errors="surrogatepass", strict_map_key=False,
-            max_buffer_size=0,
-        )
+        return msgpack.Unpacker(max_buffer_size=0, **self._reading)
 
     def _extended(self, value: Any) -> Any:
         code = self._codes.get(type(value))
@@ -79,9 +79,7 @@ class Values:
         return msgpack.ExtType(code, self.pack(self._forms[code].pack(value)))
 
     def _extension(self, code: int, data: bytes) -> Any:
-        inner = self.unpacker()
-        inner.feed(data)
-        return self._forms[code].unpack(next(inner))
+        return self._forms[code].unpack(msgpack.unpackb(data, **self._reading))
 
 
 class Channel(asyncio.Protocol):
