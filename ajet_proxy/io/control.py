@@ -198,19 +198,18 @@ class Control:
         return web.json_response({"gate": "closed", "in_flight": self._gate.in_flight})
 
     async def _open_gate(self, request: api.Request) -> web.Response:
-        """Wake the engines if they were frozen, then let requests through. The new version stands before the first
-        token that it samples, and whoever opens an open gate wakes the engines again."""
+        """Let requests through, and wake the engines if they were frozen: until then requests wait there, and where the
+        trainer has woken its engine already they need not wait for us. The new version stands before the first token
+        that it samples, and whoever opens an open gate wakes the engines again."""
         wanted = parse(routes.GateOpen, request.body)
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
         if self._workers is not None:
             await self._workers.told()
+        self._gate.changed()
         faults: list[str] = []
-        try:
-            if self._settings.pauses:
-                faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
-        finally:
-            self._gate.changed()
+        if self._settings.pauses:
+            faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
         return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, known: dict[str, Any]) -> dict[str, Any]:

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.io import keyring
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import ROUTES, Route
 from tests.kit.engine_stub import EngineStub
-from tests.kit.ports import free_port
 from tests.proxy.serving import Client, eventually, identity_holds, serving
 
 SECRET = "a secret of the operator"
@@ -276,53 +274,6 @@ async def test_the_gate_drains_holds_and_opens(tmp_path: Path) -> None:
         assert (await held).status == 200
         record = (await client.control("GET", "/episodes/held?tokens=1")).json
         assert record["calls"][0]["policy_version"] == 7
-
-
-async def test_the_gate_can_pause_the_engine_instead(tmp_path: Path) -> None:
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
-        assert (await client.control("POST", "/gate/close", {})).status == 200
-        assert [r.path for r in stub.requests] == ["/pause"]
-        assert (await client.control("POST", "/gate/open", {"policy_version": 1})).status == 200
-        assert [r.path for r in stub.requests] == ["/pause", "/update_weight_version", "/resume"]
-        assert (await client.chat("one")).status == 200
-
-
-class Curious(EngineStub):
-    """An engine that looks, when it is woken, which version the proxy says it has."""
-
-    client: Client
-    version: int
-
-    async def _resume(self, request: web.Request) -> web.Response:
-        self.version = (await self.client.control("GET", "/status")).json["models"]["stub"]["policy_version"]
-        return await super()._resume(request)
-
-
-async def test_the_new_version_stands_before_a_frozen_engine_goes_on(tmp_path: Path) -> None:
-    async with Curious() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",), gate_mode="pause") as client:
-        stub.client = client
-        await client.control("POST", "/gate/close", {})
-        await client.control("POST", "/gate/open", {"policy_version": 5})
-        assert stub.version == 5
-
-
-async def test_an_engine_that_died_frozen_does_not_keep_the_others_from_going_on(tmp_path: Path) -> None:
-    dead = f"http://127.0.0.1:{free_port()}"
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
-        assert (await client.control("POST", "/gate/close", {})).status == 200
-        await client.control("POST", "/policy", {"model": "mortal", "version": 0, "upstreams": [dead]})
-        answer = await client.control("POST", "/gate/open", {"policy_version": 1})
-        assert answer.status == 200
-        [fault] = answer.json["not_resumed"]
-        assert dead in fault
-        assert (await client.chat("one")).status == 200
-
-
-async def test_an_engine_that_cannot_be_paused_is_a_clear_error(tmp_path: Path) -> None:
-    async with serving(tmp_path, upstream=("http://127.0.0.1:9",), gate_mode="pause") as client:
-        answer = await client.control("POST", "/gate/close", {})
-        assert answer.status == 502
-        assert "http://127.0.0.1:9" in answer.json["error"]["message"]
 
 
 async def test_requests_wait_until_a_trainer_announces_its_engine(tmp_path: Path, stub: EngineStub) -> None:
