@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,14 +69,18 @@ def family(pid: int) -> list[int]:
     found = [pid]
     for one in found:
         for children in Path(f"/proc/{one}/task").glob("*/children"):
-            found += map(int, children.read_text().split())
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found += map(int, children.read_text().split())
     return found
 
 
 def cpu_seconds(pid: int) -> float:
-    """Time that all threads of the process have spent on a CPU, to the nanosecond."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+    """Time that all threads of the process have spent on a CPU, to the nanosecond; 0 once it has ended."""
+    used = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            used += int(thread.read_text().split()[0])
+    return used / 1e9
 
 
 def raise_limit() -> None:

@@ -25,7 +25,7 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,16 +38,17 @@ from tests.kit.source import ROOT
 
 SAMPLE_S, UPDATE_S, START_S = 5.0, 30.0, 300.0
 FLAT = 0.05
-HEAD = ["minute", "calls", "episodes", "RSS MB", "descriptors", "CPU %", "disk MB", "first event ms", "99 %",
+HEAD = ["minute", "calls", "episodes", "memory MB", "descriptors", "CPU %", "disk MB", "first event ms", "99 %",
         "event under way ms", "99 %", "plain call ms", "99 %", "reward ms", "99 %", "errors"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The proxy's processes at a moment: bytes in RAM, descriptors, CPU seconds so far, bytes on disk."""
+    """The proxy's processes at a moment: bytes in RAM (what they share counts once), descriptors, CPU seconds so far,
+    bytes on disk."""
 
     at: float
-    rss: int
+    memory: int
     files: int
     cpu: float
     disk: int
@@ -55,13 +56,20 @@ class Sample:
 
 def look(proxy: Rival, data: Path) -> Sample:
     assert proxy.pid is not None
-    rss = files = 0
+    memory = files = 0
     for pid in family(proxy.pid):
         folder = Path(f"/proc/{pid}")
-        rss += int((folder / "statm").read_text().split()[1]) * 4096
-        files += len(list((folder / "fd").iterdir()))
-    disk = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
-    return Sample(time.monotonic(), rss, files, sum(proxy.processes().values()), disk)
+        try:
+            kept = (folder / "smaps_rollup").read_text()
+            files += len(list((folder / "fd").iterdir()))
+        except (FileNotFoundError, ProcessLookupError):  # a child that ended just now
+            continue
+        memory += int(kept.partition("\nPss:")[2].split()[0]) * 1024
+    disk = 0
+    for name in data.rglob("*"):
+        with suppress(FileNotFoundError):  # compacted away just now
+            disk += name.stat().st_size
+    return Sample(time.monotonic(), memory, files, sum(proxy.processes().values()), disk)
 
 
 class Soak:
@@ -96,7 +104,7 @@ class Soak:
         seen = (minute.first, minute.late, minute.plain, minute.reward)
         times = [f"{ms:.1f}" for some in seen for ms in spread(some)]
         cpu = (now.cpu - before.cpu) / (now.at - before.at) * 100
-        row = [str(len(self.rows) + 1), f"{minute.calls:,}", f"{minute.episodes:,}", f"{now.rss / 1e6:.0f}",
+        row = [str(len(self.rows) + 1), f"{minute.calls:,}", f"{minute.episodes:,}", f"{now.memory / 1e6:.0f}",
                str(now.files), f"{cpu:.0f}", f"{now.disk / 1e6:.0f}", *times, str(minute.errors.total())]  # fmt: skip
         self.rows.append(row)
         sys.stderr.write(" | ".join(row) + "\n")
@@ -123,7 +131,7 @@ def verdicts(soak: Soak, minutes: float) -> list[str]:
     begin = soak.samples[0].at + min(START_S, minutes * 60 / 4)
     steady = [sample for sample in soak.samples if sample.at >= begin]
     lines = []
-    for name, unit, key in (("memory", 1e6, "rss"), ("descriptors", 1, "files")):
+    for name, unit, key in (("memory", 1e6, "memory"), ("descriptors", 1, "files")):
         points = [(sample.at, float(getattr(sample, key))) for sample in steady]
         grown = growth(points)
         figure = f"{points[0][1] / unit:,.0f} → {points[-1][1] / unit:,.0f}, line {grown:+.1%}"
@@ -154,6 +162,8 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=1000)
     parser.add_argument("--table", type=Path, help="write the minutes, the verdict and the date here, as Markdown")
     options = parser.parse_args()
+    if options.minutes < 2:
+        parser.error("--minutes: 2 at least, the start and something to compare with it")
     rivals.raise_limit()
     with ExitStack() as stack:
         data = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-soak-"))) / "data"
