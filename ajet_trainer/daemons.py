@@ -7,8 +7,11 @@ daemon starves no other. Gates are closed and opened side by side, so that no da
 A daemon that does not answer within `PATIENCE_S` is *away*: it is asked again with growing pauses, and training goes on
 with the rest. Nothing is owed to it that it would miss: its leases run out by themselves, its acknowledgements stay in
 the history (`Away` says so), and when it is back it hears the policy and has its gate opened, or closed if the others'
-are, before anything is leased from it. A daemon that is alone has nobody to stand in for it: it is waited for as long
-as the first connection was, and then its failure ends the run; so does the absence of all.
+are, before anything is leased from it. One that came back between two questions, with an empty data directory, was
+never missed: so the policy is told with every gate that opens, and whenever nobody has a batch.
+
+A daemon that is alone has nobody to stand in for it: it is waited for as long as the first connection was, and then its
+failure ends the run; so does the absence of all.
 """
 
 from __future__ import annotations
@@ -52,14 +55,13 @@ class Leased:
 
 @dataclass(slots=True)
 class Member:
-    """One daemon. `away` says why it is; `due` is when it is asked again; `shut` whether its gate was closed here."""
+    """One daemon. `away` says why it is; `due` is when it is asked again."""
 
     link: Link
     away: str = ""
     since: float = 0.0
     due: float = 0.0
     pause: float = 0.0
-    shut: bool = False
     groups: int = 0
 
     @property
@@ -144,6 +146,7 @@ class Daemons:
                     self._turn = self._members.index(member) + 1
                     member.groups += len(batch.groups)
                     return Leased(member.url, batch)
+        self._each(self._here(), self._tell)
         return None
 
     def ack(self, daemon: str, batch: str, policy_version: int, *, last: bool = False) -> None:
@@ -182,7 +185,6 @@ class Daemons:
         closed, it closes the gates of those that have come back since."""
         self._shut = True
         self.look()
-        closing = [member for member in self._here() if not member.shut]
 
         def close(link: Link) -> None:
             if self.alone:
@@ -195,16 +197,14 @@ class Daemons:
                     if gone(error) or self._clock() >= until:
                         raise
 
-        for member in self._each(closing, close):
-            member.shut = True
+        self._each(self._here(), close)
 
     def open_gate(self, policy_version: int) -> None:
         """Lets requests through everywhere, served by `policy_version`."""
         self._shut = False
         if self._policy is not None:
             self._policy = (self._policy[0], policy_version, self._policy[2])
-        for member in self._each(self._here(), lambda link: link.open_gate(policy_version)):
-            member.shut = False
+        self._each(self._here(), self._tell if self._policy else lambda link: link.open_gate(policy_version))
         self.look()
 
     def look(self) -> None:
@@ -214,16 +214,13 @@ class Daemons:
                 continue
             link = member.link.within(0.0)
             try:
-                if self._policy is not None:
-                    link.announce(*self._policy)
-                    if not self._shut:
-                        link.open_gate(self._policy[1])
+                self._tell(link)
             except AjetError as error:
                 if not gone(error):
                     raise
                 self._lose(member, error)
                 continue
-            member.away, member.pause, member.shut = "", 0.0, False
+            member.away, member.pause = "", 0.0
             self._say(f"the daemon at {member.url} is back")
 
     def hurry(self, deadline_s: float) -> None:
@@ -236,6 +233,13 @@ class Daemons:
         """Ends the connections."""
         for member in self._members:
             member.link.close()
+
+    def _tell(self, link: Link) -> None:
+        """What a daemon has to know, whatever it knows already."""
+        if self._policy is not None:
+            link.announce(*self._policy)
+            if not self._shut:
+                link.open_gate(self._policy[1])
 
     def _here(self) -> list[Member]:
         return [member for member in self._members if not member.away]
@@ -272,9 +276,8 @@ class Daemons:
                 away = error
         raise away or NotFound(f"no daemon knows batch {batch}")
 
-    def _each(self, members: Sequence[Member], action: Callable[[Link], object]) -> Iterable[Member]:
-        """`action` on all `members` at once; those on which it succeeded. Raises the first error that is no absence,
-        after all have ended."""
+    def _each(self, members: Sequence[Member], action: Callable[[Link], object]) -> None:
+        """`action` on all `members` at once. Raises the first error that is no absence, after all have ended."""
         outcomes = list(_side_by_side(members, action))
         failures = []
         for member, error in zip(members, outcomes, strict=True):
@@ -284,7 +287,6 @@ class Daemons:
                 self._lose(member, error)
         if failures:
             raise failures[0]
-        return [member for member, error in zip(members, outcomes, strict=True) if error is None]
 
     def _lose(self, member: Member, error: AjetError) -> None:
         now = self._clock()

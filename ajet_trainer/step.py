@@ -221,8 +221,7 @@ class Run:
         self.saved_version = self.learner.version
 
     def close_gate(self) -> None:
-        """No call is in flight and none starts until `open_gate`. Once closed, only a daemon that came back since is
-        asked."""
+        """No call is in flight and none starts until `open_gate`."""
         self.progress.phase("draining calls in flight", quiet=True)
         self.gate_closed = True
         with self.timed("drain"):

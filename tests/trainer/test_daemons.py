@@ -187,8 +187,6 @@ def test_gates_close_at_the_same_time() -> None:
         fake.errors["close"] = meet
     two.all.close_gate("weights", 60.0)
     assert two.logs == [["close"], ["close"]]
-    two.all.close_gate("weights", 60.0)
-    assert two.logs == [["close"], ["close"]]
 
 
 @pytest.mark.parametrize("dies", ["close", "open"])
@@ -216,9 +214,27 @@ def test_one_that_comes_back_during_an_update_is_closed_with_the_others() -> Non
     two.fakes[0].down = False
     two.clock.now += 60.0
     two.all.close_gate("weights", 60.0)
-    assert two.logs == [["announce", "close", "announce", "close"], ["announce", "close"]]
+    assert two.logs == [["announce", "close", "announce", "close"], ["announce", "close", "close"]]
     two.all.open_gate(1)
     assert (two.logs[0][-1], two.logs[1][-1]) == ("open", "open")
+
+
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_one_that_was_emptied_unseen_hears_the_policy_again(names: str) -> None:
+    """It came back between two questions, with another data directory, and knows nothing."""
+    fakes = [Fake(f"http://{name}") for name in names]
+    daemons = Daemons(cast(list[Link], fakes), sleep=lambda seconds: None)
+    daemons.announce("policy", 3, ("http://engine",))
+    daemons.open_gate(3)
+    for fake in fakes:
+        fake.log.clear()
+    assert daemons.lease(ASK) is None
+    for fake in fakes:
+        assert fake.log[-2:] == [("announce", "policy", 3, ("http://engine",)), ("open", 3)]
+    daemons.close_gate("weights", 60.0)
+    daemons.open_gate(4)
+    for fake in fakes:
+        assert fake.log[-2:] == [("announce", "policy", 4, ("http://engine",)), ("open", 4)]
 
 
 def test_draining_is_asked_for_in_slices_until_its_limit() -> None:

@@ -74,13 +74,15 @@ def test_a_step_goes_through_its_stations_in_order(setting: Setting) -> None:
         "after training",
         "before the checkpoint is complete",
         "after the checkpoint is complete",
+        "before the gate closes",
         "before the push",
         "after the push",
         "before the gate opens",
         "before an ack",
         "acked, answer on its way",
     ]
-    assert setting.proxy.log == ["announce 0", "open 0", "close", "open 1", "ack lease0 1"]
+    said = ["announce 0", "announce 0", "open 0", "close", "close", "announce 1", "open 1", "ack lease0 1"]
+    assert setting.proxy.log == said
     assert setting.proxy.upstreams == ("http://engine",)
     assert (setting.disk.version, setting.learner.served, run.keeper.held) == (1, 1, ())
 
@@ -169,7 +171,7 @@ def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_bat
     assert setting.proxy.gate == "closed"
     run.close()
     assert setting.proxy.gate == "open"
-    assert setting.proxy.log[-3:] == ["nack lease0", "announce 0", "open 0"]
+    assert setting.proxy.log[-4:] == ["nack lease0", "announce 0", "announce 0", "open 0"]
     assert setting.proxy.upstreams == ()
 
 
