@@ -245,6 +245,8 @@ class Memory:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
         self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._ends: dict[str, list[bytes]] = {}
+        """What was remembered of each call, though another one's answer may have taken its place since."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -271,11 +273,21 @@ class Memory:
             return known.lacks
         return STOP_STRING if known.ended == "string" else known
 
+    def forget(self, calls: Iterable[str]) -> None:
+        """Nothing goes on from `calls` any more."""
+        for call in calls:
+            for digest in self._ends.pop(call, ()):
+                known = self._known.get(digest)
+                if known is not None and known.call == call:
+                    del self._known[digest]
+
     def _put(self, digest: bytes, known: Known) -> None:
         self._known[digest] = known
         self._known.move_to_end(digest)
+        self._ends.setdefault(known.call, []).append(digest)
         if len(self._known) > self._capacity:
-            self._known.popitem(last=False)
+            _, oldest = self._known.popitem(last=False)
+            self._ends.pop(oldest.call, None)
 
 
 def trial(model: str, ids: Sequence[int]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ajet_proxy.core.borrowed import RUNGS, current
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.dialects.reading import Ask
-from ajet_proxy.core.events import Event
+from ajet_proxy.core.events import EpisodeDiscarded, EpisodeSealed, Event
 from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
@@ -152,6 +152,7 @@ class LedgerDesk:
         self._clock = clock
         self._metrics = metrics
         self._memory = Memory()
+        store.listen(self._heard)
         self._retold = Retold()
 
     @property
@@ -250,7 +251,9 @@ class LedgerDesk:
         return UNKNOWN_HISTORY if before is None else (known, before)
 
     def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
-        self._memory.remember(ends, shape, call, ended)
+        ledger = self._store.ledger
+        if not ledger.has_ended(ledger.episode_of_call(call) or ""):
+            self._memory.remember(ends, shape, call, ended)
 
     def keep(self, response: str, ask: Ask) -> None:
         self._retold.keep(response, ask)
@@ -261,6 +264,12 @@ class LedgerDesk:
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
         known = self._store.ledger.episodes.get(episode)
         return () if known is None else known.complete(model, agent)
+
+    def _heard(self, events: Sequence[Event]) -> None:
+        """Nothing goes on in an episode that has ended."""
+        for event in events:
+            if isinstance(event, EpisodeSealed | EpisodeDiscarded):
+                self._memory.forget(self._store.ledger.episodes[event.episode].calls)
 
     def _current(self, identity: Identity) -> Identity:
         """`identity` with the episode that a borrowed name stands for."""

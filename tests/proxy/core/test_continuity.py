@@ -190,6 +190,18 @@ def test_of_two_answers_with_the_same_words_the_later_counts() -> None:
     assert len(memory) == 1
 
 
+def test_the_answers_of_calls_that_nothing_goes_on_from_are_forgotten() -> None:
+    memory = Memory()
+    for name, answer in (("c1", SAID), ("c2", SAID), ("c1", {"content": "ha"}), ("c3", {"content": "ho"})):
+        remember(memory, outlined(HELLO), answer, name, "token")
+    memory.forget(["c1", "never"])
+    found = recall(memory, outlined(HELLO, SAID, AGAIN))
+    assert isinstance(found, Known) and found.call == "c2", "its answer has the place of the first"
+    assert recall(memory, outlined(HELLO, {**SAID, "content": "ha"}, AGAIN)) == "unknown_history"
+    memory.forget(["c2", "c3"])
+    assert len(memory) == len(memory._ends) == 0
+
+
 def test_the_oldest_answers_are_forgotten_first() -> None:
     memory = Memory(capacity=2)
     for name in ("a", "b", "a", "c"):

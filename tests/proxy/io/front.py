@@ -48,6 +48,10 @@ class MemoryStore:
         self.full = False
         self.quotas = None
         self.tell: Callable[[], None] = lambda: None
+        self._listeners: list[Callable[[tuple[Event, ...]], None]] = []
+
+    def listen(self, listener: Callable[[tuple[Event, ...]], None]) -> None:
+        self._listeners.append(listener)
 
     def post(self, events: tuple[Event, ...]) -> None:
         if self.full:
@@ -55,6 +59,8 @@ class MemoryStore:
         for event in events:
             self.ledger.apply(event)
         self.durable += events
+        for listener in self._listeners:
+            listener(events)
         self.tell()
 
     async def commit(self, events: tuple[Event, ...]) -> None:

@@ -14,6 +14,7 @@ from ajet_proxy.core.identity import identify
 from ajet_proxy.core.keys import EVERYTHING
 from ajet_proxy.io.desk import Asking, Gone
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, EngineError
+from ajet_sdk.routes import Abort
 from tests.proxy.io.front import Front, leave, until
 
 
@@ -65,6 +66,20 @@ async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draini
         async with front.desk.begin(asking()):
             raise AssertionError("an ended episode took a call")
     assert front.gate.in_flight == 0
+
+
+@pytest.mark.parametrize("how", ["seal", "abort"])
+async def test_what_is_known_of_an_episode_is_forgotten_with_it(how: str) -> None:
+    front, memory = Front("http://engine"), []
+    ledger, desk = front.store.ledger, front.desk
+    async with desk.begin(asking(choices=1)) as begun:
+        desk.remember([(b"end", "")], b"shape", begun.calls[0], "token")
+        memory.append(len(desk._memory))
+        front.store.post(ledger.seal("ep", at=1.0) if how == "seal" else ledger.abort("ep", Abort(), at=1.0))
+        memory.append(len(desk._memory))
+        desk.remember([(b"end", "")], b"shape", begun.calls[0], "token")
+        memory.append(len(desk._memory))
+    assert memory == [1, 0, 0]
 
 
 async def test_a_reward_needs_somebody_to_be_for() -> None:
