@@ -26,16 +26,21 @@ async function detokenize(model, tokens) {
   return String(said.prompt);
 }
 
-async function learn(model, ids, mark) {
-  // Many ids in one question, kept apart by a token whose text is known; one by one where that does not come out even.
-  const texts = known.get(model), between = await detokenize(model, [mark]);
-  texts.set(mark, between);
-  const alone = [];
-  for (let start = 0; start < ids.length; start += 500) {
-    const some = ids.slice(start, start + 500), said = between === "" ? "" : await detokenize(model, [mark, ...some.flatMap((id) => [id, mark])]);
-    const pieces = between === "" ? [] : said.split(between);
-    if (pieces.length === some.length + 2 && pieces[0] === "" && pieces.at(-1) === "") some.forEach((id, index) => texts.set(id, pieces[index + 1]));
-    else alone.push(...some);
+async function learn(model, ids, marks) {
+  // Many ids in one question, kept apart by a token whose text is known; one by one where that comes out even with no such token.
+  const texts = known.get(model);
+  let alone = ids;
+  for (const mark of marks) {
+    if (!alone.length) break;
+    const between = await detokenize(model, [mark]), asked = alone.filter((id) => id !== mark);
+    texts.set(mark, between);
+    alone = between === "" ? asked : [];
+    for (let start = 0; start < asked.length && between !== ""; start += 500) {
+      const some = asked.slice(start, start + 500);
+      const pieces = (await detokenize(model, [mark, ...some.flatMap((id) => [id, mark])])).split(between);
+      if (pieces.length === some.length + 2 && pieces[0] === "" && pieces.at(-1) === "") some.forEach((id, index) => texts.set(id, pieces[index + 1]));
+      else alone.push(...some);
+    }
   }
   const worker = async () => {
     for (let id = alone.pop(); id !== undefined; id = alone.pop()) texts.set(id, await detokenize(model, [id]));
@@ -52,7 +57,7 @@ async function textsOf(timelines) {
     const ids = [...new Set(mine.flatMap((timeline) => timeline.token_ids))].filter((id) => !have.has(id));
     const ends = mine.flatMap((timeline) => timeline.spans.map(([, , end]) => timeline.token_ids[end - 1]));
     try {
-      if (ids.length) await learn(model, ids.filter((id) => id !== ends[0]), ends[0]);
+      await learn(model, ids, new Set([mine[0].token_ids[0], ends[0]]));  // most likely special: a first token, a last one
     } catch (error) {
       trouble = error;
     }

@@ -46,7 +46,7 @@ def told(body: bytes) -> Any:
             delta = choice.get("delta", {})
             known["text"] += delta.get("content") or choice.get("text") or ""
             known["thought"] += delta.get("reasoning") or ""
-            known["offsets"] += (choice.get("logprobs") or {}).get("text_offset", ())
+            known["offsets"] += offsets(choice.get("logprobs"))
             known["rows"] += rows(choice.get("logprobs"))
             known["ids"] += choice.get("token_ids") or []
             for call in delta.get("tool_calls") or ():
@@ -57,6 +57,14 @@ def told(body: bytes) -> Any:
             shapes.update(("delta", key) for key in delta)
             shapes.add((tuple(event), tuple(choice), choice.get("logprobs") is None, choice.get("token_ids") is None))
     return choices, shapes, tail
+
+
+def offsets(logprobs: dict[str, Any] | None) -> list[int]:
+    """None where tokens are told as ``token_id:7``: vLLM counts those letters within an event and not from one to the
+    next, so that the offsets say which tokens shared an event."""
+    if not logprobs or any(token.startswith("token_id:") for token in logprobs.get("tokens", ())):
+        return []
+    return list(logprobs.get("text_offset", ()))
 
 
 def rows(logprobs: dict[str, Any] | None) -> list[float]:
