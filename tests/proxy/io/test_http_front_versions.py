@@ -11,7 +11,7 @@ import pytest
 from ajet_sdk.sample import Call
 from tests.kit.engine_stub import EngineStub, Received
 from tests.kit.wire import send
-from tests.proxy.io.front import CHAT, COMPLETIONS, Front
+from tests.proxy.io.front import CHAT, COMPLETIONS, Front, until
 
 TEXT = "one two three four five six"
 BODY = {
@@ -32,8 +32,9 @@ def asked(request: Received) -> bool:
 
 async def through_a_change(front: Front, stub: EngineStub, *, stream: bool, label: str | None) -> Call:
     """A call during which other weights come."""
-    stub.delay_s = 0.02 if stream else 0.5
+    stub.delay_s = 0.05 if stream else 0.5  # 24 events, or one
     running = asyncio.create_task(ask(front, stream=stream))
+    await until(lambda: front.running == 1)
     await asyncio.sleep(0.25)
     stub.label = label
     front.open_gate(1)
