@@ -13,11 +13,11 @@ import json
 import re
 from typing import NamedTuple
 
+from ajet_proxy.core.dialects.patterns import IDS
 from ajet_proxy.core.dialects.spans import Spanned, scan
 
-_IDS = rb"(\[(?:0|[1-9]\d{0,9})(?:,(?:0|[1-9]\d{0,9}))*+\])"
-_PROMPT = re.compile(rb'"prompt_token_ids":' + _IDS)
-_SAMPLED = re.compile(rb'"token_ids":' + _IDS)
+_PROMPT = re.compile(rb'"prompt_token_ids":(' + IDS + rb")")
+_SAMPLED = re.compile(rb'"token_ids":(' + IDS + rb")")
 _LOGPROBS = b'"logprobs":{"content":['
 _END = b']},"finish_reason":'
 _NAMES = (b'"logprobs":', b'"token_ids":', b'"prompt_token_ids":')

@@ -23,13 +23,11 @@ from typing import Any
 
 from ajet_proxy.core.dialects.lax import flag, unread
 from ajet_proxy.core.dialects.parts import beyond_text
+from ajet_proxy.core.dialects.patterns import ID, INDEX, ROW, STRING, WHOLE
 from ajet_proxy.core.dialects.quiet import QuietReading, wants_quiet
 from ajet_proxy.core.dialects.reading import (
-    ID,
     KEEP_ALIVE,
     MAX_CHOICES,
-    NUMBER,
-    STRING,
     Ask,
     Echo,
     Reading,
@@ -37,10 +35,6 @@ from ajet_proxy.core.dialects.reading import (
 )
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned
-
-_ROW = (
-    rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:\[[\d,]*\]|null),"top_logprobs":\[\]\}'
-)
 
 
 class Chat:
@@ -51,13 +45,13 @@ class Chat:
     target = path
     keep_alive = KEEP_ALIVE
     usual = re.compile(
-        rb'(data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":\d+,"model":' + STRING
-        + rb',"choices":\[\{"index":(\d{1,6}),"delta":\{("(?:content|reasoning)":' + STRING
-        + rb')?\},"logprobs":)\{"content":\[' + _ROW + rb'\]\}'
-        + rb'(,"finish_reason":null,"token_ids":)\[(' + ID + rb')\](\}\]\}\n\n)'
+        rb'(data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":' + WHOLE + rb',"model":'
+        + STRING + rb',"choices":\[\{"index":(' + INDEX + rb'),"delta":\{("(?:content|reasoning)":' + STRING
+        + rb')?\},"logprobs":)\{"content":\[' + ROW + rb'\]\}(,"finish_reason":null,"token_ids":)\[('
+        + ID + rb')\](\}\]\}\n\n)'
     )
 
-    row: re.Pattern[bytes] | None = re.compile(_ROW)
+    row: re.Pattern[bytes] | None = re.compile(ROW)
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds

@@ -17,12 +17,10 @@ from typing import Any
 
 from ajet_proxy.core.dialects.echo import EchoReading
 from ajet_proxy.core.dialects.lax import flag, integer, unread
+from ajet_proxy.core.dialects.patterns import ID, INDEX, NUMBER, STRING, WHOLE
 from ajet_proxy.core.dialects.reading import (
-    ID,
     KEEP_ALIVE,
     MAX_CHOICES,
-    NUMBER,
-    STRING,
     Ask,
     Echo,
     Reading,
@@ -40,9 +38,9 @@ class Completions:
     target = path
     keep_alive = KEEP_ALIVE
     usual = re.compile(
-        rb'(data: \{"id":' + STRING + rb',"object":"text_completion","created":\d+,"model":' + STRING
-        + rb',"choices":\[\{"index":(\d{1,6}),("text":' + STRING
-        + rb'),"logprobs":)\{"text_offset":\[\d+\],"token_logprobs":\[(' + NUMBER
+        rb'(data: \{"id":' + STRING + rb',"object":"text_completion","created":' + WHOLE + rb',"model":' + STRING
+        + rb',"choices":\[\{"index":(' + INDEX + rb'),("text":' + STRING
+        + rb'),"logprobs":)\{"text_offset":\[' + WHOLE + rb'\],"token_logprobs":\[(' + NUMBER
         + rb')\],"tokens":\[' + STRING + rb'\],"top_logprobs":\[\{' + STRING + b":" + NUMBER + rb'\}\]\}'
         + rb'(,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'

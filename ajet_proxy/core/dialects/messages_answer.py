@@ -28,17 +28,19 @@ from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, Lost, Outcome
 from ajet_proxy.core.dialects.messages_error import error_body
-from ajet_proxy.core.dialects.reading import DONE, ID, NUMBER, STRING, UNREADABLE, Ask, OpenAIDialect, Reading, is_utf8
+from ajet_proxy.core.dialects.patterns import ID, ROW, STRING, WHOLE
+from ajet_proxy.core.dialects.reading import DONE, UNREADABLE, Ask, OpenAIDialect, Reading, is_utf8
 from ajet_proxy.core.dialects.spans import scan
 from ajet_proxy.core.sse import SseEvent
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_SMALL = rb'"[a-z_]++":(?:' + WHOLE + rb"|null)"
+_COUNT = rb"(?:" + _SMALL + rb'|"[a-z_]++":\{(?:' + _SMALL + rb"(?:," + _SMALL + rb")*+)?\})"
 _USUAL = re.compile(
-    rb'data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":\d+,"model":' + STRING
+    rb'data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":' + WHOLE + rb',"model":' + STRING
     + rb',"choices":\[\{"index":0,"delta":\{("(content|reasoning)":(' + STRING
-    + rb'))?\},"logprobs":\{"content":\[\{"token":' + STRING + rb',"logprob":(' + NUMBER
-    + rb'),"bytes":(?:\[[\d,]*\]|null),"top_logprobs":\[\]\}\]\},"finish_reason":null,"token_ids":\[(' + ID
-    + rb')\]\}\],"usage":\{[^{}"]*+(?:"[a-z_]++":(?:\d++|null|\{[^{}]*+\}),?)++\}\}\n\n'
+    + rb'))?\},"logprobs":\{"content":\[' + ROW + rb'\]\},"finish_reason":null,"token_ids":\[(' + ID
+    + rb')\]\}\],"usage":\{' + _COUNT + rb"(?:," + _COUNT + rb")*+\}\}\n\n"
 )  # fmt: skip
 """The event that makes up most of a stream: one token, which shows one text or nothing."""
 _KINDS = {b"content": "text", b"reasoning": "thinking"}

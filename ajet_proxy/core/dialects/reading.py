@@ -44,9 +44,6 @@ KEEP_ALIVE = b": waiting for the engine\n\n"
 """A comment: every reader of server-sent events skips it."""
 VERSIONS = "return_weight_versions"
 """Asks vLLM, from 0.33 on, which weights sampled each token."""
-STRING = rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"'
-NUMBER = rb"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?"
-ID = rb"(?:0|[1-9]\d{0,9})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ from ajet_proxy.core.call import (
     Unscored,
 )
 from ajet_proxy.core.dialects.parts import beyond_text
-from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, NUMBER, STRING, UNREADABLE, Ask, is_utf8
+from ajet_proxy.core.dialects.patterns import NUMBER, STRING, WHOLE
+from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, UNREADABLE, Ask, is_utf8
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice
 from ajet_proxy.core.sse import SseEvent
@@ -47,10 +48,12 @@ _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
 _DELTAS = tuple(f"response.{of}.delta" for of in ("output_text", "reasoning_text", "function_call_arguments"))
 _ROW = b'"top_logprobs":['
+_PIECE = rb'\{"token":' + STRING + rb',"logprob":' + NUMBER + rb',"top_logprobs":\[\]\}'
 _USUAL = re.compile(
-    rb'(event: response\.output_text\.delta\ndata: \{"content_index":\d+,"delta":' + STRING + rb',"item_id":' + STRING
-    + rb',"logprobs":\[)((?:\{"token":' + STRING + rb',"logprob":' + NUMBER + rb',"top_logprobs":\[\]\},?)*+)'
-    + rb'(\],"output_index":\d+,"sequence_number":\d+,"type":"response\.output_text\.delta"\}\n\n)'
+    rb'(event: response\.output_text\.delta\ndata: \{"content_index":' + WHOLE + rb',"delta":' + STRING
+    + rb',"item_id":' + STRING + rb',"logprobs":\[)((?:' + _PIECE + rb"(?:," + _PIECE + rb")*+)?)"
+    + rb'(\],"output_index":' + WHOLE + rb',"sequence_number":' + WHOLE
+    + rb',"type":"response\.output_text\.delta"\}\n\n)'
     + rb"|event: response\.(?:reasoning_text|function_call_arguments)\.delta\ndata: [^\r\n]*\n\n"
 )
 """The events that make up most of a stream: a piece of text with its logprobs, or another piece without."""

@@ -106,7 +106,8 @@ def test_a_namesake_elsewhere_is_not_taken_for_a_value_that_is_written_otherwise
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [(b",{", b", {"), (b"-0.5", b"-00.5"), (b'"logprob":-0.5', b'"logprob":"-0.5"')]
+    ("old", "new"),
+    [(b",{", b", {"), (b"-0.5", b"-00.5"), (b':-0.5', b':"-0.5"'), (b'"bytes":null', b'"bytes":[97,,98]')],
 )
 def test_a_row_of_another_form_is_left_to_json(old: bytes, new: bytes) -> None:
     body = written(body_of([*ONE, *ONE], [1], "a")).replace(old, new)
