@@ -107,7 +107,7 @@ def _answer(case: Case, dice: random.Random) -> None:
     case.notes += [content_type, "broken off" if broken else "ended", repr(b"".join(parts)[:6000])]
     status = answer.status if dice.random() < 0.97 else dice.choice((200, 204, 400, 404, 500, 503))
     changed = Answer(status, content_type, tuple(parts))
-    reference = Reference(ask_of(path, body), responses=path == RESPONSES)
+    reference = Reference(ask_of(path, body), path)
     try:
         expected = expected_of(reference, exchange, changed, broken)
     except Loose:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ajet_proxy.core.dialects.reading import Ask
+from tests.kit.engine_stub import CHAT, RESPONSES
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
 _DELTAS = ("response.output_text.delta", "response.reasoning_text.delta", "response.function_call_arguments.delta")
@@ -34,9 +35,9 @@ class Loose(Exception):
 class Reference:
     """One answer to a request that was put with `ask`. Feed the events in order."""
 
-    def __init__(self, ask: Ask, *, responses: bool) -> None:
+    def __init__(self, ask: Ask, path: str) -> None:
         self._ask = ask
-        self._responses = responses
+        self._path = path
         self._begun: set[int] = set()
         self.ids: dict[int, list[Any]] = {}
         """What the answer reports for each choice, as far as it is well formed."""
@@ -85,7 +86,7 @@ class Reference:
         return writer(seen).encode("utf-8", "surrogatepass")
 
     def _answer(self, value: dict[str, Any], whole: bool) -> dict[str, Any] | None:
-        if not self._responses:
+        if self._path != RESPONSES:
             return self._choices(value, whole)
         if whole:
             self._response(value)
@@ -100,7 +101,7 @@ class Reference:
             return value
         ask = self._ask
         listed = choices if isinstance(choices, list) else []
-        filler = not whole and bool(listed) and all(map(self._filler, listed))
+        filler = self._path == CHAT and not whole and bool(listed) and all(map(self._filler, listed))
         for owner in (value, *listed):
             if owner.get("prompt_token_ids") is not None:
                 self.prompts.append(owner["prompt_token_ids"])

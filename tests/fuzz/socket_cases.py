@@ -25,7 +25,6 @@ from tests.fuzz.core_cases import PATHS, Case, Differs, same
 from tests.fuzz.engine import Answer
 from tests.fuzz.mutations import mutated, pieces
 from tests.fuzz.reference import Loose, Reference
-from tests.kit.engine_stub import RESPONSES
 from tests.proxy.io.front import Front
 
 NOT_HTTP = (b"\x16\x03\x01", b"GARBAGE\r\n", b"\x00", b"GET / HTTP/9.9\r\n\r\n", b"\r\n")
@@ -108,7 +107,7 @@ class Wire:
         same(seen.status, direct.status, "status")
         same(seen.whole, direct.whole, "whether the body ended")
         same(_headers(seen), _headers(direct), "headers")
-        reference = Reference(core_cases.ask_of(path, body), responses=path == RESPONSES)
+        reference = Reference(core_cases.ask_of(path, body), path)
         try:
             expected = b"".join(core_cases.expected_of(
                 reference, exchange, Answer(changed.status, changed.content_type, (direct.body,)), script.broken

@@ -13,7 +13,6 @@ from tests.fuzz import __main__ as fuzz
 from tests.fuzz import core_cases, engine
 from tests.fuzz.reference import Reference, events
 from tests.kit import compare, tapes
-from tests.kit.engine_stub import RESPONSES
 from tests.kit.source import ROOT
 from tests.kit.tapes import AGENT
 
@@ -29,7 +28,7 @@ def test_a_slice_of_the_fuzz() -> None:
 @pytest.mark.parametrize("place", range(len(core_cases.pool())), ids=lambda place: core_cases.pool()[place][0])
 def test_the_reference_makes_the_engines_own_answer_of_what_the_proxy_is_sent(place: int) -> None:
     name, path, body, answer = core_cases.pool()[place]
-    reference = Reference(core_cases.ask_of(path, body), responses=path == RESPONSES)
+    reference = Reference(core_cases.ask_of(path, body), path)
     if answer.content_type.startswith("text/event-stream"):
         seen = b"".join(map(reference.event, answer.parts))
     else:
