@@ -46,7 +46,7 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import HttpFront, headers_as_sent
 from ajet_proxy.io.limits import DaemonLimits, TenantLimits, resident_bytes
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.process import allow_many_connections, log_to_stderr
+from ajet_proxy.io.process import allow_many_connections, log_to_stderr, look_for_garbage_less
 from ajet_proxy.io.remote_desk import Facts
 from ajet_proxy.io.server import Runner
 from ajet_proxy.io.store import Store
@@ -271,6 +271,7 @@ def main(config: Config, announce: Callable[[str], None]) -> None:
     """Run the daemon until SIGTERM or SIGINT; `announce` gets the URL once it accepts requests."""
     log_to_stderr()
     allow_many_connections()
+    look_for_garbage_less()
     asyncio.run(_run(App(config), announce))
 
 
