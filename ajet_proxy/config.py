@@ -118,7 +118,9 @@ class Config:
     connect_timeout: float = _opt(60.0, "Limit for connecting to an engine.")
     read_timeout: float = _opt(0.0, "Limit for an engine's silence within one answer; 0 is none.")
     keep_alive_s: float = _opt(
-        15.0, "A stream whose engine is silent for this long gets a keep-alive in its client's protocol; 0 is none."
+        15.0,
+        "A stream whose engine is silent for this long (to a quarter more) gets a keep-alive in its client's protocol; "
+        "0 is none.",
     )
     drain_s: float = _opt(60.0, "After SIGTERM, requests in flight have this long to finish.")
     key_ttl_s: float = _opt(7 * 86400.0, "Lifetime of an episode's key.")

@@ -111,6 +111,8 @@ class State:
         self.leases = 0
         self.served: dict[str, Served] = {}
         self.default_version = 0
+        self.updates = 0
+        """How often it was said which weights serve."""
         self.gate_now = Gate()
         self.lineage = Lineage()
         self.tally = Tally()
@@ -328,6 +330,7 @@ class State:
         known = self.served.get(event.model, Served(0, ()))
         upstreams = known.upstreams if event.upstreams is None else event.upstreams
         self.served[event.model] = Served(event.version, upstreams)
+        self.updates += 1
 
     def _gate_closed(self, event: ev.GateClosed) -> None:
         self.gate_now = self.gate_now.close(event.at, event.reason)
@@ -336,6 +339,7 @@ class State:
         """The version is that of the one model there is; with several, only `PolicyAnnounced` says which."""
         self.gate_now = self.gate_now.open(event.at)
         self.default_version = event.policy_version
+        self.updates += 1
         if len(self.served) == 1:
             ((model, served),) = self.served.items()
             self.served[model] = Served(event.policy_version, served.upstreams)

@@ -101,6 +101,10 @@ class Desk(Protocol):
     def policy_version(self, model: str) -> int:
         """The version that serves `model` now."""
 
+    @property
+    def weights(self) -> object:
+        """The same object for as long as no `policy_version` changes."""
+
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         """`identity` with the episode that its name stands for, or that the request continues, if there is one."""
 
@@ -161,6 +165,10 @@ class LedgerDesk:
 
     def policy_version(self, model: str) -> int:
         return self._store.ledger.policy_version(model)
+
+    @property
+    def weights(self) -> object:
+        return self._store.ledger.updates
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         return self._continued(self._current(identity), history, sent)[0]

@@ -54,6 +54,7 @@ class Recorder:
         self._marks = marks
         self._finished = finished
         self._version = origin.policy_version
+        self._weights: object = None
         self._changes: list[Change] = []
         self._same_text: dict[int, Found | None] = {}
 
@@ -62,6 +63,9 @@ class Recorder:
         changed, what comes from now on counts as theirs; of an answer in one piece all counts as the first ones'.
         Either way the call is uncertain, unless the engine itself says which token came from which (see
         `call.versions_of`)."""
+        if (weights := self._desk.weights) is self._weights:
+            return
+        self._weights = weights
         version = self._desk.policy_version(self.origin.model)
         if version != self._version:
             self._version = version

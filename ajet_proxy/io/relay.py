@@ -74,7 +74,7 @@ async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
 
 async def captured(
     http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Sender,
-    *, keep_alive_s: float, own: EngineRequest | None = None, heard: Callable[[bytes], None] = lambda data: None,
+    *, keep_alive_s: float, own: EngineRequest | None = None, heard: Callable[[bytes], None] | None = None,
 ) -> web.StreamResponse:
     """Send `request`, give the client what `exchange` makes of the answer, and record its calls. A stream whose engine
     is silent for `keep_alive_s` (0: however long) is kept alive in the client's protocol. `own` is what an engine is
@@ -85,7 +85,7 @@ async def captured(
             exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
             if exchange.settled:
                 await recorder.end(exchange.outcomes)
-            told = (lambda data: None) if exchange.skip is None else heard
+            told = heard if exchange.skip is not None else None
             if exchange.buffered:
                 return await _document(answer, exchange, recorder, told)
             return await _stream(http, answer, exchange, recorder, keep_alive_s, told)
@@ -166,11 +166,13 @@ async def retold(
 
 
 async def _document(
-    answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, heard: Callable[[bytes], None]
+    answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, heard: Callable[[bytes], None] | None
 ) -> web.StreamResponse:
     """An answer in one piece, kept back as a whole."""
     try:
-        heard(data := await answer.read())
+        data = await answer.read()
+        if heard is not None:
+            heard(data)
         exchange.feed(data)
     except _BROKEN as error:
         exchange.abort()
@@ -189,7 +191,7 @@ async def _document(
 
 async def _stream(
     http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, keep_alive_s: float,
-    heard: Callable[[bytes], None],
+    heard: Callable[[bytes], None] | None,
 ) -> web.StreamResponse:
     """An answer that leaves as it comes, except for its end."""
     refused = answer.status >= 400
@@ -208,8 +210,9 @@ async def _stream(
                 return _cut(http, response)
             if not data:
                 break
-            silence.broken()
-            heard(data)
+            silence.looks = 0
+            if heard is not None:
+                heard(data)
             recorder.note_version(exchange)
             if out := exchange.feed(data):
                 await response.write(out[0] if len(out) == 1 else b"".join(out))

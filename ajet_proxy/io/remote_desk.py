@@ -86,6 +86,10 @@ class RemoteDesk:
     def policy_version(self, model: str) -> int:
         return self.facts.policy_version(model)
 
+    @property
+    def weights(self) -> object:
+        return self.facts
+
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         told = None if history is None else history.told()
         return replace(identity, episode=await self._channel.ask("find", identity, told, dict(sent)))

@@ -50,16 +50,22 @@ class EngineRequest:
     sticky: str
 
 
-class Way(asyncio.Protocol):
+class Way(asyncio.BaseProtocol):
     """Stands between a connection and aiohttp's `reader` of it and notes whether anything came back."""
 
     def __init__(self, reader: asyncio.Protocol) -> None:
         self._reader = reader
         self.reused = False
-        self.heard = False
+        self.listen()
 
-    def data_received(self, data: bytes) -> None:
+    def listen(self) -> None:
+        """A request is written: nothing came back to it yet."""
+        self.heard = False
+        self.data_received = self._first
+
+    def _first(self, data: bytes) -> None:
         self.heard = True
+        self.data_received = self._reader.data_received  # the rest goes there at once: a call less for each piece
         self._reader.data_received(data)
 
     def eof_received(self) -> bool | None:
@@ -87,7 +93,8 @@ class Pool(aiohttp.TCPConnector):
         if (transport := connection.transport) is not None:
             way = transport.get_protocol()
             if isinstance(way, Way):
-                way.reused, way.heard = True, False
+                way.reused = True
+                way.listen()
             else:
                 way = Way(cast(asyncio.Protocol, way))
                 transport.set_protocol(way)

@@ -217,15 +217,15 @@ class Reading:
         """Read the events at the start of `stream` that have the form which makes up most of a stream, at a tenth of
         the cost of `event`: what the agent sees in their place, and how many bytes they are."""
         seen: list[bytes] = []
-        at = 0
+        at, end = 0, len(stream)
+        if not self._hides_all or not is_utf8(stream):
+            return seen, at
         match = self._dialect.usual.match
-        while self._hides_all and (found := match(stream, at)):
+        while at < end and (found := match(stream, at)):
             head, index, said, logprob, middle, token, tail = found.groups()
             if (place := int(index)) >= len(self._tallies):
                 break
             tally = self._tallies[place]
-            if not is_utf8(found[0]):
-                break
             tally.ids.append(int(token))
             tally.logprobs.append(float(logprob))
             tally.told = True

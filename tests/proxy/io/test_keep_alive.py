@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.io.keep_alive import KeepAlive
+from ajet_proxy.io.keep_alive import LOOKS, KeepAlive
 
 
 class Exchange:
@@ -48,21 +48,23 @@ async def test_silence_is_filled_again_and_again() -> None:
 
 async def test_who_hears_something_hears_nothing_else() -> None:
     response = Response()
-    with keeping(response, Exchange(), 5.0) as silence:
+    with keeping(response, Exchange(), 60.0) as silence:
         for _ in range(3):
-            await asyncio.sleep(0.01)
-            silence.broken()
+            for _ in range(LOOKS):
+                silence._look()
+            silence.looks = 0
+    assert silence._writing is None
+
+
+async def test_silence_is_filled_once_it_has_lasted_and_then_as_often() -> None:
+    response, said = Response(), []
+    with keeping(response, Exchange(), 60.0) as silence:
+        for look in range(1, 3 * LOOKS + 2):
             silence._look()
-    assert response.written == []
-
-
-async def test_a_pause_counts_from_the_last_that_came() -> None:
-    response = Response()
-    with keeping(response, Exchange(), 0.2) as silence:
-        await asyncio.sleep(0.15)
-        silence.broken()
-        silence._look()
-        assert silence._writing is None
+            await asyncio.sleep(0)
+            if len(response.written) > len(said):
+                said.append(look)
+    assert said == [LOOKS + 1, 2 * LOOKS + 1, 3 * LOOKS + 1]
 
 
 @pytest.mark.parametrize("every_s", [0, 0.01])
@@ -88,7 +90,7 @@ async def test_a_client_that_does_not_read_is_told_once() -> None:
 async def test_what_was_about_to_be_said_is_not_said_after_the_end() -> None:
     response = Response()
     with keeping(response, Exchange(), 60.0) as silence:
-        silence._since -= 60.0
+        silence.looks = LOOKS
         silence._look()
     assert silence._writing is not None
     await silence._writing
