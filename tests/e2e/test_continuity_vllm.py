@@ -189,12 +189,9 @@ def whole(call: dict[str, Any]) -> list[int]:
     return [*call["prompt_token_ids"], *call["token_ids"]]
 
 
-@pytest.mark.parametrize("tools", [False, True], ids=["words", "tools"])
-def test_not_one_turn_drifts_with_it_and_some_do_without(family: Family, tools: bool) -> None:
-    name = "tools" if tools else "words"
-    messages = talk(family, family.on.url, name, tools=tools)
-    assert any(message.get("reasoning") for message in messages) or not family.thought
-    record, drift = sealed(family.on.url, name)
+def goes_on_exactly(url: str, episode: str) -> None:
+    """Each call of `episode`, which ends here, goes on from the one before token for token."""
+    record, drift = sealed(url, episode)
     calls = record["calls"]
     assert [call["continuity"] for call in calls[:1]] == ["first_turn"]
     assert {call["continuity"] for call in calls[1:]} <= {"exact", "same"}
@@ -202,6 +199,14 @@ def test_not_one_turn_drifts_with_it_and_some_do_without(family: Family, tools: 
         assert call["prompt_token_ids"][: len(whole(before))] == whole(before)
     assert len(record["timelines"]) == 1
     assert drifted(drift) == 0
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["words", "tools"])
+def test_not_one_turn_drifts_with_it_and_some_do_without(family: Family, tools: bool) -> None:
+    name = "tools" if tools else "words"
+    messages = talk(family, family.on.url, name, tools=tools)
+    assert any(message.get("reasoning") for message in messages) or not family.thought
+    goes_on_exactly(family.on.url, name)
 
     talk(family, family.off.url, name, tools=tools)
     record, drift = sealed(family.off.url, name)
@@ -291,14 +296,7 @@ def test_anthropics_protocol_is_continued_as_well(family: Family) -> None:
 def test_not_one_response_drifts_with_it_and_some_do_without(family: Family) -> None:
     items = talk_in_items(family, family.on.url, "items")
     assert any(item.get("type") == "reasoning" for item in items) or not family.thought
-    record, drift = sealed(family.on.url, "items")
-    calls = record["calls"]
-    assert [call["continuity"] for call in calls[:1]] == ["first_turn"]
-    assert {call["continuity"] for call in calls[1:]} <= {"exact", "same"}
-    for before, call in itertools.pairwise(calls):
-        assert call["prompt_token_ids"][: len(whole(before))] == whole(before)
-    assert len(record["timelines"]) == 1
-    assert drifted(drift) == 0
+    goes_on_exactly(family.on.url, "items")
 
     talk_in_items(family, family.off.url, "items", limit=5)
     _, drift = sealed(family.off.url, "items")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ajet_proxy.core import continuity
 from ajet_proxy.core.call import Captured
 from ajet_proxy.core.continuity import OUTCOMES, Known, Memory, Outline, ended, heard_as, normal, outline, trial
+from tests.kit.outlines import recall, remember
 
 HELLO = {"role": "user", "content": "hello"}
 AGAIN = {"role": "user", "content": "again"}
@@ -23,14 +24,6 @@ def outlined(*messages: dict[str, Any], agent: str = "", episode: str = "ep", **
     found = outline({"messages": list(messages), **fields}, episode=episode, model="m", agent=agent)
     assert found is not None
     return found
-
-
-def remember(memory: Memory, asked: Outline, answer: dict[str, Any], call: str, ended: str) -> None:
-    memory.remember(asked.ends(answer), asked.sought.shape, call, ended)
-
-
-def recall(memory: Memory, asked: Outline) -> Known | str:
-    return memory.recall(asked.sought)
 
 
 def recalled(after: Outline, answer: dict[str, Any] | None = None, **first: Any) -> Known | str:

@@ -7,13 +7,11 @@ import random
 
 import pytest
 
-from ajet_proxy.core.call import Captured, Outcome, Unscored
-from ajet_proxy.core.dialects import CAPTURED
-from ajet_proxy.core.dialects.request import Request
-from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.call import Captured, Unscored
 from tests.kit import compare_responses, tapes
 from tests.kit.record_responses import FILE, PASSED_THROUGH, as_proxy
-from tests.kit.tapes import AGENT, PROXY, Tape
+from tests.kit.tapes import AGENT, PROXY
+from tests.proxy.core.replaying import exchange_of, pieces, replay
 
 TAPES = tapes.load(FILE)
 NAMES = sorted({name for name, _ in TAPES})
@@ -26,45 +24,17 @@ WITHOUT_TEXT = (
 )  # fmt: skip
 
 
-def exchange_for(name: str) -> Exchange:
-    tape = TAPES[name, AGENT]
-    return Exchange(CAPTURED[tape.route], Request(json.dumps(tape.request).encode()))
-
-
-def replay(name: str, parts: list[bytes], tape: Tape) -> tuple[bytes, bytes, tuple[Outcome, ...]]:
-    """``(what the client gets before the call is settled, everything it gets, the outcomes)``."""
-    exchange = exchange_for(name)
-    exchange.on_headers(tape.status, tape.headers["content-type"])
-    early, late = b"", b""
-    for part in parts:
-        was_settled = exchange.settled
-        out = b"".join(exchange.feed(part))
-        early, late = (early, late + out) if was_settled else (early + out, late)
-        if exchange.settled:
-            late += b"".join(exchange.release())
-    return early, early + late + b"".join(exchange.finish()), exchange.outcomes
-
-
-def pieces(body: bytes, dice: random.Random) -> list[bytes]:
-    out = []
-    while body:
-        size = dice.choice((1, 2, 3, 5, 17, 100, 1000))
-        out.append(body[:size])
-        body = body[size:]
-    return out
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_the_engine_is_asked_what_stands_on_the_tape(name: str) -> None:
     """Fails when the proxy asks otherwise than when the tapes were recorded: record them anew."""
-    asked = json.loads(exchange_for(name).upstream_body)
+    asked = json.loads(exchange_of(TAPES[name, AGENT]).upstream_body)
     assert asked == TAPES[name, PROXY].request == as_proxy(name, TAPES[name, AGENT].request)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_agent_sees_what_it_would_have_seen(name: str) -> None:
     direct, tape = TAPES[name, AGENT], TAPES[name, PROXY]
-    _, seen, _ = replay(name, [chunk.encode() for chunk in tape.chunks], tape)
+    _, seen, _ = replay(direct, tape, [chunk.encode() for chunk in tape.chunks])
     assert tape.status == direct.status
     compare_responses.same_answer(seen, direct.body)
 
@@ -72,11 +42,11 @@ def test_the_agent_sees_what_it_would_have_seen(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_any_split_gives_the_same_bytes_and_call(name: str) -> None:
     tape = TAPES[name, PROXY]
-    _, whole, outcomes = replay(name, [tape.body], tape)
+    _, whole, outcomes = replay(TAPES[name, AGENT], tape, [tape.body])
     dice = random.Random(name)
     splits = [[tape.body[at : at + 1] for at in range(len(tape.body))], *(pieces(tape.body, dice) for _ in range(5))]
     for split in splits:
-        early, seen, again = replay(name, split, tape)
+        early, seen, again = replay(TAPES[name, AGENT], tape, split)
         assert seen == whole
         assert again == outcomes
         assert b"response.completed" not in early or tape.status != 200, "the end may leave only once the call is safe"
@@ -85,7 +55,7 @@ def test_any_split_gives_the_same_bytes_and_call(name: str) -> None:
 @pytest.mark.parametrize("name", ANSWERED)
 def test_the_call_is_the_engines_own(name: str) -> None:
     tape, case = TAPES[name, PROXY], name.removesuffix("-stream")
-    _, _, (outcome,) = replay(name, [chunk.encode() for chunk in tape.chunks], tape)
+    _, _, (outcome,) = replay(TAPES[name, AGENT], tape, [chunk.encode() for chunk in tape.chunks])
     told = compare_responses.final(tape.body)
     texts = [item["content"][0]["logprobs"] for item in told["output"] if item["type"] == "message"]
     assert (texts == []) == (case in WITHOUT_TEXT)

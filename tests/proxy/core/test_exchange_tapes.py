@@ -11,46 +11,15 @@ import random
 
 import pytest
 
-from ajet_proxy.core.call import Captured, Outcome
-from ajet_proxy.core.dialects import CAPTURED
-from ajet_proxy.core.dialects.request import Request
-from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.call import Captured
 from tests.kit import compare, tapes
 from tests.kit.record_tapes import PASSED
 from tests.kit.tapes import AGENT, PROXY, Tape
+from tests.proxy.core.replaying import exchange_of, pieces, replay
 
 NAMES = tapes.names()
 PASSED_THROUGH = [name for name in NAMES if name in PASSED]
 CAPTURABLE = [name for name in NAMES if name not in PASSED_THROUGH]
-
-
-def exchange_for(name: str) -> Exchange:
-    tape = tapes.load()[name, AGENT]
-    return Exchange(CAPTURED[tape.route], Request(json.dumps(tape.request).encode()))
-
-
-def replay(name: str, parts: list[bytes], tape: Tape) -> tuple[bytes, bytes, tuple[Outcome, ...]]:
-    """``(what the client gets before the calls are settled, everything it gets, the outcomes)``."""
-    exchange = exchange_for(name)
-    exchange.on_headers(tape.status, tape.headers["content-type"])
-    early = b""
-    late = b""
-    for part in parts:
-        was_settled = exchange.settled
-        out = b"".join(exchange.feed(part))
-        early, late = (early, late + out) if was_settled else (early + out, late)
-        if exchange.settled:
-            late += b"".join(exchange.release())
-    return early, early + late + b"".join(exchange.finish()), exchange.outcomes
-
-
-def pieces(body: bytes, dice: random.Random) -> list[bytes]:
-    out = []
-    while body:
-        size = dice.choice((1, 2, 3, 5, 17, 100, 1000))
-        out.append(body[:size])
-        body = body[size:]
-    return out
 
 
 def expected_calls(tape: Tape) -> dict[int, tuple[list[int], list[int], list[float], str]]:
@@ -71,24 +40,24 @@ def expected_calls(tape: Tape) -> dict[int, tuple[list[int], list[int], list[flo
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_the_engine_is_asked_what_stands_on_the_tape(name: str) -> None:
     """Fails when the proxy asks otherwise than when the tapes were recorded: record them anew."""
-    assert json.loads(exchange_for(name).upstream_body) == tapes.load()[name, PROXY].request
+    assert json.loads(exchange_of(tapes.load()[name, AGENT]).upstream_body) == tapes.load()[name, PROXY].request
 
 
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_the_agent_sees_what_it_would_have_seen(name: str) -> None:
     direct, tape = tapes.load()[name, AGENT], tapes.load()[name, PROXY]
-    _, seen, _ = replay(name, [chunk.encode() for chunk in tape.chunks], tape)
+    _, seen, _ = replay(direct, tape, [chunk.encode() for chunk in tape.chunks])
     compare.same_answer(seen, direct.body)
 
 
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_any_split_gives_the_same_bytes_and_calls(name: str) -> None:
     tape = tapes.load()[name, PROXY]
-    _, whole, outcomes = replay(name, [tape.body], tape)
+    _, whole, outcomes = replay(tapes.load()[name, AGENT], tape, [tape.body])
     dice = random.Random(name)
     splits = [[tape.body[i : i + 1] for i in range(len(tape.body))], *(pieces(tape.body, dice) for _ in range(5))]
     for split in splits:
-        early, seen, again = replay(name, split, tape)
+        early, seen, again = replay(tapes.load()[name, AGENT], tape, split)
         assert seen == whole
         assert again == outcomes
         if tape.status == 200:
@@ -98,7 +67,7 @@ def test_any_split_gives_the_same_bytes_and_calls(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in CAPTURABLE if tapes.load()[name, AGENT].status == 200])
 def test_the_calls_are_the_engines_own(name: str) -> None:
     tape = tapes.load()[name, PROXY]
-    _, _, outcomes = replay(name, [chunk.encode() for chunk in tape.chunks], tape)
+    _, _, outcomes = replay(tapes.load()[name, AGENT], tape, [chunk.encode() for chunk in tape.chunks])
     captured = {}
     for outcome in outcomes:
         assert isinstance(outcome, Captured), outcome
@@ -111,9 +80,9 @@ def test_the_calls_are_the_engines_own(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in PASSED_THROUGH if tapes.load()[name, AGENT].status == 200])
 def test_what_cannot_be_captured_passes_as_it_is(name: str) -> None:
     direct = tapes.load()[name, AGENT]
-    exchange = exchange_for(name)
+    exchange = exchange_of(tapes.load()[name, AGENT])
     assert json.loads(exchange.upstream_body) == direct.request
-    _, seen, outcomes = replay(name, [direct.body], direct)
+    _, seen, outcomes = replay(tapes.load()[name, AGENT], direct, [direct.body])
     assert seen == direct.body
     assert not any(isinstance(outcome, Captured) for outcome in outcomes)
 

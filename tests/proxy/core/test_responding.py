@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.continuity import FIELD, OUTCOMES, Known, Memory, Outline
+from ajet_proxy.core.continuity import FIELD, OUTCOMES, Known, Memory
 from ajet_proxy.core.responding import Responding, heard_as, outline, prompt_told, trial
+from tests.kit.outlines import recall, remember
 
 HELLO = {"role": "user", "content": "hello"}
 AGAIN = {"role": "user", "content": "again"}
@@ -24,14 +25,6 @@ def outlined(*items: Any, agent: str = "", episode: str = "ep", **fields: Any) -
     found = outline({"input": list(items), **fields}, episode=episode, model="m", agent=agent)
     assert found is not None
     return found
-
-
-def remember(memory: Memory, asked: Outline, answer: dict[str, Any], call: str, ended: str) -> None:
-    memory.remember(asked.ends(answer), asked.sought.shape, call, ended)
-
-
-def recall(memory: Memory, asked: Outline) -> Known | str:
-    return memory.recall(asked.sought)
 
 
 def recalled(after: Responding, *output: Any, shown: Any = None, **first: Any) -> Known | str:
