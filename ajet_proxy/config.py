@@ -40,6 +40,8 @@ FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "A
 FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
 MIN_SECRET = 16
 MAX_WORKERS = 64
+OF_WORKERS = (3, 12)
+"""The first Python whose tasks can begin at once, as answers to a worker do (``eager_start``)."""
 MAY_BE_NONE = (
     "read_timeout", "keep_alive_s", "drift_limit", "archive_max_age", "archive_max_bytes", "max_disk", "max_memory",
 )
@@ -214,6 +216,8 @@ def check(config: Config) -> None:
         raise ConfigError(f"workers must be at most {MAX_WORKERS}, not {config.workers}")
     if config.workers > 1 and not sys.platform.startswith("linux"):
         raise ConfigError("workers share a port as Linux lets them: elsewhere there can be 1")
+    if config.workers > 1 and sys.version_info < OF_WORKERS:
+        raise ConfigError("workers need Python {}.{}: before it there can be 1".format(*OF_WORKERS))
     if config.drift_limit > 1:
         raise ConfigError(f"drift_limit is a share: at most 1, not {config.drift_limit}")
     for path in config.allow_route:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,7 @@ def test_variables_of_the_agent_side_are_left_alone() -> None:
         ({"idle_timeout": "nan"}, "a number"),
         ({"drain_s": -1.0}, "above 0"),
         ({"keep_alive_s": -1.0}, "above 0"),
+        ({"workers": 65}, "at most 64"),
         ({"drift_limit": -0.1}, "above 0"),
         ({"drift_limit": 5.0}, "at most 1"),
         ({"tls_cert": "x"}, "belong together"),
@@ -199,3 +201,16 @@ def test_interception_off_loopback_needs_keys() -> None:
     exposed = load(None, {"AJET_ADMIN_SECRET": SECRET}, {"intercept": ("127.0.0.1:1", "0.0.0.0:2"), "insecure": True})
     assert exposed.intercept_needs_key
     assert not load(None, {"AJET_ADMIN_SECRET": SECRET}, {"intercept": ("[::1]:1", "local:a")}).intercept_needs_key
+
+
+@pytest.mark.parametrize(("name", "value", "message"), [
+    ("platform", "darwin", "as Linux lets them"), ("version_info", (3, 11, 9), "need Python 3.12"),
+])  # fmt: skip
+def test_worker_processes_need_what_this_machine_has(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: Any, message: str
+) -> None:
+    assert load(None, {}, {"workers": 2}).workers == 2
+    monkeypatch.setattr(f"ajet_proxy.config.sys.{name}", value)
+    assert load(None, {}, {"workers": 1}).workers == 1
+    with pytest.raises(ConfigError, match=message):
+        load(None, {}, {"workers": 2})
