@@ -77,7 +77,7 @@ fuzz:
 
 faults:
 	@.ci/setup daemon
-	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS))
+	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS)) $(if $(WORKERS),--workers $(WORKERS))
 
 clean:
 	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-litellm .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info

@@ -1,6 +1,6 @@
 """The fault harness: real processes, killed and starved again and again, and what they were promised afterwards.
 
-    python -m tests.faults [--seed N] [--kills N] [--others N] [--agents N] [--tears N]
+    python -m tests.faults [--seed N] [--kills N] [--others N] [--agents N] [--tears N] [--workers N]
 
 Exits 1 when something acknowledged was lost or doubled, when something incomplete was trained, when the ledger did not
 balance or an agent that retries did not succeed; the folder of that run then stays, and is named. 2 on bad usage.
@@ -48,14 +48,16 @@ class Progress:
 
 
 def storm(
-    root: Path, seed: int, kills: int, others: int, agents: int, progress: Progress, counts: Counter[str]
+    root: Path, seed: int, kills: int, others: int, agents: int, progress: Progress, counts: Counter[str],
+    workers: int = 1,
 ) -> None:
     """`kills` of each program and `others` of each other kind; `counts` says how many there were, and of what."""
     dice = random.Random(seed)
-    stage = Stage(root, seed, agents)
+    stage = Stage(root, seed, agents, workers)
     try:
         audit = Audit(stage, counts)
-        left = Counter(dict.fromkeys(KILLED, kills) | dict.fromkeys(OTHERS, others))
+        killed = KILLED if workers == 1 else (*KILLED, "worker")
+        left = Counter(dict.fromkeys(killed, kills) | dict.fromkeys(OTHERS, others))
         weather = Storm(stage, audit, dice, left, progress, counts)
         weather.run()
         progress("the storm is over; agents finish", last=True)
@@ -96,6 +98,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=200, help="SIGKILLs of each: proxy, trainer, agents")
     parser.add_argument("--others", type=int, default=25, help="of each other fault")
     parser.add_argument("--agents", type=int, default=4, help="at work at a time")
+    parser.add_argument("--workers", type=int, default=1, help="processes of the proxy; several are killed, too")
     parser.add_argument("--tears", type=int, help="torn tails at most; every byte of the last record of every kind")
     return parser.parse_args()
 
@@ -109,7 +112,9 @@ def main() -> None:
     (root / "tears").mkdir()
     try:
         counts += tears.run(root / "tears", given.seed, given.tears, progress)
-        storm(root / "storm", given.seed, given.kills, given.others, given.agents, progress, counts)
+        storm(
+            root / "storm", given.seed, given.kills, given.others, given.agents, progress, counts, given.workers
+        )
     except BaseException:
         table(counts)
         say(traceback.format_exc())

@@ -4,9 +4,11 @@ What runs is `ajet_proxy.cli` as it is, and its compactions. Only the machine un
 
 - a file ``pwrite``, ``fdatasync`` or ``fsync`` in the folder CONDITIONS makes these calls fail with the error it names;
 - a file ``clock`` holds the seconds by which the wall clock is wrong;
-- segments are small and few ended episodes stay in memory, so that journal and archive turn over all the time.
+- segments are small and few ended episodes stay in memory, so that journal and archive turn over all the time;
+- a worker process that was killed is replaced soon, however often that happens.
 
-It leads a process group of its own, so that it can be killed alone or with the compaction that it started.
+Worker processes are those that users have. It leads a process group of its own, so that it can be killed alone or with
+all that it started.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from typing import Any
 
 from ajet_proxy import cli
 from ajet_proxy.core import retention
-from ajet_proxy.io import compaction, compactor
+from ajet_proxy.io import compaction, compactor, workers
 from ajet_proxy.io.journal import Journal
 
 SEGMENT_BYTES = 48 << 10
 KEPT_EPISODES = 10
 RETRY_S = 0.2
+WAITS_S = (0.1, 0.5)
 FAILING = ("pwrite", "fdatasync", "fsync")
 
 
@@ -69,6 +72,7 @@ def main() -> None:
     compactor.COMMAND = ("-m", "tests.faults.daemon", conditions, "compaction")  # type: ignore[assignment]
     compactor.RETRY_S = RETRY_S
     retention.KEPT_EPISODES = KEPT_EPISODES
+    workers.WAITS_S = WAITS_S
     sys.argv = sys.argv[2:]
     cli.main()
 

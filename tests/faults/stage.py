@@ -115,9 +115,9 @@ class Worker:
 
 
 class Stage:
-    """Everything that runs. `root` is an empty folder."""
+    """Everything that runs. `root` is an empty folder; the proxy is a daemon with so many `workers`."""
 
-    def __init__(self, root: Path, seed: int, agents: int) -> None:
+    def __init__(self, root: Path, seed: int, agents: int, workers: int = 1) -> None:
         self.root, self.notes, self.stops = root, root / "notes", root / "stops"
         self._conditions = root / "conditions"
         for folder in (self.notes, self.stops, self._conditions, root / "trainer"):
@@ -128,7 +128,8 @@ class Stage:
         self.proxy = ProxyProcess(
             self.engine.url, root / "disk/data", inside=(sys.executable, "-m", "tests.faults.daemon",
             str(self._conditions)), env={"PYTHONPATH": str(ROOT)},
-            options=["--group-size", "2", "--idle-timeout", "100000", "--wall-timeout", "1000000"],
+            options=["--group-size", "2", "--idle-timeout", "100000", "--wall-timeout", "1000000",
+                     "--workers", str(workers)],
         )  # fmt: skip
         self.proxy.log = root / "proxy.log"
         self.proxy.start()
@@ -171,13 +172,30 @@ class Stage:
 
     def compacting(self) -> bool:
         """Whether the daemon has a compaction running."""
-        children = Path(f"/proc/{self.proxy.pid}/task/{self.proxy.pid}/children")
-        with contextlib.suppress(FileNotFoundError):
-            return bool(children.read_text().split())
-        return False
+        return bool(self._children("compaction"))
+
+    def kill_worker(self, dice: random.Random) -> bool:
+        """SIGKILL; whether one was there."""
+        running = self._children("ajet_proxy.worker")
+        if running:
+            os.kill(dice.choice(running), signal.SIGKILL)
+        return bool(running)
+
+    def _children(self, program: str) -> list[int]:
+        """The processes of the daemon that run `program`."""
+
+        def runs(pid: str) -> bool:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                return program in Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+            return False
+
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children = Path(f"/proc/{self.proxy.pid}/task/{self.proxy.pid}/children").read_text()
+            return [int(pid) for pid in children.split() if runs(pid)]
+        return []
 
     def kill_proxy(self, dice: random.Random) -> None:
-        """Alone, so that a compaction outlives it, or with its compaction."""
+        """Alone, so that a compaction and workers outlive it for a moment, or with them."""
         if dice.random() < 0.5:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.proxy.pid, signal.SIGKILL)

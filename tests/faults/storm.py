@@ -35,8 +35,8 @@ class Storm:
 
     def run(self) -> None:
         kinds: dict[str, Callable[[], None]] = {
-            "proxy": self.proxy, "trainer": self.trainer, "agent": self.agent, "write": self.write, "full": self.full,
-            "freeze": self.freeze, "reset": self.reset, "clock": self.clock,
+            "proxy": self.proxy, "worker": self.worker, "trainer": self.trainer, "agent": self.agent,
+            "write": self.write, "full": self.full, "freeze": self.freeze, "reset": self.reset, "clock": self.clock,
         }  # fmt: skip
         done, total = 0, self.left.total()
         while self.left.total():
@@ -59,6 +59,11 @@ class Storm:
         self.counts["… while it compacted its journal"] += during
         self._others_too()
         self._start()
+
+    def worker(self) -> None:
+        """A worker process alone: the daemon replaces it."""
+        self._until(lambda: self.stage.kill_worker(self.dice))
+        self.counts["kills of a worker process"] += 1
 
     def trainer(self) -> None:
         self._kill(self.stage.trainer, "kills of the trainer")

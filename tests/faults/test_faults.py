@@ -29,6 +29,15 @@ def test_a_slice_of_the_storm(tmp_path: Path) -> None:
     assert min(counts["acknowledged calls, found once with their ids"], counts["batches delivered"]) > 5
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_slice_of_the_storm_over_worker_processes(tmp_path: Path) -> None:
+    counts, told = Counter[str](), faults.Progress()
+    faults.storm(tmp_path, seed=1, kills=3, others=0, agents=2, progress=told, counts=counts, workers=2)
+    assert min(counts[f"kills of {who}"] for who in ("the proxy", "a worker process", "an agent")) >= 3
+    assert counts["acknowledged calls, found once with their ids"] > 5
+
+
 def test_a_slice_of_the_torn_tails(tmp_path: Path) -> None:
     counts = tears.run(tmp_path, 1, 60, faults.Progress())
     assert counts["torn or spoiled tails, each cut at its last whole record"] == 60
