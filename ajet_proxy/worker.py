@@ -92,7 +92,9 @@ class Worker:
         )
         audit = audited(self, keys=keys, now=clock.now, headers=headers_as_sent)
         application = front.application(config, keys, audit)
-        relay = ControlRelay(control, max_body=config.max_body, client_timeout=config.client_timeout)
+        relay = ControlRelay(
+            control, keys=keys, clock=clock, max_body=config.max_body, client_timeout=config.client_timeout
+        )
         relay.add_routes(application)
         HttpFront(
             desk=desk, keys=keys, engines=engines, clock=clock, metrics=self._metrics, settings=front.settings(config)

@@ -74,14 +74,14 @@ def identify(
     body: Mapping[str, Any] | None,
     authenticate: Callable[[str | None], Claims],
 ) -> Identity:
-    """The identity of a request. `path` is as written in the request line, without its query; `headers` have lower-case
-    names; `authenticate` gives the claims of a key (None: no key) or raises `Unauthorized`.
+    """The identity of a request. `path` is as written in the request line, without its query; `headers` are asked by
+    lower-case names; `authenticate` gives the claims of a key (None: no key) or raises `Unauthorized`.
 
     Raises `BadRequest` for an unusable name or label, `Forbidden` for a key that does not reach the named episode.
     """
     named, rest = split_path(path)
     key_in_path = named is not None and named.startswith(KEY_PREFIX)
-    key = named if key_in_path else key_in(headers)
+    key = key_of(path, headers)
     claims = authenticate(key)
     check_scope(claims, "agent")
     episode, way, issued = None, "lineage", False
@@ -109,6 +109,12 @@ def identify(
         eval=_flag(headers, HEADER_EVAL),
         reward=_reward(headers),
     )
+
+
+def key_of(path: str, headers: Mapping[str, str]) -> str | None:
+    """The key that counts: the one in the path, else that of the headers (see `key_in`)."""
+    named, _ = split_path(path)
+    return named if named is not None and named.startswith(KEY_PREFIX) else key_in(headers)
 
 
 def split_path(path: str) -> tuple[str | None, str]:

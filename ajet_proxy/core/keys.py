@@ -126,7 +126,7 @@ def masked(text: str) -> str:
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:
-    """The key a request carries (header names in lower case): ``Authorization: Bearer`` first, then ``x-api-key``.
+    """The key a request carries (`headers` are asked in lower case): ``Authorization: Bearer``, then ``x-api-key``.
 
     Of two, one that we issued goes before one that is somebody else's.
     """

@@ -20,12 +20,12 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from ajet_proxy.core.identity import split_path
-from ajet_proxy.core.keys import Keys, key_id, key_in
+from ajet_proxy.core.identity import key_of
+from ajet_proxy.core.keys import Keys, key_id
 from ajet_proxy.io import client_certificates
 from ajet_proxy.io.errors import Handler
 from ajet_sdk.errors import AjetError, BadRequest
-from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, KEY_PREFIX, PREFIX, ROUTES, check_id
+from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, PREFIX, ROUTES, check_id
 
 logger = logging.getLogger(__name__)
 
@@ -134,9 +134,7 @@ def _of_batch(http: web.Request) -> bool:
 
 
 def _caller(http: web.Request, headers: Mapping[str, str], keys: Keys, now: float) -> dict[str, Any]:
-    named, _ = split_path(http.rel_url.raw_path)
-    in_path = named is not None and named.startswith(KEY_PREFIX)
-    key = named if in_path else key_in({name.lower(): value for name, value in headers.items()})
+    key = key_of(http.rel_url.raw_path, headers)
     shown = {"key": None if key is None else key_id(key)}
     try:
         claims = keys.authenticate(key, now)

@@ -3,7 +3,8 @@
 They travel as HTTP on a socket file in the data directory, which nobody else can enter. So a long poll, a stream of
 events and a batch of any size take the same way, and whoever goes away ends the work at the other end too. What the
 ledger's process cannot see there (the caller's address, whether the caller spoke TLS, and whose certificate it showed)
-goes along in headers that no client can set.
+goes along in headers that no client can set. Who may do what is decided there; here only a body is not taken in from
+one who has no key.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from ajet_proxy.core.identity import is_text
+from ajet_proxy.core.keys import Keys, key_in
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import client_certificates, relay
+from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.errors import Handler
 from ajet_proxy.io.upstream import HOP_BY_HOP, EngineRequest, as_written
 from ajet_sdk.errors import NotReady
@@ -33,8 +36,10 @@ RETRY_AFTER_S = 2.0
 class ControlRelay:
     """Passes requests on to the socket at `path`."""
 
-    def __init__(self, path: str, *, max_body: int, client_timeout: float) -> None:
+    def __init__(self, path: str, *, keys: Keys, clock: Clock, max_body: int, client_timeout: float) -> None:
         self._path = path
+        self._keys = keys
+        self._clock = clock
         self._max_body = max_body
         self._client_timeout = client_timeout
         self._session: aiohttp.ClientSession | None = None
@@ -55,6 +60,8 @@ class ControlRelay:
             yield
 
     async def _pass(self, http: web.Request) -> web.StreamResponse:
+        if http.body_exists:
+            self._keys.authenticate(key_in(http.headers), self._clock.now())
         body = await body_of.read(http, max_body=self._max_body, limit_s=self._client_timeout)
         headers = CIMultiDict(
             (name, value) for name, value in as_written(http.raw_headers).items()
@@ -63,7 +70,7 @@ class ControlRelay:
         headers[PEER], headers[SCHEME] = http.remote or "", http.scheme
         if (shown := client_certificates.subject(http)) is not None:
             headers[CERTIFICATE] = quote(shown)
-        request = EngineRequest(http.method, http.raw_path, headers, body or None, model="", sticky="")
+        request = EngineRequest(http.method, http.rel_url.raw_path_qs, headers, body or None, model="", sticky="")
         return await relay.passed(http, request, self)
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:

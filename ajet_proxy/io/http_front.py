@@ -35,8 +35,8 @@ from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.uncarried import Uncarried
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import History, Mark, marks_of, read
-from ajet_proxy.core.identity import Identity, identify, split_path
-from ajet_proxy.core.keys import Keys
+from ajet_proxy.core.identity import Identity, identify, key_of, split_path
+from ajet_proxy.core.keys import Claims, Keys
 from ajet_proxy.core.retold import answers, fetched, shown
 from ajet_proxy.core.usage import Tail
 from ajet_proxy.io import body as body_of
@@ -77,6 +77,7 @@ class FrontSettings:
 
 
 _STARTED = web.RequestKey("started", tuple[str, float])
+_CALLER = web.RequestKey("caller", tuple[Mapping[str, str], Claims])
 
 
 def headers_as_sent(http: web.Request) -> Mapping[str, str]:
@@ -126,6 +127,7 @@ class HttpFront:
         http[_STARTED] = (route, started := perf_counter())
         status = 499  # the client went away, in nginx's words
         try:
+            http[_CALLER] = self._caller(http)
             response = await (self._capture(http, dialect) if dialect is not None else self._pass(http))
             status = response.status
             return response
@@ -290,12 +292,16 @@ class HttpFront:
         finally:
             self._desk.used(tenant, tail.tokens())
 
+    def _caller(self, http: web.Request) -> tuple[Mapping[str, str], Claims]:
+        """The headers that count and whose key they hold: known before the body is read, which costs memory."""
+        headers = self._headers(http)
+        return headers, self._keys.authenticate(key_of(http.rel_url.raw_path, headers), self._clock.now())
+
     def _identify(self, http: web.Request, request: Request | None) -> Identity:
+        headers, claims = http[_CALLER]
         return identify(
-            path=http.rel_url.raw_path,
-            headers={name.lower(): value for name, value in self._headers(http).items()},
-            body=request.fields if request is not None else None,
-            authenticate=lambda key: self._keys.authenticate(key, self._clock.now()),
+            path=http.rel_url.raw_path, headers=headers, body=request.fields if request is not None else None,
+            authenticate=lambda _: claims,
         )
 
     async def _reward(self, http: web.Request, identity: Identity, sent: bytes) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ajet_proxy.core.keys import Claims, key_id
 from ajet_proxy.io.audit import AuditLog
+from ajet_sdk.routes import PREFIX
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, serving
 
@@ -65,6 +66,20 @@ async def test_refusals_have_a_line_and_paths_are_not_repeated(client: Client, t
         (key_id("ajet-forged.key"), None, "ep", 401), (None, None, "ep", 401),
     ]  # fmt: skip
     assert other not in (tmp_path / "audit.jsonl").read_text()
+
+
+@pytest.mark.parametrize("path", [f"{PREFIX}/episodes", "/v1/chat/completions"])
+async def test_of_two_keys_the_line_names_the_one_that_counted(path: str, client: Client, tmp_path: Path) -> None:
+    mine, other = client.key(Claims("agent", "a")), client.key(Claims("agent", "b"))
+    for second in (other, "junk"):
+        sent = [("Authorization", f"Bearer {mine}"), ("Authorization", f"Bearer {second}"), ("X-AJet-Reward", "1"),
+                ("X-AJet-Episode", f"ep-{second[:4]}")]  # fmt: skip
+        body = CHAT if path.startswith("/v1/") else {}
+        async with client.session.post(client.app.url + path, json=body, headers=sent) as answer:
+            assert answer.status == 200
+    opened = (await client.control("GET", "/episodes", key=SECRET)).json["episodes"]
+    assert {episode["tenant"] for episode in opened} == {"a"}
+    assert [(line["key"], line["tenant"]) for line in lines(tmp_path)] == [(key_id(mine), "a")] * 2
 
 
 async def test_a_reward_that_rides_on_a_request_is_one_too(client: Client, tmp_path: Path) -> None:

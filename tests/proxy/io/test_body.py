@@ -1,4 +1,5 @@
-"""Bodies: nothing larger than allowed is ever held, however it is packed, and nobody may dribble for ever."""
+"""Bodies: nothing larger than allowed is ever held, however it is packed; nothing at all of one who has no key; and
+nobody may dribble for ever."""
 
 from __future__ import annotations
 
@@ -48,3 +49,17 @@ async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path) -> Non
         assert answer.startswith(b"HTTP/1.1 400")
         assert b'"slow_body"' in answer
         writer.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_nothing_is_read_of_one_who_has_no_key(workers: int, tmp_path: Path) -> None:
+    """Its body would lie in memory until it is there as a whole: so the answer comes before that."""
+    async with serving(tmp_path, admin_secret="a secret of the operator", workers=workers) as client:
+        host, _, port = client.app.url.removeprefix("http://").rpartition(":")
+        for path in ROUTES:
+            reader, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer ajet-forged.key\r\n"
+            writer.write(f"{head}Content-Length: 1000\r\n\r\n{{".encode())
+            answer = await asyncio.wait_for(reader.readuntil(b"}}"), 10)
+            assert answer.startswith(b"HTTP/1.1 401")
+            writer.close()

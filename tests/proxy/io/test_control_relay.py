@@ -10,6 +10,8 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
+from ajet_proxy.core.keys import Keys
+from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.control_relay import CERTIFICATE, PEER, SCHEME, ControlRelay, relayed
 from ajet_proxy.io.errors import error_middleware
 from ajet_proxy.io.server import Runner
@@ -45,10 +47,11 @@ class Ledger:
 
 
 @contextlib.asynccontextmanager
-async def relay(path: Path, ledger: Ledger | None) -> AsyncIterator[str]:
+async def relay(path: Path, ledger: Ledger | None, secret: str | None = None) -> AsyncIterator[str]:
     """The URL of a worker that relays to `ledger`."""
     worker = web.Application(middlewares=[error_middleware])
-    ControlRelay(str(path), max_body=1000, client_timeout=5.0).add_routes(worker)
+    keys = Keys(b"k" * 32, admin_secret=secret)
+    ControlRelay(str(path), keys=keys, clock=Clock(), max_body=1000, client_timeout=5.0).add_routes(worker)
     runners = [Runner(worker, handler_cancellation=True, shutdown_timeout=0.1)]
     await runners[0].setup()
     await web.TCPSite(runners[0], "127.0.0.1", 0).start()
@@ -75,6 +78,25 @@ async def test_the_ledgers_process_sees_the_request_as_its_client_made_it(tmp_pa
         "remote": "127.0.0.1", "scheme": "http", "host": url.removeprefix("http://"), "path": "/ajet/say?a=%20b&c",
         "ours": [], "method": "POST", "key": "Bearer k", "body": "{}",
     }  # fmt: skip
+
+
+async def test_a_request_line_with_the_whole_address_means_its_path(tmp_path: Path) -> None:
+    async with relay(tmp_path / "s", Ledger()) as url:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET http://a.name/ajet/say?a=%20b HTTP/1.1\r\nHost: a.name\r\n\r\n")
+        answer = await reader.readuntil(b"}")
+        assert answer.startswith(b"HTTP/1.1 200") and b'"/ajet/say?a=%20b"' in answer
+        writer.close()
+
+
+async def test_without_a_key_a_body_is_refused_and_the_rest_is_for_the_ledgers_process(tmp_path: Path) -> None:
+    async with relay(tmp_path / "s", Ledger(), "a secret") as url, aiohttp.ClientSession() as session:
+        for key, statuses in (("no secret", (401, 200)), ("a secret", (200, 200))):
+            for body, status in zip((b"{}", None), statuses, strict=True):
+                headers = {"Authorization": f"Bearer {key}"}
+                async with session.post(f"{url}/ajet/say", data=body, headers=headers) as answer:
+                    assert answer.status == status
 
 
 async def test_a_stream_leaves_as_it_comes_and_ends_with_its_reader(tmp_path: Path) -> None:
