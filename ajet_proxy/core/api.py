@@ -39,6 +39,9 @@ from ajet_sdk.routes import (
 
 MAX_RECORDS = 1000
 MAX_ID = 200
+MAX_LABEL = 1000
+MAX_WORDS = 10_000
+"""Characters of a note or a reason."""
 _TOKENS: Mapping[str, Tokens] = {"0": "none", "1": "all", "timelines": "timelines"}
 Body = dict[str, Any] | None
 
@@ -183,11 +186,17 @@ def _get_episode(asked: _Asked) -> Answer:
 
 def _reward(asked: _Asked) -> Answer:
     episode, body = asked.own(), asked.body(Reward)
-    if body.id is not None and not 1 <= len(body.id) <= MAX_ID:
-        raise BadRequest(f"id must have 1 to {MAX_ID} characters", param="id")
+    _check_length("id", body.id, MAX_ID, least=1)
+    _check_length("agent", body.agent, MAX_LABEL)
+    _check_length("note", body.note, MAX_WORDS)
     reward_id = asked.new_id("rew") if body.id is None else body.id
     events = asked.ledger.reward(episode, body, reward_id=reward_id, at=asked.at)
     return Answer(200, events, lambda: {"id": reward_id, **_state(asked.ledger, episode)})
+
+
+def _check_length(name: str, value: str | None, most: int, *, least: int = 0) -> None:
+    if value is not None and not least <= len(value) <= most:
+        raise BadRequest(f"{name} must have {least} to {most} characters", param=name)
 
 
 def _seal(asked: _Asked) -> Answer:
@@ -197,6 +206,7 @@ def _seal(asked: _Asked) -> Answer:
 
 def _abort(asked: _Asked) -> Answer:
     episode, body = asked.own(), asked.body(Abort)
+    body = Abort(body.reason and body.reason[:MAX_WORDS])  # often an exception's text, and an abort must come through
     return Answer(200, asked.ledger.abort(episode, body, at=asked.at), lambda: _state(asked.ledger, episode))
 
 

@@ -57,6 +57,17 @@ def takes(command: str, episode: Episode) -> bool:
     return verdict == DO
 
 
+MAX_REWARDS = 10_000
+"""An episode takes no more: what quotas and limits keep out is new episodes and calls, and rewards stay in memory."""
+
+
+def has_room(episode: Episode) -> None:
+    """`Conflict` for an episode with as many rewards as it may have."""
+    if len(episode.rewards) >= MAX_REWARDS:
+        message = f"episode {episode.id} has {MAX_REWARDS} rewards, as many as it may: seal it"
+        raise Conflict(message, code="too_many_rewards")
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """One reward as it was given. A `call` or an `agent` limits the samples it counts for."""

@@ -21,7 +21,7 @@ from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
 from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.call import RESTARTED
-from ajet_proxy.core.episode import CallEntry, Episode, repeats, takes, total
+from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes, total
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState
 from ajet_proxy.core.history import Beginnings, Mark
@@ -118,6 +118,7 @@ class Ledger(State):
                 raise Conflict(f"reward {reward_id} has another value already", code="reward_exists", param="id")
             return ()
         takes("reward", known)
+        has_room(known)
         if body.call is not None and body.call not in known.calls:
             raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call", param="call")
         rewarded = ev.RewardGiven(at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note)

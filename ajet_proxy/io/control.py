@@ -38,6 +38,8 @@ from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
 MAX_WAIT_S = 3600.0
+MAX_BODY = 1 << 20
+"""No control request needs more, and what an episode was opened with stays in memory for a while after its end."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class Control:
 
     async def _decode(self, http: web.Request) -> Any:
         """The JSON body, None if there is none, or `BadRequest`. What it may hold, `ajet_sdk.routes.parse` checks."""
-        raw = await body_of.read(http, max_body=self._settings.max_body, limit_s=self._settings.client_timeout)
+        most = min(self._settings.max_body, MAX_BODY)
+        raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout)
         if not raw.strip():
             return None
         try:

@@ -160,12 +160,22 @@ def test_rewarding(caller: Caller) -> None:
         caller.post(path, {"value": 2, "id": "r1"})
 
 
-@pytest.mark.parametrize("name", ["", "x" * 201])
-def test_a_reward_id_has_a_length(caller: Caller, name: str) -> None:
+@pytest.mark.parametrize(("name", "value"), [
+    ("id", ""), ("id", "x" * 201), ("agent", "x" * 1001), ("note", "x" * 10_001),
+])  # fmt: skip
+def test_the_words_of_a_reward_have_a_length(caller: Caller, name: str, value: str) -> None:
     episode = caller.rig.open()
     with pytest.raises(BadRequest) as caught:
-        caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, "id": name})
-    assert caught.value.param == "id"
+        caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, name: value})
+    assert caught.value.param == name
+    caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, name: value[:-1] or "x"})
+
+
+def test_an_abort_comes_through_however_long_its_reason(caller: Caller) -> None:
+    for reason in (None, "", "x" * 10_001):
+        episode = caller.rig.open()
+        assert caller.post(f"/episodes/{episode}/abort", {"reason": reason})["reason"] == "aborted"
+        assert caller.rig.ledger.episodes[episode].detail == (reason and reason[:10_000])
 
 
 def test_sealing_aborting_and_living(caller: Caller) -> None:

@@ -72,6 +72,19 @@ def test_a_refusal_says_why_the_episode_ended() -> None:
         takes("reward", episode)
 
 
+def test_an_episode_takes_so_many_rewards_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.episode.MAX_REWARDS", 3)
+    rig = LedgerRig(watch=True)
+    episode = rig.open()
+    for number in range(3):
+        rig.reward(episode, 1.0, id=f"r{number}", final=False)
+    with pytest.raises(Conflict, match="as many as it may") as caught:
+        rig.reward(episode, 1.0, id="r3")
+    assert caught.value.code == "too_many_rewards"
+    assert rig.reward(episode, 1.0, id="r0", final=False) == ()
+    assert rig.seal(episode)
+
+
 # ---- what a sealed episode becomes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import time
 from collections.abc import AsyncIterator
@@ -185,9 +186,12 @@ async def test_malformed_bodies_are_400_and_change_nothing(client: Client, raw: 
     assert (await client.status())["episodes"] == before["episodes"]
 
 
-async def test_a_body_over_the_limit_is_413(tmp_path: Path) -> None:
-    async with serving(tmp_path, max_body=1000) as client:
-        answer = await client.control("POST", "/episodes", {"task": "t" * 2000})
+@pytest.mark.parametrize(("settings", "size"), [({"max_body": 1000}, 2000), ({}, 1 << 20)])
+async def test_a_body_over_the_limit_is_413(settings: dict[str, Any], size: int, tmp_path: Path) -> None:
+    """What is large enough for a prompt is not so for a control request."""
+    async with serving(tmp_path, **settings) as client:
+        body = gzip.compress(json.dumps({"metadata": {"x": "t" * size}}).encode())
+        answer = await client.control("POST", "/episodes", body, Content_Encoding="gzip")
         assert answer.status == 413
         assert answer.json["error"]["code"] == "body_too_large"
 
