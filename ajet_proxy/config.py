@@ -290,8 +290,14 @@ def split_upstream(text: str) -> tuple[str, str]:
     name, sign, url = text.partition("=")
     if not sign or "://" in name:
         name, url = "", text
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
+    except ValueError:
+        usable = False
+    if "@" in url:  # addresses are shown to all, and passwords must not be
+        raise ConfigError("upstream must be an address without a name and password: set AJET_UPSTREAM_KEY")
+    if not usable or parts.query or parts.fragment:
         raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
     return name, url
 

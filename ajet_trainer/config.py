@@ -56,7 +56,7 @@ class Config:
     key: tuple[str, ...] = option(
         (),
         "key of scope 'trainer' for the proxy, or one a daemon in their order; none is needed for a loopback proxy "
-        "without secrets",
+        "without secrets; never on the command line",
     )
     tls_ca: str = option("", "file (PEM) of the CA of the proxies' certificates, where the usual ones are not enough")
     tls_cert: str = option("", "file (PEM) of our own certificate, for proxies that have tls_client_ca")
@@ -132,7 +132,8 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
         if "." in name:
             verl[name.removeprefix("verl.")] = literal(text)
         else:
-            key = known(name)
+            if (key := known(name)) == "key":
+                raise ConfigError(f"a command line can be read by all: set {ENV_PREFIX}KEY", param="key")
             values[key] = parse(key, text)
     return check(Config(**values, verl=verl))
 

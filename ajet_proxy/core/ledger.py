@@ -205,7 +205,8 @@ class Ledger(State):
             raise BadRequest("a policy needs a model and a version of at least 0", param="version")
         for url in body.upstreams or ():
             if not _is_base_url(url):
-                raise BadRequest(f"upstream {url[:200]!r} must look like http://HOST:PORT", param="upstreams")
+                shown = url.rpartition("@")[2][:200]
+                raise BadRequest(f"upstream {shown!r} must look like http://HOST:PORT", param="upstreams")
         known = self.served.get(body.model)
         if known is not None and known.version == body.version and body.upstreams in (None, known.upstreams):
             return ()
@@ -390,7 +391,7 @@ def _is_base_url(url: str) -> bool:
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         return False
-    return usable and not parts.query and not parts.fragment and url.isprintable() and " " not in url
+    return usable and not parts.query and not parts.fragment and url.isprintable() and not set(url) & set(" @")
 
 
 def _check_lease(lease_s: float) -> None:

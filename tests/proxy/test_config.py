@@ -75,6 +75,9 @@ def test_variables_of_the_agent_side_are_left_alone() -> None:
         ({"upstream": ("localhost:8000",)}, "upstream must be"),
         ({"upstream": ("m=ftp://x",)}, "upstream must be"),
         ({"upstream": ("http://x/?q=1",)}, "upstream must be"),
+        ({"upstream": ("http://[x",)}, "upstream must be"),
+        ({"upstream": ("http://x:99999",)}, "upstream must be"),
+        ({"upstream": ("m=http://me:sesame@x",)}, "without a name and password"),
         ({"gate_mode": "stop"}, "drain, pause"),
         ({"merge_policy": "loose"}, "strict, repair, off"),
         ({"group_size": 0}, "above 0"),
@@ -161,6 +164,12 @@ def test_the_data_directory_is_systemds_or_the_users() -> None:
     assert default_data_dir({"STATE_DIRECTORY": "/var/lib/ajet:/x"}) == "/var/lib/ajet"
     assert default_data_dir({"XDG_STATE_HOME": "/s"}) == "/s/ajet"
     assert default_data_dir({"HOME": "/h"}) == "/h/.local/state/ajet"
+
+
+def test_a_password_in_an_address_is_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_upstream("http://me:sesame@x")
+    assert "sesame" not in str(caught.value)
 
 
 def test_addresses_and_upstreams() -> None:

@@ -43,12 +43,14 @@ def test_announcing_nonsense(rig: LedgerRig, body: Policy) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://", "http://[x", "http://a b", "http://a?x=1", "http://a#b", "http://a:99999", "http://a\n", ""]
-)
+    "url", ["http://", "http://[x", "http://a b", "http://a?x=1", "http://a#b", "http://a:99999", "http://a\n", "",
+            "http://me:sesame@a"]
+)  # fmt: skip
 def test_an_engine_that_has_no_base_url(rig: LedgerRig, url: str) -> None:
     with pytest.raises(BadRequest) as caught:
         rig.announce(upstreams=("http://good:8000", url))
     assert caught.value.param == "upstreams"
+    assert "sesame" not in caught.value.message
     rig.announce(upstreams=("http://good:8000", "https://[::1]:8000/prefix"))
 
 
