@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Protocol
 
-from ajet_sdk.errors import AjetError
+from ajet_sdk.errors import AjetError, ProxyUnreachable
 
 
 class Extends(Protocol):
@@ -50,10 +50,16 @@ class Keeper:
             return tuple(self._held)
 
     def extend_all(self) -> None:
-        """One round over everything held; a failure leaves the rest untouched."""
+        """One round over everything held; a failure leaves the rest untouched. A daemon that does not answer is asked
+        once: waiting for it batch after batch would let the leases of the others run out."""
+        silent: set[str] = set()
         for daemon, batch in self.held:
+            if daemon in silent:
+                continue
             try:
                 self._daemons.extend(daemon, batch, self._lease_s)
+            except ProxyUnreachable:
+                silent.add(daemon)
             except AjetError:
                 continue
 

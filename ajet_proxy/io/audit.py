@@ -11,6 +11,7 @@ written the daemon says so once and serves on.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -51,8 +52,11 @@ class AuditLog:
         try:
             if self._path.exists() and self._path.stat().st_size + len(data) > self._each:
                 self._shift()
-            with open(self._path, "ab", opener=_private) as stream:
-                stream.write(data)
+            with open(self._path, "ab", buffering=0, opener=_private) as stream:
+                end = stream.tell()
+                if stream.write(data) != len(data):
+                    stream.truncate(end)  # the next line would be unreadable too
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             if not self._failing:
                 logger.error("the audit log cannot be written: %s", error.strerror)

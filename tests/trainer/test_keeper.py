@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from ajet_sdk.errors import NotFound
+from ajet_sdk.errors import NotFound, ProxyUnreachable
 from ajet_trainer.keeper import Keeper
 
 
@@ -17,6 +17,8 @@ class Extended:
             self.enough.set()
         if batch == "gone":
             raise NotFound("no such lease")
+        if daemon == "frozen":
+            raise ProxyUnreachable("no answer")
 
 
 def test_held_leases_are_extended_in_the_background_until_released() -> None:
@@ -34,3 +36,13 @@ def test_held_leases_are_extended_in_the_background_until_released() -> None:
     count = len(link.calls)
     keeper.extend_all()
     assert link.calls[count:] == [("a/b", 0.03)]
+
+
+def test_a_daemon_that_does_not_answer_is_asked_once_a_round() -> None:
+    link = Extended()
+    keeper = Keeper(link, 1.0)
+    for daemon, batch in (("frozen", "a"), ("frozen", "b"), ("here", "gone"), ("frozen", "c"), ("here", "d")):
+        keeper.hold(daemon, batch)
+    for _ in range(2):
+        keeper.extend_all()
+    assert [name for name, _ in link.calls] == ["frozen/a", "here/gone", "here/d"] * 2

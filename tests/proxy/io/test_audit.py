@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -122,3 +123,19 @@ def test_a_log_that_cannot_be_written_says_so_once_until_it_can(
     blocked.mkdir()
     log.write({"number": 4})
     assert caplog.text.count("cannot be written") == 2
+
+
+def test_a_line_that_a_full_disk_cut_off_does_not_spoil_the_next(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = AuditLog(tmp_path, max_bytes=1 << 20)
+    log.write({"number": 1})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "audit.jsonl").stat().st_size + 5, hard))
+    try:
+        log.write({"number": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    log.write({"number": 3})
+    assert lines(tmp_path) == [{"number": 1}, {"number": 3}]
+    assert caplog.text.count("cannot be written") == 1
