@@ -8,6 +8,7 @@ stderr; a user's mistake never shows a traceback. Everything heavy is imported a
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 import click
 
 from ajet_proxy.config import Config, ConfigError, load
+from ajet_sdk.routes import KEY_PREFIX
 
 if TYPE_CHECKING:
     from ajet_proxy.core.timeline import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
 TYPES = {"int": int, "float": float, "bool": bool}
+TTL_MAX = 100 * 365 * 86400.0
 
 
 def config_options(*names: str) -> Callable[[F], F]:
@@ -146,12 +149,19 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 @config_options("data_dir")
 @click.option("--scope", type=click.Choice(["agent", "trainer", "admin"]), required=True, help="What the key may do.")
 @click.option("--tenant", default="", help="Whose episodes an agent's key reaches.")
-@click.option("--ttl", type=float, default=30 * 86400.0, show_default=True, help="Lifetime in seconds.")
+@click.option("--ttl", type=click.FloatRange(0, TTL_MAX, min_open=True), default=30 * 86400.0, show_default=True,
+              help="Lifetime in seconds.")
 def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: Any) -> None:
     """Print a signed key for the proxy that uses this data directory."""
     config = _load(file, flags)
     from ajet_proxy import app
+    from ajet_proxy.io import keyring
 
+    if math.isnan(ttl):
+        raise click.UsageError("--ttl must be a number of seconds")
+    if not keyring.used(Path(config.data_dir)):
+        click.echo(f"ajet-proxy: no proxy has used {config.data_dir} yet: the key will hold at one that does; for that "
+                   "of another user or of systemd, say --data-dir", err=True)
     click.echo(app.issue_key(config, scope, tenant, ttl))
 
 
@@ -164,11 +174,11 @@ def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
     Keys signed before hold until they expire.
     """
     config = _load(file, flags)
-    from ajet_proxy import app
     from ajet_proxy.io import keyring
 
-    old = keyring.rotate(app.open_data_dir(config), drop_old=drop_old)
-    click.echo(f"keys are signed with a new secret; those of {old} older ones hold until they expire")
+    old = keyring.rotate(_used_data_dir(config), drop_old=drop_old)
+    still = f"those of the {old} before hold until they expire" if old else "those signed before are void"
+    click.echo(f"keys are signed with a new secret; {still}")
 
 
 @cli.command()
@@ -181,18 +191,22 @@ def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
     """Make keys void; a running proxy takes it up within seconds."""
     chosen = {"key": flags.pop("key_id"), "tenant": flags.pop("tenant"), "episode": flags.pop("episode")}
     config = _load(file, flags)
-    from ajet_proxy import app
-    from ajet_proxy.core.keys import key_id
+    from ajet_proxy.core.keys import KEY_ID, key_id
     from ajet_proxy.io import keyring
     from ajet_proxy.io.clock import Clock
 
     given = [(kind, name) for kind, name in chosen.items() if name is not None]
     if key_file is not None:
-        given.append(("key", key_id(key_file.read().strip())))
+        key = key_file.read().strip()
+        if not key.startswith(KEY_PREFIX):
+            raise click.UsageError(f"{key_file.name} holds no key that ajet-proxy issued")
+        given.append(("key", key_id(key)))
     if len(given) != 1:
         raise click.UsageError("give one of --key-id, --key-file, --tenant and --episode")
     kind, name = given[0]
-    keyring.revoke(app.open_data_dir(config), kind, name, Clock().now())
+    if kind == "key" and not KEY_ID.fullmatch(name):
+        raise click.UsageError("--key-id must be 16 hexadecimal digits, as `key` in audit.jsonl")
+    keyring.revoke(_used_data_dir(config), kind, name, Clock().now())
     click.echo(f"revoked {kind} {name!r}")
 
 
@@ -225,6 +239,15 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     path.write_text(text)
     scope = " --user" if user else ""
     click.echo(f"wrote {path}\nnow run: systemctl{scope} daemon-reload && systemctl{scope} enable --now {path.name}")
+
+
+def _used_data_dir(config: Config) -> Path:
+    """The data directory, refused if no proxy's keys are there: to change those of another would look like success."""
+    from ajet_proxy.io import keyring
+
+    if not keyring.used(Path(config.data_dir)):
+        raise ConfigError(f"{config.data_dir} holds no proxy's keys: give the running one's --data-dir")
+    return Path(config.data_dir)
 
 
 def _say_removed(episodes: set[str]) -> None:

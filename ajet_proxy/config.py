@@ -199,9 +199,12 @@ def default_data_dir(env: Mapping[str, str]) -> str:
 
 def check(config: Config) -> None:
     """Raise `ConfigError` for values that are wrong by themselves or together (contract section 5, last lines)."""
-    host, _ = config.address
+    host, port = config.address
     for item in config.upstream:
-        split_upstream(item)
+        if _server(split_upstream(item)[1]) == (host.replace("localhost", "127.0.0.1"), port):
+            raise ConfigError(f"upstream {item!r} is the proxy's own address: give that of the engine")
+    if config.public_url is not None and _server(config.public_url) is None:
+        raise ConfigError(f"public_url must be http://HOST:PORT or https://HOST, not {config.public_url!r}")
     for name, allowed in (
         ("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "repair", "off")),
         ("continuity", ("auto", "off")),
@@ -255,10 +258,7 @@ def _check_modes(config: Config) -> None:
         if not HOST.fullmatch(host):
             raise ConfigError(f"intercept_host must be a host's name alone, such as api.openai.com, not {host!r}")
     if config.intercept_needs_key and config.admin_secret is None:
-        raise ConfigError(
-            "intercept off loopback would be an open proxy: use a loopback address, or set AJET_ADMIN_SECRET, so that "
-            "callers need a key"
-        )
+        raise ConfigError("intercept off loopback would be an open proxy: set AJET_ADMIN_SECRET, to ask for keys")
     if config.intercept_needs_key and not config.insecure:
         raise ConfigError("intercept off loopback takes keys over plain HTTP: use a loopback address, or --insecure")
 
@@ -290,24 +290,28 @@ def split_upstream(text: str) -> tuple[str, str]:
     name, sign, url = text.partition("=")
     if not sign or "://" in name:
         name, url = "", text
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1) > 0
-    except ValueError:
-        usable = False
     if "@" in url:  # addresses are shown to all, and passwords must not be
         raise ConfigError("upstream must be an address without a name and password: set AJET_UPSTREAM_KEY")
-    if not usable or parts.query or parts.fragment:
+    if _server(url) is None:
         raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
     return name, url
 
 
+def _server(url: str) -> tuple[str, int] | None:
+    """Host and port of a base URL; None for what is none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    odd = parts.scheme not in ("http", "https") or parts.query or parts.fragment or " " in url
+    return None if odd or not parts.hostname else (parts.hostname.replace("localhost", "127.0.0.1"), port)
+
+
 def is_loopback(host: str) -> bool:
     """Whether `host` (a name or an address) can be reached from this machine only."""
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -388,8 +392,7 @@ def _convert(name: str, value: Any, where: str) -> Any:
 
 def _read_secret(file: str) -> str:
     try:
-        secret = Path(file).read_text().strip()
+        return Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"cannot read admin_secret_file {file}: {reason}") from error
-    return secret

@@ -70,7 +70,12 @@ def as_json(findings: list[Finding]) -> str:
 
 def _data_dir(config: Config) -> list[Finding]:
     path = Path(config.data_dir)
-    if not path.exists():
+    try:
+        there = path.exists()
+    except PermissionError:
+        return [Finding("data directory", "fault", f"this user may not look at {path}",
+                        "run doctor as the user that runs the proxy (or as root), or choose another --data-dir")]
+    if not there:
         parent = next(p for p in path.absolute().parents if p.exists())
         if os.access(parent, os.W_OK | os.X_OK):
             return [Finding("data directory", "ok", f"{path} does not exist yet and can be made"), _disk(parent)]
@@ -148,6 +153,9 @@ async def _upstream(session: aiohttp.ClientSession, url: str, config: Config) ->
 
 
 async def _engine(session: aiohttp.ClientSession, url: str, check: str, config: Config) -> list[Finding]:
+    if await _is_proxy(session, url):
+        return [Finding(check, "fault", "is an ajet-proxy and no engine",
+                        "give --upstream the engine's own address")]
     status, models, date = await _get(session, f"{url}/v1/models")
     if status == 401:
         return [Finding(check, "fault", "wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
@@ -265,6 +273,13 @@ async def _chat(session: aiohttp.ClientSession, url: str, model: str, **more: An
 async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     async with session.post(url, json=body) as answer:
         return answer.status, await _json(answer)
+
+
+async def _is_proxy(session: aiohttp.ClientSession, url: str) -> bool:
+    """Whether a proxy answers there, for which all below ``/ajet`` are control routes; with or without a key."""
+    _, body, _ = await _get(session, f"{url}/ajet/v1")
+    error = body.get("error")
+    return isinstance(error, dict) and error.get("code") == "unknown_route"
 
 
 async def _pause(session: aiohttp.ClientSession, url: str, check: str) -> Finding:

@@ -102,6 +102,9 @@ class ProxyUnreachable(AjetError):
 _KINDS = (
     BadRequest, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, OverQuota, EngineError, NotReady, EngineTimeout,
 )
+_TYPES = {kind.type for kind in (*_KINDS, AjetError)}
+_ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
+"""What other servers answer to a control route."""
 _BY_STATUS: dict[int, type[AjetError]] = {kind.status: kind for kind in _KINDS}
 
 
@@ -112,8 +115,10 @@ def from_body(status: int, body: Any, *, retry_after: float | None = None) -> Aj
         detail = {"message": f"HTTP {status}: {str(body)[:200]}"}
     cls = _BY_STATUS.get(status, AjetError)
     code, param = detail.get("code"), detail.get("param")
+    foreign = status in _ELSEWHERE and detail.get("type") not in _TYPES
+    hint = " (no ajet proxy answers so: is the proxy's address right, and without /v1?)" if foreign else ""
     return cls(
-        str(detail.get("message") or f"HTTP {status}"),
+        str(detail.get("message") or f"HTTP {status}") + hint,
         code=code if isinstance(code, str) else None,
         param=param if isinstance(param, str) else None,
         retry_after=retry_after,

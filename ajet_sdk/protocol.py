@@ -106,6 +106,11 @@ class Reply:
     headers: Mapping[str, str]
     content: bytes
 
+    @property
+    def is_page(self) -> bool:
+        """Whether it is a web page, which no control route answers with."""
+        return self.headers.get("content-type", "").startswith("text/html")
+
     def json(self) -> Any:
         """The decoded body, or its text where it is not JSON."""
         try:
@@ -146,7 +151,7 @@ def exchange(
         timeout = min(ATTEMPT_S, max(1.0, left))
         outcome = yield Send(send.method, send.url, send.headers, send.content, timeout)
         attempts += 1
-        if isinstance(outcome, Reply) and 200 <= outcome.status < 300:
+        if isinstance(outcome, Reply) and 200 <= outcome.status < 300 and not outcome.is_page:
             return outcome
         failure = _failure(outcome)
         left = patience.deadline - (patience.clock() - started)

@@ -28,6 +28,8 @@ from ajet_sdk.routes import KEY_PREFIX
 
 Scope = Literal["agent", "trainer", "admin"]
 _KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
+KEY_ID = re.compile(r"[0-9a-f]{16}")
+"""What `key_id` gives."""
 SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin")
 
 

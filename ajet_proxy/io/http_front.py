@@ -154,7 +154,7 @@ class HttpFront:
         )
         disguised = any(part in (".", "..") for part in path.split("/")) or "//" in path or "\\" in path
         if not allowed or disguised or not path.isprintable():
-            raise NotFound(f"no route {http.method} {path[:200]}", code="unknown_route")
+            raise NotFound(f"no route {http.method} {path[:200]}{_hint(plain)}", code="unknown_route")
         return CAPTURED.get(plain) if http.method == "POST" else None
 
     async def _capture(self, http: web.Request, dialect: Dialect) -> web.StreamResponse:
@@ -342,6 +342,13 @@ class HttpFront:
 
     async def _body(self, http: web.Request) -> bytes:
         return await body_of.read(http, max_body=self._settings.max_body, limit_s=self._settings.client_timeout)
+
+
+def _hint(path: str) -> str:
+    """What somebody who asked for `path` most likely wanted."""
+    if f"/v1{path}" in (*CAPTURED, "/v1/models"):
+        return ": the base URL of an OpenAI client ends in /v1"
+    return ": the owner's page is /ajet/" if path == "/" else ""
 
 
 def _model_in(body: bytes) -> str:

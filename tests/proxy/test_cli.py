@@ -63,6 +63,13 @@ def test_version() -> None:
         (("merge", "-", "--policy", "loose"), "strict"),
         (("replay", "/nonexistent"), "does not exist"),
         (("issue-key", "--scope", "root"), "--scope"),
+        (("issue-key", "--scope", "agent", "--ttl", "0"), "--ttl"),
+        (("issue-key", "--scope", "agent", "--ttl", "nan"), "--ttl"),
+        (("issue-key", "--scope", "agent", "--ttl", "inf"), "--ttl"),
+        (("revoke", "--key-id", "ajet-x"), "16 hexadecimal digits"),
+        (("revoke", "--key-file", "-"), "holds no key"),
+        (("revoke", "--tenant", "a", "--data-dir", "/nonexistent"), "/nonexistent holds no proxy's keys"),
+        (("rotate-secret", "--data-dir", "/nonexistent"), "/nonexistent holds no proxy's keys"),
         (("install-service", "--print", "--listen", "x"), "HOST:PORT"),
         (("install-service", "--print", "--data-dir", "/x"), "leave --data-dir out"),
         (("install-service", "--print", "--config", "a.toml"), "absolute paths"),
@@ -88,6 +95,8 @@ def test_a_key_can_be_issued_and_its_secret_is_private(tmp_path: Path) -> None:
     done = run("issue-key", "--scope", "trainer", "--data-dir", str(data_dir))
     assert done.returncode == 0
     assert done.stdout.startswith("ajet-")
+    assert f"no proxy has used {data_dir} yet" in done.stderr
+    assert run("issue-key", "--scope", "trainer", "--data-dir", str(data_dir)).stderr == ""
     assert (data_dir / "secret").stat().st_mode & 0o777 == 0o600
     assert data_dir.stat().st_mode & 0o777 == 0o700
 
@@ -101,12 +110,12 @@ def test_secrets_are_rotated_and_keys_revoked_without_naming_them(tmp_path: Path
     assert (tmp_path / "secret").read_bytes()[32:] == secret
     (tmp_path / "key").write_text(key + "\n")
     in_file = ("--key-file", str(tmp_path / "key"))
-    for arguments in (in_file, ("--tenant", "t"), ("--episode", "ep"), ("--key-id", "1f")):
+    for arguments in (in_file, ("--tenant", "t"), ("--episode", "ep"), ("--key-id", "1f" * 8)):
         done = run("revoke", *arguments, *where)
         assert (done.returncode, done.stderr) == (0, "")
         assert key not in done.stdout
     kinds = [json.loads(line)[:2] for line in (tmp_path / "revoked").read_text().splitlines()]
-    assert kinds == [["key", key_id(key)], ["tenant", "t"], ["episode", "ep"], ["key", "1f"]]
+    assert kinds == [["key", key_id(key)], ["tenant", "t"], ["episode", "ep"], ["key", "1f" * 8]]
     for arguments in ((), ("--tenant", "t", "--episode", "ep")):
         assert run("revoke", *arguments, *where).returncode == 2
 

@@ -21,6 +21,7 @@ from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
 from tests.proxy.io.test_continuity_responses import Deaf
+from tests.proxy.serving import serving
 
 
 def faults(findings: list[Finding]) -> list[str]:
@@ -85,6 +86,14 @@ async def test_an_engine_without_exact_history_is_a_warning(tmp_path: Path, stub
             assert all("--continuity off" in f.advice for f in told)
 
 
+@pytest.mark.parametrize("settings", [{}, {"admin_secret": "a secret of sixteen"}], ids=["open", "with keys"])
+async def test_a_proxy_in_the_place_of_the_engine_is_a_fault(tmp_path: Path, settings: dict[str, str]) -> None:
+    async with EngineStub() as stub, serving(tmp_path / "data", upstream=(stub.url,), **settings) as client:
+        findings = await examine(Config(upstream=(client.app.url + "/v1",), data_dir=str(tmp_path / "new")))
+        assert faults(findings) == ["is an ajet-proxy and no engine"]
+        assert not any(request.path.startswith("/v1") for request in stub.requests)
+
+
 async def test_no_engine_is_a_warning(tmp_path: Path) -> None:
     findings = await examine(Config(data_dir=str(tmp_path)))
     assert faults(findings) == []
@@ -95,6 +104,16 @@ async def test_pausing_needs_an_engine_that_can(tmp_path: Path) -> None:
     async with EngineStub() as stub:
         findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path), gate_mode="pause"))
     assert "it has no /pause" in faults(findings)[0]
+
+
+def test_a_data_directory_out_of_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *, follow_symlinks: bool = True) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "exists", refuse)
+    first, *_ = run(Config(data_dir=str(tmp_path)))
+    assert (first.level, first.message) == ("fault", f"this user may not look at {tmp_path}")
+    assert "as root" in first.advice
 
 
 def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,21 @@ def test_any_body_is_some_error(status: int, body: Any) -> None:
     assert error.param is None
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "elsewhere"),
+    [
+        (404, {"detail": "Not Found"}, True),
+        (404, {"error": {"message": "Not Found", "type": "NotFoundError", "code": 404}}, True),
+        (200, "<html>", True),
+        (404, errors.NotFound("no episode x").to_body(), False),
+        (405, errors.BadRequest("PUT does not work").to_body(), False),
+        (413, "<html>", False),
+    ],
+)
+def test_who_asked_another_server_is_told(status: int, body: Any, elsewhere: bool) -> None:
+    assert ("without /v1?" in errors.from_body(status, body).message) is elsewhere
+
+
 def test_the_tree_is_drawn_in_the_docstring() -> None:
     assert errors.__doc__ is not None
     for kind in kinds():

@@ -109,6 +109,13 @@ def test_a_refusal_is_raised_at_once(status: int) -> None:
     assert (len(script.sent), script.slept) == (1, [])
 
 
+def test_a_web_page_is_no_acknowledgement() -> None:
+    script = Script([Reply(200, {"content-type": "text/html; charset=utf-8"}, b"<html>")])
+    with pytest.raises(errors.AjetError, match=r"HTTP 200: <html> \(no ajet proxy answers so"):
+        script.ask()
+    assert len(script.sent) == 1
+
+
 @pytest.mark.parametrize("passing", [NoReply("gone"), *(reply(status) for status in (429, 502, 503, 504))])
 def test_what_may_pass_is_tried_again(passing: Reply | NoReply) -> None:
     script = Script([passing, passing, passing, reply(body={"ok": 1})])

@@ -108,6 +108,21 @@ async def test_the_query_reaches_the_engine() -> None:
 # --- bodies
 
 
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "ends in /v1"), ("/e/ep/chat/completions/", "ends in /v1"), ("/models", "ends in /v1"),
+        ("/", "page is /ajet/"), ("/pause", ""),
+    ],
+)
+async def test_the_usual_mistakes_in_an_address_are_told(path: str, hint: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        message = error(await send(front.url + path, body=BODY), 404)["message"]
+        assert hint in message
+        assert (":" in message) is bool(hint)
+        assert not stub.requests
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"model": "\xff"}'])
 async def test_a_body_that_is_no_json_object_is_the_engines_to_refuse(body: bytes) -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
