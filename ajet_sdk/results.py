@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from unicodedata import combining, east_asian_width
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,16 @@ class RunResults(Sequence[RunResult]):
 
 def align(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells as lines of padded columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+    widths = [max(columns(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = (
+        "  ".join(cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
     return "\n".join(lines)
+
+
+def columns(text: str) -> int:
+    """How many columns of a terminal `text` takes: wide characters take two, what stands above others none."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)

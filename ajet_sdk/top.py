@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
-from unicodedata import combining, east_asian_width
 
 from ajet_sdk.errors import AjetError, Forbidden, NotFound, Unauthorized
-from ajet_sdk.results import align
+from ajet_sdk.results import align, columns
 from ajet_sdk.routes import EPISODE_STATES
-from ajet_sdk.views import plain
+from ajet_sdk.views import engines_by_model, plain
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
@@ -31,7 +30,7 @@ BARS = "▁▂▃▄▅▆▇█"
 RECENT = 64
 """A mean reward is that of so many of the latest episodes, or a few more."""
 NAME = 28
-"""A task, model or agent name is cut behind so many characters."""
+"""A task, model or agent name is cut behind so many columns."""
 STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "quiet": "\033[2m", "": ""}
 ENTER, LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 Lines = list[tuple[str, str]]
@@ -67,7 +66,7 @@ def fit(line: str, width: int) -> str:
     """`line` as far as `width` columns reach; wide characters take two."""
     taken = 0
     for at, char in enumerate(line):
-        taken += 0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1
+        taken += columns(char)
         if taken > width:
             return line[:at]
     return line
@@ -106,7 +105,7 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
     lines += [("alert", alert) for alert in status.get("alerts") or ()]
     if (status.get("journal") or {}).get("healthy") is False:
         lines.append(("alert", "the journal cannot write: the disk is full or failing"))
-    for name, model in (status.get("models") or {}).items():
+    for name, model in engines_by_model(status).items():
         engines = len(model.get("upstreams") or ())
         word = "engine" if engines == 1 else "engines"
         lines += [("", f"{_cut(name)}  policy version {model.get('policy_version')}, {engines} {word}")]
@@ -174,7 +173,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Lines:
 
 def _cut(name: str) -> str:
     name = plain(str(name)).replace("\n", " ")
-    return name if len(name) <= NAME else name[: NAME - 1] + "…"
+    return name if columns(name) <= NAME else fit(name, NAME - 1) + "…"
 
 
 def age(seconds: float) -> str:

@@ -17,12 +17,12 @@ _SHOWN_APART = ("episode", "state", "reason", "rewards", "calls", "timelines", "
 def status_view(status: Mapping[str, Any]) -> str:
     """Models and their gates, episodes by state with the sum that must hold, and whatever else the proxy counts."""
     lines = [f"ajet proxy {status.get('version', '')}".rstrip()]
-    models = status.get("models") or {}
+    models = engines_by_model(status)
     rows = [("model", "policy version", "gate", "upstreams")]
     for name, model in models.items():
         upstreams = ", ".join(map(str, model.get("upstreams") or ())) or "none"
         rows.append((str(name), str(model.get("policy_version")), str(model.get("gate")), upstreams))
-    lines += ["", align(rows) if models else "no models yet"]
+    lines += ["", align(rows) if models else "no models yet: requests wait until a trainer announces its engines"]
     episodes = status.get("episodes") or {}
     terms = [(state, int(episodes.get(state, 0))) for state in EPISODE_STATES]
     total = sum(count for _, count in terms)
@@ -30,9 +30,16 @@ def status_view(status: Mapping[str, Any]) -> str:
     sign = "=" if total == opened else "≠"
     lines += ["", f"opened {opened} {sign} " + " + ".join(f"{state} {count}" for state, count in terms)]
     for name, value in status.items():
-        if name not in ("version", "models", "episodes", "now"):
+        if name not in ("version", "models", "any_model", "episodes", "now"):
             lines.append(f"{name}: {_brief(value)}")
     return plain("\n".join(lines))
+
+
+def engines_by_model(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The models of a status, and what serves all others, by the names under which they are shown."""
+    models = dict(status.get("models") or {})
+    others = status.get("any_model")
+    return {**models, "any other model" if models else "any model": others} if others else models
 
 
 def episode_view(record: Mapping[str, Any]) -> str:

@@ -33,7 +33,7 @@ def status(ledger: Ledger) -> dict[str, Any]:
     return {
         "version": __version__,
         "now": ledger.now,
-        "gate": {"state": gate, "since": ledger.gate_now.since, "reason": ledger.gate_now.reason},
+        "gate": {"state": gate, "since": ledger.gate_now.since or None, "reason": ledger.gate_now.reason},
         "models": {
             model: {"policy_version": served.version, "gate": gate, "upstreams": list(served.upstreams)}
             for model, served in ledger.served.items()

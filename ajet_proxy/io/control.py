@@ -216,16 +216,20 @@ class Control:
         return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, known: dict[str, Any]) -> dict[str, Any]:
-        """The ledger's status with what only this process knows: its version, its engines, who waits."""
+        """The ledger's status with what only this process knows: its version, its engines (``any_model``: those for
+        each model that has none of its own), who waits."""
         models = dict(known["models"])
         for name in filter(None, self._engines.names()):
             version = self._store.ledger.policy_version(name)
             models.setdefault(name, {"policy_version": version, "gate": self._store.ledger.gate})
             models[name] = models[name] | {"upstreams": list(self._engines.of(name))}
-        requests = {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}
+        gate, urls = self._store.ledger.gate, list(self._engines.of(""))
+        version = self._store.ledger.policy_version("")
+        others = {"any_model": {"policy_version": version, "gate": gate, "upstreams": urls}} if urls else {}
+        now: dict[str, Any] = {"requests": {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}}
         limits = self._store.limits
-        journal = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
-        return {"version": __version__} | known | {"models": models, "requests": requests, "journal": journal}
+        now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
+        return {"version": __version__} | known | {"models": models} | others | now
 
     def _intercepting(self, http: web.Request) -> dict[str, Any]:
         if self._interception is None:

@@ -130,10 +130,11 @@ function tile(value, name, kind = null) {
 }
 
 function tiles(status, rates) {
-  const models = Object.entries(status.models), requests = status.requests || {};
+  const named = Object.entries(status.models), requests = status.requests || {};
+  const models = [...named.slice(0, 4), ...(status.any_model ? [[named.length ? "any other model" : "any model", status.any_model]] : [])];
   return h("div", { class: "tiles" },
     tile(status.gate.state, "gate", status.gate.state === "open" ? "good" : "wait"),
-    ...models.slice(0, 4).map(([name, model]) => tile(`v${model.policy_version}`, `${name}, ${(model.upstreams || []).length} ${(model.upstreams || []).length === 1 ? "engine" : "engines"}`)),
+    ...models.map(([name, model]) => tile(`v${model.policy_version}`, `${name}, ${(model.upstreams || []).length} ${(model.upstreams || []).length === 1 ? "engine" : "engines"}`)),
     tile(rates ? whole(rates.tokens) : "…", "tokens a second"), tile(rates ? rates.calls.toFixed(1) : "…", "calls a second"),
     tile(whole(requests.in_flight || 0), "requests in flight"), tile(whole(requests.waiting || 0), "held at the gate", requests.waiting ? "wait" : null),
     tile(`${whole(status.groups.ready)} / ${whole(status.groups.leased)}`, "groups ready / leased"), tile(whole(status.groups.waiting), "groups incomplete"));
@@ -214,12 +215,16 @@ class Live {
     this.leave = h("button", { type: "button", hidden: true, click: () => { sessionStorage.removeItem("ajet-key"); this.route(); } }, "forget the key");
     main.replaceChildren(h("div", { class: "top" }, h("h1", {}, h("a", { href: "#/" }, "ajet")), h("span", {}, this.said, " ", this.leave)), this.body);
     addEventListener("hashchange", () => this.route());
-    setInterval(() => { if (!document.hidden && this.overview) this.refresh(this.turn).catch((error) => this.fail(error)); }, EVERY_MS);
+    setInterval(() => {
+      if (document.hidden) return;
+      if (this.overview) this.refresh(this.turn).catch((error) => this.fail(error));
+      else if (this.away) this.route();
+    }, EVERY_MS);
   }
 
   async route() {
     const turn = ++this.turn, wanted = location.hash.match(/^#\/e\/(.+)$/);
-    this.overview = null;
+    this.overview = null; this.away = false;
     this.leave.hidden = !sessionStorage.getItem("ajet-key");
     try {
       await (wanted ? this.episode(turn, decodeURIComponent(wanted[1])) : this.board(turn));
@@ -260,8 +265,9 @@ class Live {
 
   fail(error) {
     if (!(error instanceof Refused)) {
-      this.said.textContent = `no answer: ${error.message}`;
-      if (!this.overview) this.body.replaceChildren(h("section", { class: "card alert" }, error.message));
+      this.away = error instanceof TypeError;  // what fetch throws where nobody answers
+      this.said.textContent = this.away ? `no answer, trying again: ${error.message}` : error.message;
+      if (!this.overview) this.body.replaceChildren(h("p", {}, h("a", { href: "#/" }, "← all episodes")), h("section", { class: "card alert" }, error.message));
       return;
     }
     this.overview = null;

@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.client import Client
+from ajet_sdk.results import columns
 from ajet_sdk.top import Asking, Rates, age, fit, frame, recent_mean, sparkline, watch
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.screen import Screen
@@ -44,6 +45,20 @@ SEEN: dict[str, Any] = {
               for n in range(50)],
     "leases": [{"batch": "batch-1", "model": "m", "episodes": 16, "lease_until": 220.0}],
 }
+
+
+def test_columns_stand_below_each_other_whatever_the_script() -> None:
+    tasks = [{**SEEN["tasks"][0], "task": task} for task in ("plain", "名前" * 40, "e\u0301" * 3)]
+    rows = text({}, {"now": 0.0, "tasks": tasks}, None, 200, 60).splitlines()[-4:]
+    words = ("episodes", "8 ", "8 ", "8 ")
+    assert len({columns(row[: row.index(word)]) for row, word in zip(rows, words, strict=True)}) == 1
+    assert "名…" in rows[2]
+
+
+def test_what_serves_any_model_is_shown() -> None:
+    assert "any model  policy version 2, 1 engine" in text(
+        {"any_model": {"policy_version": 2, "upstreams": ["a"]}}, None, None, 80, 24
+    )
 
 
 def text(*args: Any) -> str:

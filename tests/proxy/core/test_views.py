@@ -21,6 +21,7 @@ def test_the_status_of_nothing(rig: LedgerRig) -> None:
     status = rig.ledger.status()
     assert status["episodes"] == {"opened": 0, **dict.fromkeys(EPISODE_STATES, 0)}
     assert (status["models"], status["drift"], status["gate"]["state"]) == ({}, {}, "open")
+    assert status["gate"]["since"] is None
     assert status["version"]
 
 

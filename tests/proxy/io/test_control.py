@@ -293,6 +293,16 @@ async def test_requests_wait_until_a_trainer_announces_its_engine(tmp_path: Path
         assert status["models"]["stub"]["upstreams"] == [stub.url]
 
 
+async def test_the_status_names_the_engines_of_any_model(tmp_path: Path, stub: EngineStub) -> None:
+    async with serving(tmp_path, upstream=(stub.url,)) as client:
+        await client.control("POST", "/gate/open", {"policy_version": 4})
+        status = await client.status()
+        assert status["models"] == {}
+        assert status["any_model"] == {"policy_version": 4, "gate": "open", "upstreams": [stub.url]}
+    async with serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
+        assert "any_model" not in await client.status()
+
+
 async def test_events_are_streamed_without_token_ids(client: Client) -> None:
     async with client.session.get(client.app.url + "/ajet/v1/events") as stream:
         assert stream.headers["Content-Type"] == "text/event-stream"

@@ -65,6 +65,7 @@ async def test_the_board_and_an_episode(page: Page, tmp_path: Path) -> None:
         text = await page.text()
         for shown in ("v7", EVIL, "Broken chains", "gate", "the agent", "ready 1", "open 1"):
             assert shown in text, shown
+        assert "any model" not in text
         await page.run(f"location.hash = '#/e/{episode}'")
         await page.until("document.querySelector('.tokens')")
         await check_tokens(page, client, episode)
@@ -94,6 +95,30 @@ async def check_tokens(page: Page, client: Client, episode: str) -> None:
     assert await page.run(colours) == others[0]["loss_mask"]
 
 
+async def test_it_finds_back_from_an_episode_that_is_none_and_from_a_proxy_that_was_away(
+    page: Page, tmp_path: Path
+) -> None:
+    async with serving(tmp_path / "data") as client:
+        await page.open(f"{client.app.url}/ajet/#/e/none")
+        await page.until("document.querySelector('.alert')")
+        text = await page.text()
+        assert "no episode none" in text
+        assert "no answer" not in text
+    await page.run("document.querySelector('main p a').click()")
+    await page.until("document.body.innerText.includes('no answer, trying again')")
+    async with serving(tmp_path / "data", listen=client.app.url.removeprefix("http://")):
+        await page.until("document.querySelector('#episodes')")
+
+
+async def test_a_name_without_end_leaves_the_tokens_in_sight(page: Page, tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path / "data", upstream=(stub.url,)) as client:
+        episode = await play(client, "L" * 10_000, "x", agent="wide " * 2000)
+        await page.look(width=420)
+        await page.open(f"{client.app.url}/ajet/#/e/{episode}")
+        await page.until("document.querySelector('.tokens')")
+        assert await page.run("document.querySelector('.tokens').getBoundingClientRect().top") < 900
+
+
 async def test_with_keys_on_it_asks_for_one_and_keeps_it_out_of_every_address(page: Page, tmp_path: Path) -> None:
     settings = {"data_dir": tmp_path / "data", "admin_secret": SECRET}
     async with EngineStub() as stub, serving(**settings, upstream=(stub.url,)) as client:
@@ -106,6 +131,7 @@ async def test_with_keys_on_it_asks_for_one_and_keeps_it_out_of_every_address(pa
         await page.until("document.querySelector('input[type=password]')")
         await enter(page, key)
         await page.until("document.querySelector('#episodes')")
+        assert "any model" in await page.text()
         await page.run(f"location.hash = '#/e/{episode}'")
         await page.until("document.querySelector('.tokens')")
         assert "said" in await page.run("document.querySelector('.tokens').textContent")
