@@ -131,8 +131,26 @@ def test_the_dashboard_shows_metrics_and_labels_that_exist() -> None:
         used += [word for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for word in group.split(", ")]
         assert set(used) <= labels, (target["expr"], set(used) - labels)
     shown = {name.removesuffix("_bucket") for name in seen}
-    special = {"ajet_intercepted_connections_total", "ajet_worker_restarts_total"}
-    assert {metric.name for metric in METRICS} - shown <= special
+    special = {
+        "ajet_intercepted_connections_total", "ajet_worker_restarts_total", "ajet_build_info", "ajet_turns_total",
+        "process_start_time_seconds", "process_open_fds", "process_max_fds",
+    }
+    assert {metric.name for metric in ALL} - shown <= special
+
+
+def test_the_panels_have_what_grafanas_schema_requires() -> None:
+    """``VizLegendOptions``, ``VizTooltipOptions`` and ``ReduceDataOptions`` of its schema, from version 10 on."""
+    for panel in json.loads((DOCS / "grafana.json").read_text())["panels"]:
+        needs = {
+            "row": set(),
+            "timeseries": {("legend", "displayMode"), ("legend", "placement"), ("legend", "showLegend"),
+                           ("legend", "calcs"), ("tooltip", "mode"), ("tooltip", "sort")},
+            "stat": {("reduceOptions", "calcs")},
+        }[panel["type"]]
+        parts = {part: fields for part, fields in panel.get("options", {}).items() if isinstance(fields, dict)}
+        assert {(part, name) for part, fields in parts.items() for name in fields} >= needs
+        refs = [target["refId"] for target in panel.get("targets", ())]
+        assert len(set(refs)) == len(refs)
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
