@@ -30,6 +30,7 @@ Scope = Literal["agent", "trainer", "admin"]
 _KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 """What `key_id` gives."""
+NO_KEY = "no API key: send one as 'Authorization: Bearer KEY' (ajet: set AJET_API_KEY; ajet-trainer: its `key`)"
 SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin")
 
 
@@ -114,7 +115,7 @@ class Keys:
         if self.is_open and (key is None or not key.startswith(KEY_PREFIX)):
             return EVERYTHING
         if key is None:
-            raise Unauthorized("no API key: send one as 'Authorization: Bearer KEY'", code="missing_api_key")
+            raise Unauthorized(NO_KEY, code="missing_api_key")
         return self.verify(key, now)
 
 def key_id(key: str) -> str:

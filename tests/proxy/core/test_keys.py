@@ -88,6 +88,12 @@ def test_with_an_admin_secret_a_foreign_key_or_none_is_refused(key: str | None) 
         Keys(SECRET, admin_secret=ADMIN).authenticate(key, now=0.0)
 
 
+def test_who_shows_no_key_is_told_where_ours_take_it_from() -> None:
+    with pytest.raises(Unauthorized, match=r"Authorization: Bearer KEY.*AJET_API_KEY") as caught:
+        Keys(SECRET, admin_secret=ADMIN).authenticate(None, now=0.0)
+    assert caught.value.code == "missing_api_key"
+
+
 def test_the_admin_secret_is_an_admin_key() -> None:
     assert Keys(SECRET, admin_secret=ADMIN).authenticate(ADMIN, now=0.0) == EVERYTHING
 
