@@ -109,9 +109,11 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """``POST batches/ID/ack``: the step that trained this batch is checkpointed."""
+    """``POST batches/ID/ack``: the step that trained this batch is checkpointed. ``filtered`` are episodes of it that
+    the trainer did not train, and why."""
 
     policy_version: int
+    filtered: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

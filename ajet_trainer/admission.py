@@ -3,7 +3,7 @@
 A wrong mask or a shifted logprob trains silently in the wrong direction, so each sample is checked against the laws of
 contract section 6 before it can reach a gradient. One bad sample takes its whole episode with it: an episode trained in
 part is not the episode that earned the reward. A refused episode is never an error of the run; it is recorded, and its
-batch is acknowledged like any other, so that it does not come back.
+batch is acknowledged like any other, so that it does not come back: with the reason, which the daemon discards it for.
 
 `no_signal` groups (all rewards equal) give no group-relative advantage. They are kept by default, because a KL term, an
 entropy bonus, a critic and every estimator with a baseline over the batch still learn from them; dropping them saves
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
 
+ALREADY_TRAINED = "already_trained"
 LOGPROB_SLACK = 1e-3
 """A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
 
@@ -39,6 +40,13 @@ class Admission:
 
     groups: tuple[Group, ...]
     rejected: tuple[Rejection, ...]
+
+    @property
+    def filtered(self) -> dict[str, str]:
+        """The refused episodes and why, without those that an earlier batch has brought into the weights."""
+        return {
+            item.episode: f"{item.reason}: {item.detail}" for item in self.rejected if item.reason != ALREADY_TRAINED
+        }
 
     @property
     def episodes(self) -> tuple[BatchEpisode, ...]:
@@ -80,7 +88,7 @@ def admit(
 def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: int | None) -> tuple[str, str] | None:
     """``(reason, detail)`` for an episode that must not be trained, else None."""
     if episode.episode in trained:
-        return "already_trained", "part of the checkpointed history"
+        return ALREADY_TRAINED, "part of the checkpointed history"
     if not math.isfinite(episode.reward):
         return "bad_reward", f"reward is {episode.reward}"
     if not episode.samples:

@@ -17,7 +17,7 @@ failure ends the run; so does the absence of all.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -149,16 +149,20 @@ class Daemons:
         self._each(self._here(), self._tell)
         return None
 
-    def ack(self, daemon: str, batch: str, policy_version: int, *, last: bool = False) -> None:
-        """`batch` of `daemon` is trained and saved. Raises `NotFound` or `Conflict` when the lease is gone, and `Away`
-        when this must be said later; the `last` time there is no later, and it is tried for long."""
+    def ack(
+        self, daemon: str, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None, *,
+        last: bool = False,
+    ) -> None:
+        """`batch` of `daemon` is trained and saved, but for its episodes `filtered`. Raises `NotFound` or `Conflict`
+        when the lease is gone, and `Away` when this must be said later; the `last` time there is no later, and it is
+        tried for long."""
         if daemon == ANY:
-            return self._ack_somewhere(batch, policy_version, last)
+            return self._ack_somewhere(batch, policy_version, filtered, last)
         member = self._member(daemon)
         if member.away and not last:
             raise Away(f"{member.url} is away: {member.away}")
         try:
-            (member.link.within(self._deadline_s) if last else member.link).ack(batch, policy_version)
+            (member.link.within(self._deadline_s) if last else member.link).ack(batch, policy_version, filtered)
         except AjetError as error:
             if self.alone or not gone(error):
                 raise
@@ -264,12 +268,12 @@ class Daemons:
             self._lose(member, error)
             return None
 
-    def _ack_somewhere(self, batch: str, policy_version: int, last: bool) -> None:
+    def _ack_somewhere(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None, last: bool) -> None:
         """Acknowledges a batch whose daemon has another URL by now; ids of batches are unique everywhere."""
         away: Away | None = None
         for member in self._members:
             try:
-                return self.ack(member.url, batch, policy_version, last=last)
+                return self.ack(member.url, batch, policy_version, filtered, last=last)
             except NotFound:
                 continue
             except Away as error:

@@ -17,7 +17,7 @@ belongs to the daemon that gave it, known by its URL. What came from a daemon wh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 ANY = ""
@@ -26,12 +26,14 @@ ANY = ""
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One trained batch: the policy version that holds its gradient, its episodes, and the daemon that gave it."""
+    """One trained batch: the policy version that holds its gradient, its episodes, the daemon that gave it, and those
+    episodes of it that were not trained, each with the reason."""
 
     batch: str
     version: int
     episodes: tuple[str, ...]
     daemon: str = ANY
+    filtered: Mapping[str, str] = field(default_factory=dict)
 
 
 class History:
@@ -50,7 +52,7 @@ class History:
             return daemon if daemon in daemons else ANY
 
         entries = [
-            Entry(e["batch"], e["version"], tuple(e["episodes"]), known(e.get("daemon", ANY)))
+            Entry(e["batch"], e["version"], tuple(e["episodes"]), known(e.get("daemon", ANY)), e.get("filtered", {}))
             for e in state.get("saved", ())
         ]
         pairs = [(ANY, item) if isinstance(item, str) else (known(item[0]), item[1]) for item in state.get("lost", ())]
@@ -60,7 +62,8 @@ class History:
         """What goes into a checkpoint that is written now: plain lists, strings and integers."""
         return {
             "saved": [
-                {"batch": e.batch, "version": e.version, "episodes": list(e.episodes), "daemon": e.daemon}
+                {"batch": e.batch, "version": e.version, "episodes": list(e.episodes), "daemon": e.daemon,
+                 "filtered": dict(e.filtered)}
                 for e in (*self._saved, *self._trained)
             ],
             "lost": sorted([daemon, episode] for daemon, episode in self._lost),

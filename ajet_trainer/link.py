@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -95,9 +95,10 @@ class Link:
                 ) from error
             raise
 
-    def ack(self, batch: str, policy_version: int) -> None:
-        """The step that trained `batch` is checkpointed. Raises `NotFound` or `Conflict` when the lease is gone."""
-        self._post(f"/batches/{quote(batch, safe='')}/ack", routes.Ack(policy_version))
+    def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
+        """The step that trained `batch`, without the episodes `filtered`, is checkpointed. Raises `NotFound` or
+        `Conflict` when the lease is gone."""
+        self._post(f"/batches/{quote(batch, safe='')}/ack", routes.Ack(policy_version, filtered or {}))
 
     def nack(self, batch: str) -> None:
         """Gives `batch` back untrained."""

@@ -123,7 +123,7 @@ class Run:
             for row in to_rows(leased.batch.batch, admission.groups)
         ]
         if not rows:
-            self.dismiss(hand)
+            self.dismiss(hand, admissions)
             return
 
         if self.learner.colocated:
@@ -184,16 +184,16 @@ class Run:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
         return admission
 
-    def dismiss(self, hand: Sequence[Leased]) -> None:
+    def dismiss(self, hand: Sequence[Leased], admissions: Sequence[Admission]) -> None:
         """These batches hold nothing to train: acknowledged as they are, so that they do not come back; together with
         the next checkpoint if there is something trained that only it will hold, which may be their own episodes."""
-        for leased in hand:
-            name = leased.batch.batch
+        for leased, admission in zip(hand, admissions, strict=True):
+            name, version = leased.batch.batch, self.learner.version
             if self.history.unsaved:
-                self.history.trained(Entry(name, self.learner.version, (), leased.daemon))
+                self.history.trained(Entry(name, version, (), leased.daemon, admission.filtered))
                 continue
             with suppress(Away):
-                self.daemons.ack(leased.daemon, name, self.learner.version)
+                self.daemons.ack(leased.daemon, name, version, admission.filtered)
             self.keeper.release(leased.daemon, name)
 
     def train(self, hand: Sequence[Leased], admissions: Sequence[Admission], rows: Sequence[Row]) -> dict[str, float]:
@@ -203,7 +203,9 @@ class Run:
             metrics = self.learner.train(rows)
         for leased, admission in zip(hand, admissions, strict=True):
             episodes = tuple(episode.episode for episode in admission.episodes)
-            self.history.trained(Entry(leased.batch.batch, self.learner.version, episodes, leased.daemon))
+            self.history.trained(
+                Entry(leased.batch.batch, self.learner.version, episodes, leased.daemon, admission.filtered)
+            )
         return metrics
 
     @property
@@ -244,7 +246,7 @@ class Run:
         instead. What a proxy that is away must hear waits; the `last` time it is waited for, then left to a restart."""
         for entry in self.history.unacknowledged:
             try:
-                self.daemons.ack(entry.daemon, entry.batch, entry.version, last=last)
+                self.daemons.ack(entry.daemon, entry.batch, entry.version, entry.filtered, last=last)
             except (NotFound, Conflict):
                 self.history.refused(entry)
                 self.progress.say(f"the lease of batch {entry.batch} ran out; its episodes will not be trained again")

@@ -25,12 +25,13 @@ NEXT: Mapping[str, frozenset[str]] = {
     "open": frozenset({"sealed", "discarded"}),
     "sealed": frozenset({"ready", "recorded", "discarded"}),
     "ready": frozenset({"leased", "trained", "discarded"}),
-    "leased": frozenset({"ready", "trained"}),
+    "leased": frozenset({"ready", "trained", "discarded"}),
     "trained": frozenset(),
     "recorded": frozenset(),
     "discarded": frozenset(),
 }
-"""``ready → trained``: an acknowledgement after the lease had run out and before anyone else took the episode."""
+"""``ready → trained``: an acknowledgement after the lease had run out and before anyone else took the episode.
+``leased → discarded``: the trainer acknowledges a batch and says that it did not train this episode of it."""
 
 DO, DONE, REFUSE = "do", "done", "refuse"
 _SEALED_ON = {"sealed": DONE, "ready": DONE, "leased": DONE, "trained": DONE, "recorded": DONE, "discarded": REFUSE}

@@ -153,9 +153,12 @@ class BatchReturned:
 
 @dataclass(frozen=True, slots=True)
 class BatchTrained:
+    """``filtered`` are episodes that were delivered and not trained, and why."""
+
     at: float
     batch: str
     policy_version: int
+    filtered: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

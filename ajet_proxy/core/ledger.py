@@ -175,14 +175,15 @@ class Ledger(State):
         known = self._batch(batch)
         if body.policy_version < 0:
             raise BadRequest("policy_version must be at least 0", param="policy_version")
+        if not body.filtered.keys() <= set(known.episodes()):
+            raise BadRequest(f"filtered names an episode that batch {batch} does not have", param="filtered")
         if known.state == "trained":
             return ()
-        episodes = [self._episode(episode) for episode in known.episodes()]
-        if known.state == "returned" and any(episode.shares.get(known.model, "") is not None for episode in episodes):
-            raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
-        if known.state == "returned" and any(episode.state == "discarded" for episode in episodes):
-            raise Conflict(f"batch {batch} was returned and some of its episodes are discarded", code="lease_expired")
-        return (ev.BatchTrained(self._time(at), batch, body.policy_version),)
+        if known.state == "returned":
+            episodes = [self._episode(episode) for episode in known.episodes()]
+            if any(one.state == "discarded" or one.shares.get(known.model, "") is not None for one in episodes):
+                raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
+        return (ev.BatchTrained(self._time(at), batch, body.policy_version, body.filtered),)
 
     def nack(self, batch: str, *, at: float) -> Events:
         """The batch comes back untrained."""
@@ -205,8 +206,7 @@ class Ledger(State):
             raise BadRequest("a policy needs a model and a version of at least 0", param="version")
         for url in body.upstreams or ():
             if not _is_base_url(url):
-                shown = url.rpartition("@")[2][:200]
-                raise BadRequest(f"upstream {shown!r} must look like http://HOST:PORT", param="upstreams")
+                raise BadRequest(f"{url.rpartition('@')[2][:200]!r} must look like http://HOST:PORT", param="upstreams")
         known = self.served.get(body.model)
         if known is not None and known.version == body.version and body.upstreams in (None, known.upstreams):
             return ()

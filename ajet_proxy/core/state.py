@@ -305,7 +305,10 @@ class State:
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             if batch.state == "returned":
                 self.queues.remove(batch.model, episode.named_task, episode.id)
-            self._share(episode, batch.model, "", event.at)
+            if (why := event.filtered.get(episode.id)) is None:
+                self._share(episode, batch.model, "", event.at)
+            else:
+                self._filtered(episode, batch.model, why, event.at)
         batch.state = "trained"
         self.leased.pop(batch.id, None)
 
@@ -320,8 +323,20 @@ class State:
         for name in event.batches:
             self.leaving_batches[name] = self.batches.pop(name)
 
+    def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
+        """`model` learns nothing from it; it is discarded if no other one does."""
+        del episode.shares[model]
+        self.queues.forget(model, episode.id)
+        if episode.shares:
+            self._add_up(episode, at)
+        else:
+            self._move(episode, "discarded", at, "filtered", why)
+
     def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
         episode.shares[model] = share
+        self._add_up(episode, at)
+
+    def _add_up(self, episode: Episode, at: float) -> None:
         state = episode.share_state()
         if state != episode.state:
             self._move(episode, state, at)

@@ -49,7 +49,8 @@ def test_a_tiny_model_learns_through_proxy_vllm_and_verl(tmp_path: Path) -> None
     assert sum(line["merged_calls"] for line in metrics) > 0
 
     episodes = status["episodes"]
-    assert episodes["trained"] == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
+    settled = episodes["trained"] + status["discarded"].get("filtered", 0)
+    assert settled == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
     assert episodes["opened"] == sum(count for state, count in episodes.items() if state != "opened")
     assert json.loads((trainer.run_dir / "phase.json").read_text()) == {"phase": "done", "step": STEPS, "of": STEPS}
     assert living(below, 20) == []

@@ -67,7 +67,8 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
     batches = [line["batch"] for line in metrics]
     assert len(set(batches)) == len(batches)
     episodes = status["episodes"]
-    assert episodes["trained"] == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
+    settled = episodes["trained"] + status["discarded"].get("filtered", 0)
+    assert settled == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
     assert episodes["leased"] == 0
     assert episodes["opened"] == sum(count for state, count in episodes.items() if state != "opened")
     assert "Traceback" not in trainer.log.read_text()

@@ -108,8 +108,8 @@ class NotedLink(Link):
             self._notes.add("leased", batch=batch.batch, samples=samples)
         return batch
 
-    def ack(self, batch: str, policy_version: int) -> None:
-        super().ack(batch, policy_version)
+    def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
+        super().ack(batch, policy_version, filtered)
         self._notes.add("acked", batch=batch)
 
 

@@ -190,8 +190,8 @@ class LedgerRig:
         self.run(self.ledger.lease(Lease(**fields), batch=batch, at=self.at))
         return batch if batch in self.ledger.batches else None
 
-    def ack(self, batch: str, version: int = 1) -> Sequence[Event]:
-        return self.run(self.ledger.ack(batch, Ack(version), at=self.at))
+    def ack(self, batch: str, version: int = 1, **filtered: str) -> Sequence[Event]:
+        return self.run(self.ledger.ack(batch, Ack(version, filtered), at=self.at))
 
     def nack(self, batch: str) -> Sequence[Event]:
         return self.run(self.ledger.nack(batch, at=self.at))

@@ -101,6 +101,7 @@ class MemoryProxy:
         self.given: dict[str, str] = {}
         self.leased: dict[str, list[str]] = {}
         self.trained: list[str] = []
+        self.filtered: dict[str, str] = {}
         self.log: list[str] = []
         self.gate, self.version, self.upstreams = "open", -1, ("old",)
         self._leases = 0
@@ -128,12 +129,13 @@ class MemoryProxy:
         self.instants.pass_by("leased, answer on its way")
         return Batch(name, 0.0, self.version, tuple(Group(task, self.make(task)) for task in tasks))
 
-    def ack(self, batch: str, policy_version: int) -> None:
+    def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
         self.answer()
         self.instants.pass_by("before an ack")
         if batch not in self.leased:
             raise NotFound(f"no lease {batch}")
         self.trained += self.leased.pop(batch)
+        self.filtered |= filtered or {}
         self.log.append(f"ack {batch} {policy_version}")
         self.instants.pass_by("acked, answer on its way")
 

@@ -75,6 +75,15 @@ def test_a_group_that_shrinks_to_one_has_no_baseline_but_a_group_of_one_stays() 
         "bad": "no_samples",
         "good": "no_baseline",
     }
+    assert admission.filtered == {
+        "bad": "no_samples: an episode without a complete call", "good": "no_baseline: alone in the group of task t",
+    }  # fmt: skip
+
+
+def test_what_is_trained_already_is_refused_and_not_filtered() -> None:
+    admission = admit(batch("b", Group("t", (episode("old"),))), trained={"old"})
+    assert [rejection.episode for rejection in admission.rejected] == ["old"]
+    assert admission.filtered == {}
 
 
 def test_three_of_four_still_train() -> None:

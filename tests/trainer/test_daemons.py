@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
@@ -53,8 +53,9 @@ class Fake:
         groups = [Group(f"t{n}", (episode("a"), episode("b"))) for n in range(ask.groups)]
         return batch(f"{self.url}#{self.groups}", *groups)
 
-    def ack(self, name: str, version: int) -> None:
+    def ack(self, name: str, version: int, filtered: Mapping[str, str] | None = None) -> None:
         self._asked("ack", name, version)
+        self.filtered = filtered
 
     def nack(self, name: str) -> None:
         self._asked("nack", name)
@@ -110,7 +111,8 @@ def test_with_nothing_ready_the_waiting_is_shared() -> None:
 
 def test_a_lease_is_settled_where_it_came_from() -> None:
     two = Two()
-    two.all.ack("http://b", "b1", 3)
+    two.all.ack("http://b", "b1", 3, {"e": "why"})
+    assert two.fakes[1].filtered == {"e": "why"}
     two.all.nack("http://a", "b2")
     two.all.extend("http://b", "b3", 60.0)
     assert two.fakes[0].log == [("nack", "b2")]
@@ -166,8 +168,9 @@ def test_a_refusal_is_no_absence(error: AjetError) -> None:
 def test_a_batch_whose_daemon_moved_is_acknowledged_where_it_is_known() -> None:
     two = Two()
     two.fakes[0].errors["ack"] = lambda: NotFound("no batch")
-    two.all.ack("", "b1", 1)
+    two.all.ack("", "b1", 1, {"e": "why"})
     assert two.logs == [["ack"], ["ack"]]
+    assert two.fakes[1].filtered == {"e": "why"}
     two.fakes[1].errors["ack"] = lambda: NotFound("no batch")
     with pytest.raises(NotFound, match="no daemon knows batch b1"):
         two.all.ack("", "b1", 1)

@@ -51,10 +51,11 @@ def test_the_same_name_at_two_daemons_is_two_episodes() -> None:
 
 
 def test_what_a_daemon_gave_whose_url_is_not_in_use_is_blocked_everywhere() -> None:
-    history = History([Entry("b1", 1, ("e1",), "http://a")], [("http://a", "e0")])
+    filtered = {"e2": "too_long: 9 tokens"}
+    history = History([Entry("b1", 1, ("e1",), "http://a", filtered)], [("http://a", "e0")])
     moved = History.from_state(history.state(), ("http://new", "http://b"))
     assert moved.blocked("http://new") == moved.blocked("http://b") == {"e0", "e1"}
-    assert moved.unacknowledged == (Entry("b1", 1, ("e1",), ANY),)
+    assert moved.unacknowledged == (Entry("b1", 1, ("e1",), ANY, filtered),)
 
 
 def test_a_checkpoint_of_the_time_before_several_daemons_is_read() -> None:

@@ -71,6 +71,7 @@ def test_every_message_has_its_route_and_body() -> None:
 
     one = link(handler, Clock())
     one.ack("b/1", 3)
+    one.ack("b1", 3, {"e": "why"})
     one.nack("b1")
     one.extend("b1", 30.0)
     one.close_gate("weights", 5.0)
@@ -80,6 +81,7 @@ def test_every_message_has_its_route_and_body() -> None:
     one.meet()
     assert seen == [
         ("POST", "/batches/b/1/ack", {"policy_version": 3}),
+        ("POST", "/batches/b1/ack", {"policy_version": 3, "filtered": {"e": "why"}}),
         ("POST", "/batches/b1/nack", {}),
         ("POST", "/batches/b1/extend", {"lease_s": 30.0}),
         ("POST", "/gate/close", {"wait_s": 5.0}),

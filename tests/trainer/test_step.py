@@ -158,8 +158,21 @@ def test_a_batch_with_nothing_to_train_is_acknowledged_and_makes_no_step(tmp_pat
     setting.whole()
     assert setting.learner.version == 0
     assert [word for word in setting.proxy.log if word.startswith("ack")] == ["ack lease0 0", "ack lease1 0"]
+    assert set(setting.proxy.filtered) == {f"{n}g{g}e{i}" for n in range(2) for g in range(2) for i in range(2)}
     assert any("no_signal" in line for line in setting.said)
     assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("save_freq", [1, 2])
+def test_the_proxy_hears_which_episodes_were_not_trained_and_why(tmp_path: Path, save_freq: int) -> None:
+    setting = Setting(tmp_path, 2, save_freq=save_freq)
+    setting.proxy.make = lambda task: (
+        episode(f"{task}a", 1.0), episode(f"{task}b", 0.0), replace(episode(f"{task}c"), samples=())
+    )  # fmt: skip
+    setting.whole()
+    assert setting.learner.version == 2
+    assert set(setting.proxy.filtered) == {f"{n}g{g}c" for n in range(2) for g in range(2)}
+    assert set(setting.proxy.filtered.values()) == {"no_samples: an episode without a complete call"}
 
 
 def test_a_push_that_fails_opens_the_gate_at_the_old_version_and_returns_the_batch(tmp_path: Path) -> None:

@@ -101,6 +101,9 @@ def test_an_acknowledged_batch_is_trained_once(rig: LedgerRig) -> None:
             command(batch)
     with pytest.raises(BadRequest):
         rig.ack(batch, -1)
+    with pytest.raises(BadRequest) as caught:
+        rig.ack(batch, 2, another="why")
+    assert caught.value.param == "filtered"
 
 
 def test_a_returned_batch_forms_the_same_groups_again(rig: LedgerRig) -> None:

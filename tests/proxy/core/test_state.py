@@ -312,14 +312,39 @@ def test_an_episode_of_which_a_part_is_trained_can_still_be_discarded() -> None:
     assert list(rig.ledger.queues.ready(None)) == []
 
 
-def test_a_batch_that_was_acknowledged_late_leaves_the_queue() -> None:
+@pytest.mark.parametrize("why", [None, "too_long: 9 tokens"])
+def test_a_batch_that_was_acknowledged_late_leaves_the_queue(why: str | None) -> None:
     rig = LedgerRig(watch=True)
-    rig.ready()
+    episode = rig.ready()
     batch = rig.lease(group_size=1)
     assert batch is not None
     rig.nack(batch)
-    rig.ack(batch)
+    rig.ack(batch, 1, **({} if why is None else {episode: why}))
     assert list(rig.ledger.queues.ready(None)) == []
+
+
+def test_what_the_trainer_did_not_train_is_discarded_with_its_words() -> None:
+    rig = LedgerRig(watch=True)
+    kept, dropped = rig.ready("a"), rig.ready("a")
+    batch = rig.lease()
+    assert batch is not None
+    rig.ack(batch, 1, **{dropped: "too_long: 9 tokens"})
+    assert (rig.state(kept), rig.state(dropped)) == ("trained", "discarded")
+    assert (rig.ledger.episodes[dropped].detail, rig.ledger.discarded) == ("too_long: 9 tokens", {"filtered": 1})
+
+
+@pytest.mark.parametrize(("dropped", "state"), [("m", "trained"), ("n", "trained"), ("mn", "discarded")])
+def test_an_episode_that_one_of_its_models_learns_from_is_not_discarded(dropped: str, state: str) -> None:
+    rig = LedgerRig(watch=True)
+    episode = rig.open(task="t", members={"a": "m", "b": "n"})
+    for model in "mn":
+        rig.call(episode, model=model)
+    rig.reward(episode)
+    for model in "mn":
+        batch = rig.lease(model=model, group_size=1)
+        assert batch is not None
+        rig.ack(batch, 1, **({episode: "why"} if model in dropped else {}))
+    assert rig.state(episode) == state
 
 
 def test_the_status_never_walks_through_the_episodes() -> None:
