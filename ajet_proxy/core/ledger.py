@@ -206,7 +206,7 @@ class Ledger(State):
             raise BadRequest("a policy needs a model and a version of at least 0", param="version")
         for url in body.upstreams or ():
             if not _is_base_url(url):
-                raise BadRequest(f"{url.rpartition('@')[2][:200]!r} must look like http://HOST:PORT", param="upstreams")
+                raise BadRequest(f"upstream {url.rpartition('@')[2][:200]!r} is no http://HOST:PORT", param="upstreams")
         known = self.served.get(body.model)
         if known is not None and known.version == body.version and body.upstreams in (None, known.upstreams):
             return ()

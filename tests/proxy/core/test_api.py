@@ -236,7 +236,10 @@ def test_from_lease_to_acknowledgement(caller: Caller) -> None:
     assert caller.post(f"/batches/{batch}/extend", {"lease_s": 90.0}) == lease | {"lease_until": caller.rig.at + 90.0}
     assert caller.post(f"/batches/{batch}/nack")["state"] == "returned"
     batch = caller.post("/batches/lease", {"group_size": 1})["batch"]
-    assert caller.post(f"/batches/{batch}/ack", {"policy_version": 1})["state"] == "trained"
+    (episode,) = caller.rig.ledger.batches[batch].episodes()
+    ack = {"policy_version": 1, "filtered": {episode: "too_long"}}
+    assert caller.post(f"/batches/{batch}/ack", ack)["state"] == "trained"
+    assert (caller.rig.state(episode), caller.rig.ledger.episodes[episode].reason) == ("discarded", "filtered")
 
 
 def test_a_lease_that_only_discards_is_no_batch_but_has_events(caller: Caller) -> None:
