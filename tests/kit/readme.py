@@ -61,10 +61,10 @@ def our_commands(text: str) -> Iterator[tuple[str, list[str], list[str]]]:
     """``(program, subcommands, flags)`` of each of our programs in `text`; what follows ``--`` is somebody else's."""
     for words in commands(text):
         names = [Path(word).name for word in words]
-        for program in PROGRAMS:
-            if program in names:
-                rest = words[names.index(program) + 1 :]
-                own = rest[: rest.index("--")] if "--" in rest else rest
-                flags = [word.split("=")[0] for word in own if word.startswith("--")]
-                plain = [word for word in own[:1] if not word.startswith("-")]
-                yield program, plain, flags
+        at = next((index for index, name in enumerate(names) if name in PROGRAMS), None)
+        if at is not None:  # what comes after is the program's, a folder of the same name too
+            rest = words[at + 1 :]
+            own = rest[: rest.index("--")] if "--" in rest else rest
+            flags = [word.split("=")[0] for word in own if word.startswith("--")]
+            plain = [word for word in own[:1] if not word.startswith("-")]
+            yield names[at], plain, flags
