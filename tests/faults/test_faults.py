@@ -99,4 +99,5 @@ def test_the_makefile_passes_seed_and_counts_on() -> None:
     line = next(line for line in Path(ROOT, "Makefile").read_text().splitlines() if "tests.faults" in line)
     assert re.findall(r"--(\w+) \$\((\w+)\)", line) == [
         ("seed", "SEED"), ("kills", "KILLS"), ("others", "OTHERS"), ("agents", "AGENTS"), ("tears", "TEARS"),
+        ("workers", "WORKERS"),
     ]  # fmt: skip
