@@ -177,7 +177,8 @@ def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
     from ajet_proxy.io import keyring
 
     old = keyring.rotate(_used_data_dir(config), drop_old=drop_old)
-    still = f"those of the {old} before hold until they expire" if old else "those signed before are void"
+    older = "an older one" if old == 1 else f"{old} older ones"
+    still = f"those that {older} signed hold until they expire" if old else "those signed before are void"
     click.echo(f"keys are signed with a new secret; {still}")
 
 

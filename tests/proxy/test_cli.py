@@ -108,6 +108,7 @@ def test_secrets_are_rotated_and_keys_revoked_without_naming_them(tmp_path: Path
     rotated = run("rotate-secret", *where)
     assert rotated.returncode == 0
     assert (tmp_path / "secret").read_bytes()[32:] == secret
+    assert "those that an older one signed hold until they expire" in rotated.stdout
     (tmp_path / "key").write_text(key + "\n")
     in_file = ("--key-file", str(tmp_path / "key"))
     for arguments in (in_file, ("--tenant", "t"), ("--episode", "ep"), ("--key-id", "1f" * 8)):
@@ -118,6 +119,7 @@ def test_secrets_are_rotated_and_keys_revoked_without_naming_them(tmp_path: Path
     assert kinds == [["key", key_id(key)], ["tenant", "t"], ["episode", "ep"], ["key", "1f" * 8]]
     for arguments in ((), ("--tenant", "t", "--episode", "ep")):
         assert run("revoke", *arguments, *where).returncode == 2
+    assert "those signed before are void" in run("rotate-secret", "--drop-old", *where).stdout
 
 
 def test_the_unit_can_be_printed_and_written(tmp_path: Path) -> None:
