@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -221,6 +222,12 @@ class LedgerDesk:
         agent = identity.agent or ledger.agent_of(episode) or ""
         given = ledger.model_of(episode, agent)
         model = given or asking.model
+        opening = partial(
+            ledger.begin_call, model=model, agent=agent, task=identity.task, eval=identity.eval,
+            identified_by=identity.identified_by, tenant=tenant, metadata=metadata, **asking.sent,
+        )
+        if ledger.gate != "open" or not self._engines.candidates(model):  # waiting takes memory
+            self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))
         async with self.enter(model):
             if named.identified_by in UNSURE and named.reward is None and ledger.has_ended(episode):
                 episode = self._current(named).episode or self._clock.new_id("ep")
@@ -228,11 +235,7 @@ class LedgerDesk:
                 calls=tuple(self._clock.new_id("call") for _ in range(asking.choices)), episode=episode, model=model,
                 given=given, agent=agent, started_at=self._clock.now(), policy_version=ledger.policy_version(model),
             )
-            self._store.post(ledger.begin_call(
-                episode=episode, calls=begun.calls, at=begun.started_at, model=model, agent=agent,
-                task=identity.task, eval=identity.eval, identified_by=identity.identified_by, tenant=tenant,
-                metadata=metadata, **asking.sent,
-            ))
+            self._store.post(opening(episode=episode, calls=begun.calls, at=begun.started_at))
             reason = DISCONNECTED
             try:
                 yield begun

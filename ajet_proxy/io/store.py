@@ -162,12 +162,7 @@ class Store:
         """Apply `events` and let the journal write them when it can; `NotReady` if they are intake and it cannot."""
         if not events:
             return
-        if not self.healthy and not all(isinstance(event, ENDS) for event in events):
-            raise self._not_ready()
-        if self.limits is not None:
-            self.limits.check(events)
-        if self.quotas is not None:
-            self.quotas.check(events)
+        self.check(events)
         records = []
         for event in events:
             records.append(encode(event, self.ledger.episodes))
@@ -177,6 +172,15 @@ class Store:
         self._journal.append(records, flush=False)
         self._flush_in(LINGER_S)
         self._tell(events)
+
+    def check(self, events: Sequence[Event]) -> None:
+        """Raise what `post` would raise for `events` now; nothing changes."""
+        if not self.healthy and not all(isinstance(event, ENDS) for event in events):
+            raise self._not_ready()
+        if self.limits is not None:
+            self.limits.check(events)
+        if self.quotas is not None:
+            self.quotas.check(events)
 
     def forget_archived(self, most: int) -> bool:
         """Let go of what has arrived in the archive, at most so much of it; whether there may be more."""

@@ -53,9 +53,12 @@ class MemoryStore:
     def listen(self, listener: Callable[[tuple[Event, ...]], None]) -> None:
         self._listeners.append(listener)
 
-    def post(self, events: tuple[Event, ...]) -> None:
+    def check(self, events: tuple[Event, ...]) -> None:
         if self.full:
             raise NotReady("the disk is full", code="journal", retry_after=5.0)
+
+    def post(self, events: tuple[Event, ...]) -> None:
+        self.check(events)
         for event in events:
             self.ledger.apply(event)
         self.durable += events

@@ -15,7 +15,7 @@ from ajet_proxy.io.limits import DaemonLimits, disk_bytes, give_back, resident_b
 from ajet_proxy.io.metrics import Metrics
 from ajet_sdk.errors import NotReady
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import CHAT, Answer, eventually, identity_holds, serving
+from tests.proxy.serving import CHAT, Answer, Client, eventually, identity_holds, serving
 
 OPENED = ev.EpisodeOpened(1.0, "e", None, None, None, False, 1.0, 1.0)
 STARTED = ev.CallStarted(1.0, "e", ("c",), "m", "", "path", "")
@@ -153,3 +153,41 @@ def test_memory_is_what_the_process_holds(monkeypatch: pytest.MonkeyPatch) -> No
     give_back()
     monkeypatch.setattr(module, "STATM", "/nowhere/{}")
     assert resident_bytes() == 0
+
+
+async def test_who_would_be_refused_is_not_held_while_the_gate_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that waits is held in memory: there is none for one that cannot pass, or is over its quota."""
+    tenants = (("*", Quota(episodes=1)),)
+    async with (
+        EngineStub() as stub,
+        serving(tmp_path, upstream=(stub.url,), tenants=tenants, max_memory=1 << 40) as client,
+    ):
+        assert (await client.chat("one")).status == 200
+        await client.control("POST", "/gate/close", {})
+        refused = await asyncio.wait_for(client.chat("two"), 10)
+        assert (refused.status, refused.json["error"]["code"]) == (429, "episodes_quota")
+        held = asyncio.create_task(client.chat("one"))
+        await eventually(lambda: waits(client, 1))
+        monkeypatch.setattr("ajet_proxy.app.resident_bytes", lambda process: 1 << 40)
+        await eventually(lambda: is_full(client))
+        refused = await asyncio.wait_for(client.chat("one"), 10)
+        assert (refused.status, refused.json["error"]["code"]) == (503, "memory_limit")
+        assert refused.headers["Retry-After"]
+        monkeypatch.setattr("ajet_proxy.app.resident_bytes", lambda process: 1)
+        await eventually(lambda: is_empty(client))
+        await client.control("POST", "/gate/open", {"policy_version": 1})
+        assert (await held).status == 200
+
+
+async def waits(client: Client, count: int) -> bool:
+    return bool((await client.status())["requests"]["waiting"] == count)
+
+
+async def is_full(client: Client) -> bool:
+    return "memory" in (await client.status())["journal"]["refused"]
+
+
+async def is_empty(client: Client) -> bool:
+    return not await is_full(client)
