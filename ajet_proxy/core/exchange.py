@@ -27,6 +27,9 @@ from ajet_proxy.core.dialects.reading import Dialect, with_versions
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.sse import SseEvent, SseParser
 
+MAX_EVENT = 32 << 20
+"""A longer event of a stream is not waited for; the ids of a million tokens are a quarter of it."""
+
 
 class Exchange:
     """One request and its answer. Feed it the engine's bytes; it gives the client's."""
@@ -135,9 +138,10 @@ class Exchange:
             self._document.append(data)
             return []
         if self._opaque:
-            return [data]
+            return [] if self._translates else [data]
         if self._parser.pending or self._holding:
-            return self._events(self._parser.feed(data))
+            out = self._events(self._parser.feed(data))
+            return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
         out, end = self._reading.usual(data)
         return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
 
@@ -179,6 +183,16 @@ class Exchange:
             if seen:
                 (self._held if self._holding else out).append(seen)
         return out
+
+    def _overlong(self) -> list[bytes]:
+        """An event that does not end is kept no longer. The client gets its bytes, and whatever follows, if it is in
+        the client's own protocol."""
+        self._opaque, piece = True, self._parser.take()
+        self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
+        if self._translates:
+            return []
+        self._held.append(piece)
+        return [] if self._holding else self.release()
 
     def _keep_back(self, outcomes: tuple[Outcome, ...]) -> None:
         """The calls have ended in these `outcomes`, if they have not before: nothing leaves until `release`."""

@@ -73,6 +73,11 @@ class SseParser:
         """Whether an event has begun and is not complete."""
         return bool(self._buffer)
 
+    @property
+    def kept(self) -> int:
+        """The bytes of that event so far."""
+        return len(self._buffer)
+
     def take(self) -> bytes:
         """Hand over the bytes of the event that is still incomplete, and forget them."""
         rest, self._buffer, self._searched = self._buffer, b"", 0

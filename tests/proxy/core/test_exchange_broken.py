@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from ajet_proxy.core.dialects.messages import Messages
+from ajet_proxy.core.dialects.request import Request
+from ajet_proxy.core.exchange import Exchange
 from tests.proxy.core.dialects.answers import CHAT, document, event, ids_of, reasons
 from tests.proxy.core.streams import DONE, END, SEEN_END, SEEN_START, SEEN_WORD, START, WORD, run, streaming
 
@@ -70,3 +74,37 @@ def test_what_cannot_be_read_after_the_end_changes_nothing() -> None:
     assert early == SEEN_START + SEEN_WORD
     assert late == SEEN_END + DONE + b"data: no json\n\n" + SEEN_WORD
     assert ids_of(outcomes) == [(5, 6)]
+
+
+def test_an_event_that_does_not_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.exchange.MAX_EVENT", 1000)
+    endless, running = b"x" * 600, streaming()
+    assert running.feed(START + WORD + b"data: ") == [SEEN_START, SEEN_WORD]
+    assert running.feed(endless) == []
+    assert running.feed(endless) == [] and running.settled
+    assert reasons(running.outcomes) == ["capture_failed"]
+    assert running.release() == [b"data: " + 2 * endless]
+    assert running.feed(endless) == [endless]
+    assert (running.finish(), running.abort()) == ([], [])
+
+
+def test_an_endless_event_behind_the_end_leaves_the_call_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.exchange.MAX_EVENT", 1000)
+    running = streaming()
+    running.feed(START + WORD + END)
+    assert running.release() == [SEEN_END]
+    assert running.feed(b"data: ") == []
+    assert running.feed(b"x" * 2000) == [b"data: " + b"x" * 2000]
+    assert ids_of(running.outcomes) == [(5, 6)]
+
+
+def test_the_client_of_another_protocol_gets_nothing_of_an_endless_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.exchange.MAX_EVENT", 1000)
+    asked = Messages().translate(Request(json.dumps({
+        "model": "m", "max_tokens": 9, "stream": True, "messages": [{"role": "user", "content": "Hello"}],
+    }).encode()))  # fmt: skip
+    running = Exchange(Messages(), asked)
+    running.on_headers(200, "text/event-stream")
+    assert running.feed(b"data: ") == running.feed(b"x" * 2000) == []
+    assert running.settled and running.release() == [] == running.feed(b"x")
+    assert reasons(running.outcomes) == ["capture_failed"]
