@@ -196,6 +196,8 @@ class Turn:
                 "model": model, "prompt": self._shared.mark, "add_special_tokens": False,
             })
         if engine.takes_ids is None:
-            engine.takes_ids = await ask.takes_ids(history[:1] * 3)
-            as_what = "exact ids" if engine.takes_ids else "text alone: it takes no prompt ids"
-            logger.info("%s of model %r is sent history as %s", self._exchange.target, model, as_what)
+            takes_ids = await ask.takes_ids(history[:1] * 3)
+            if engine.takes_ids is None:  # no other turn has found it out meanwhile
+                as_what = "exact ids" if takes_ids else "text alone: it takes no prompt ids"
+                logger.info("%s of model %r is sent history as %s", self._exchange.target, model, as_what)
+            engine.takes_ids = takes_ids
