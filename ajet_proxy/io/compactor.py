@@ -17,6 +17,7 @@ from pathlib import Path
 from ajet_proxy.core.retention import is_due
 from ajet_proxy.io.journal import segments, snapshots
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.process import give_memory_back
 from ajet_proxy.io.store import Store
 from ajet_sdk.errors import AjetError
 
@@ -53,6 +54,8 @@ class Compactor:
         try:
             if self._arrived:
                 self._arrived = self._store.forget_archived(AT_ONCE)
+                if not self._arrived:
+                    give_memory_back()
             elif self._is_due():
                 self._task = asyncio.get_running_loop().create_task(self._run())
         except (OSError, AjetError) as error:

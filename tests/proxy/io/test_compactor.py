@@ -76,7 +76,10 @@ async def test_what_is_trained_leaves_memory_and_is_still_shown(
     whole = {name: store.ledger.record(name, tokens="all") for name in names}
     said = list(replay_lines(tmp_path))
     assert len(store.ledger.leaving) == 28
+    given_back = []
+    monkeypatch.setattr(module, "give_memory_back", lambda: given_back.append(len(store.ledger.leaving)))
     await daemon.ticks()
+    assert given_back[-1] == len(store.ledger.leaving)
     assert len(snapshots(tmp_path)) == 1
     assert len(segments(tmp_path)) <= 2
     assert len(store.ledger.leaving) < 10 and len(store.ledger.leaving_batches) < 10
