@@ -37,7 +37,7 @@ SOCKET = "workers.sock"
 START_S = 60.0
 WATCH_S = 1.0
 SILENT_S = 30.0
-"""A worker that answers nothing for so long hangs."""
+"""A worker that listens and answers nothing for so long hangs. One that starts has `START_S`."""
 STEADY_S = 60.0
 """A worker that lived for so long is replaced without delay."""
 WAITS_S = (0.1, 30.0)
@@ -160,7 +160,7 @@ class Workers:
 
     async def _ask(self, slot: _Slot) -> None:
         if slot.channel is not None:
-            async with asyncio.timeout(SILENT_S):
+            async with asyncio.timeout(SILENT_S if slot.listening else START_S):
                 slot.figures = await slot.channel.ask("figures")
 
     async def _keep(self, slot: _Slot) -> None:
@@ -216,7 +216,7 @@ class Workers:
             try:
                 await self._ask(slot)
             except TimeoutError:
-                logger.error("worker %d has not answered for %.0f s and is killed", slot.number, SILENT_S)
+                logger.error("worker %d does not answer and is killed", slot.number)
                 process.kill()
             except ConnectionError:
                 return

@@ -159,6 +159,15 @@ async def replaced(client: Client, before: dict[int, int]) -> bool:
     return now.get(1, before[1]) != before[1] and client.app.workers.listening == 2
 
 
+async def test_a_worker_that_starts_is_not_taken_for_one_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_module, "SILENT_S", 0.05)  # it takes longer to load its modules
+    async with EngineStub() as stub, crew(tmp_path, stub) as client:
+        monkeypatch.setattr(workers_module, "SILENT_S", 30.0)
+        assert len(pids(client)) == 2
+
+
 async def test_a_worker_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "SILENT_S", 2.0)
     async with EngineStub() as stub, crew(tmp_path, stub) as client:
