@@ -50,12 +50,11 @@ def test_two_daemons_feed_one_trainer(tmp_path: Path) -> None:
             trainer.until(lambda: policy_version(one) == policy_version(two) > alone, 60)
             trainer.signal(signal.SIGTERM)
             assert trainer.wait(120) == 0
-        counts = [status(daemon)["episodes"] for daemon in (one, two)]
+        ends = [status(daemon) for daemon in (one, two)]
 
     metrics = trainer.metrics()
-    assert sum(count["trained"] for count in counts) == sum(
-        line["episodes"] + line["rejected_episodes"] for line in metrics
-    )
-    assert [count["leased"] for count in counts] == [0, 0]
+    settled = sum(end["episodes"]["trained"] + end["discarded"].get("filtered", 0) for end in ends)
+    assert settled == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
+    assert [end["episodes"]["leased"] for end in ends] == [0, 0]
     assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
     assert "Traceback" not in trainer.log.read_text()
