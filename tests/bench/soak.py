@@ -38,14 +38,16 @@ from tests.kit.source import ROOT
 
 SAMPLE_S, UPDATE_S, START_S = 5.0, 30.0, 300.0
 FLAT = 0.05
+COMPACTION = "ajet_proxy.io.compaction"
+"""A process that lives for a second or two, whose memory is looked at by itself (docs/soak.md)."""
 HEAD = ["minute", "calls", "episodes", "memory MB", "descriptors", "CPU %", "disk MB", "first event ms", "99 %",
         "event under way ms", "99 %", "plain call ms", "99 %", "reward ms", "99 %", "errors"]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The proxy's processes at a moment: bytes in RAM (what they share counts once), descriptors, CPU seconds so far,
-    bytes on disk."""
+    """The proxy's processes at a moment: bytes in RAM (what they share counts once) and descriptors of those that stay,
+    CPU seconds so far of all, bytes on disk."""
 
     at: float
     memory: int
@@ -60,6 +62,8 @@ def look(proxy: Rival, data: Path) -> Sample:
     for pid in family(proxy.pid):
         folder = Path(f"/proc/{pid}")
         try:
+            if COMPACTION in (folder / "cmdline").read_text().split("\0"):
+                continue
             kept = (folder / "smaps_rollup").read_text()
             files += len(list((folder / "fd").iterdir()))
         except (FileNotFoundError, ProcessLookupError):  # a child that ended just now
