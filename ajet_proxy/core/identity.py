@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -72,17 +72,16 @@ def identify(
     path: str,
     headers: Mapping[str, str],
     body: Mapping[str, Any] | None,
-    authenticate: Callable[[str | None], Claims],
+    claims: Claims,
 ) -> Identity:
     """The identity of a request. `path` is as written in the request line, without its query; `headers` are asked by
-    lower-case names; `authenticate` gives the claims of a key (None: no key) or raises `Unauthorized`.
+    lower-case names; `claims` are those of the request's key (`key_of`).
 
     Raises `BadRequest` for an unusable name or label, `Forbidden` for a key that does not reach the named episode.
     """
     named, rest = split_path(path)
     key_in_path = named is not None and named.startswith(KEY_PREFIX)
     key = key_of(path, headers)
-    claims = authenticate(key)
     check_scope(claims, "agent")
     episode, way, issued = None, "lineage", False
     if named is not None and not key_in_path:

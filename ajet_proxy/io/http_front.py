@@ -301,7 +301,7 @@ class HttpFront:
         headers, claims = http[_CALLER]
         return identify(
             path=http.rel_url.raw_path, headers=headers, body=request.fields if request is not None else None,
-            authenticate=lambda _: claims,
+            claims=claims,
         )
 
     async def _reward(self, http: web.Request, identity: Identity, sent: bytes) -> None:

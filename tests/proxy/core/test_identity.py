@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.identity import Identity, RewardDirective, identify, is_text, split_path
+from ajet_proxy.core.identity import Identity, RewardDirective, identify, is_text, key_of, split_path
 from ajet_proxy.core.keys import Claims, Keys
 from ajet_sdk.errors import BadRequest, Forbidden, Unauthorized
 
@@ -27,7 +27,8 @@ def ask(
     key: str | None = None,
 ) -> Identity:
     all_headers = {**({"authorization": f"Bearer {key}"} if key else {}), **(headers or {})}
-    return identify(path=path, headers=all_headers, body=body, authenticate=lambda k: keys.authenticate(k, 50.0))
+    claims = keys.authenticate(key_of(path, all_headers), 50.0)
+    return identify(path=path, headers=all_headers, body=body, claims=claims)
 
 
 def test_the_six_ways_in_their_order() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.events import CallStarted, EpisodeOpened
-from ajet_proxy.core.identity import identify
+from ajet_proxy.core.identity import identify, key_of
 from ajet_proxy.core.keys import Claims, Keys
 from ajet_proxy.core.timeline import merge
 from ajet_sdk.routes import Abort
@@ -130,7 +130,7 @@ def test_codex_names_its_session_in_headers_and_body() -> None:
     for headers, way in ((CODEX, "harness"), ({"authorization": "Bearer none"}, "body")):
         found = identify(
             path="/v1/responses", headers=headers, body=body,
-            authenticate=lambda key: Keys(b"k" * 32).authenticate(key, 0.0),
+            claims=Keys(b"k" * 32).authenticate(key_of("/v1/responses", headers), 0.0),
         )  # fmt: skip
         assert (found.episode, found.identified_by) == (SESSION, way)
 
