@@ -18,6 +18,7 @@ Next: ajet_proxy/core/timeline.py
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,7 @@ from typing import Any
 from ajet_proxy.core.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
 from ajet_proxy.core.dialects.reading import Dialect, with_versions
 from ajet_proxy.core.dialects.request import Request
+from ajet_proxy.core.salt import salted
 from ajet_proxy.core.sse import SseEvent, SseParser
 
 MAX_EVENT = 32 << 20
@@ -52,8 +54,9 @@ class Exchange:
         """What a stream may say to its client while `patient`."""
         self.asked = asked
         """The request in the form of the engine's route, without what only the proxy asks for."""
-        self.upstream_body = asked.with_fields(fields)
-        self._named = named
+        self.cache_salt: Any = asked.fields.get("cache_salt")
+        """With what the engine's prefix cache is told apart; as the client sent it, until `under`."""
+        self._kept = named
         self.skip = ask.skip
         """Why the exchange is not captured, if it is not."""
         self.buffered = False
@@ -71,6 +74,20 @@ class Exchange:
         self._holding = False
         self._opaque = False
         self._outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def upstream_body(self) -> bytes:
+        """The body that the engine gets."""
+        return self.body_with({})
+
+    def under(self, version: int) -> None:
+        """The policy version that answers: the engine may use of its prefix cache only what that one has put there."""
+        salt = salted(self.cache_salt, version)
+        if salt is not None:
+            self.cache_salt = salt
+            field = {"cache_salt": json.dumps(salt)}
+            self._kept, self._fields = self._kept | field, self._fields | field
+            self.altered = tuple(self._fields)
 
     def body_with(self, fields: Mapping[str, str]) -> bytes:
         """`upstream_body` with more `fields` (name to JSON text) set."""
@@ -115,10 +132,9 @@ class Exchange:
     def retreat(self) -> bool:
         """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
         call comes of the answer."""
-        plain = self.asked.with_fields(self._named)
-        if self.skip is not None or self.upstream_body == plain:
+        if self.skip is not None or self.upstream_body == self.asked.with_fields(self._kept):
             return False
-        self.upstream_body = plain
+        self._fields = self._kept
         self.skip = UNASKABLE
         return True
 

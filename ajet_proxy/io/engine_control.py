@@ -18,6 +18,9 @@ from ajet_sdk.errors import EngineError
 
 logger = logging.getLogger(__name__)
 
+FREEZE = "/pause?mode=keep&clear_cache=false"
+"""What is computed for the calls in flight stays: vLLM would otherwise compute it all again before they go on."""
+
 
 class EngineControl:
     """Speaks to the engines' control routes; `key` is the engines' own API key."""
@@ -30,7 +33,7 @@ class EngineControl:
         """Freeze every engine; `EngineError` if one did not."""
 
         async def freeze(session: aiohttp.ClientSession, url: str) -> None:
-            await self._post(session, url + "/pause?mode=keep")
+            await self._post(session, url + FREEZE)
 
         for error in await self._all(urls, freeze):
             raise error

@@ -64,10 +64,11 @@ CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
     """Limits in seconds and bytes; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the engines' own
-    API key."""
+    API key; ``pauses`` says that weights change while calls are in flight."""
 
     allow_routes: tuple[str, ...] = ()
     upstream_key: str | None = None
+    pauses: bool = False
     connect_timeout: float = 60.0
     read_timeout: float = 0.0
     keep_alive: float = 15.0
@@ -179,6 +180,8 @@ class HttpFront:
             if suited is not dialect or begun.given is not None:
                 asked = asked if suited is dialect else suited.translate(request)
                 exchange = self._exchange(suited, asked, begun.given)
+            if self._settings.pauses:
+                exchange.under(begun.policy_version)
             origin = Origin(
                 calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
                 started_at=begun.started_at, policy_version=begun.policy_version,
@@ -203,7 +206,7 @@ class HttpFront:
             http, exchange.target, exchange.upstream_body, model=origin.model, sticky=origin.episode, identity=True
         )
         turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
-        scorer = Scorer(self._upstream, request, exchange.asked.fields.get("cache_salt"), self._metrics)
+        scorer = Scorer(self._upstream, request, exchange.cache_salt, self._metrics)
         recorder = Recorder(
             origin, scorer=scorer, texts=SameText(self._upstream, request), desk=self._desk,
             metrics=self._metrics, marks=self._marks(history, exchange),

@@ -32,6 +32,7 @@ def running(vllm: Engine) -> Iterator[None]:
 async def test_a_stream_freezes_while_the_gate_is_closed_and_ends_whole(
     vllm: Engine, running: None, tmp_path: Path
 ) -> None:
+    already = computed_again(vllm)
     with ProxyProcess(vllm.url, tmp_path / "data", options=["--gate-mode", "pause"]) as proxy:
         async with httpx.AsyncClient(base_url=proxy.url, timeout=300, trust_env=False) as http:
             episode, arrivals, streaming, version = await caught_midway(http)
@@ -51,6 +52,59 @@ async def test_a_stream_freezes_while_the_gate_is_closed_and_ends_whole(
             assert (before, after, sampled_before + sampled_after) == (version, version + 1, TOKENS)
             assert sampled_before >= 1
             assert sampled_after >= 1
+    assert computed_again(vllm) == already, "what was computed before the gate closed is kept"
+
+
+def computed_again(engine: Engine) -> float:
+    """How many calls the engine has put back, to compute from their first token on again."""
+    told = httpx.get(f"{engine.url}/metrics", timeout=60, trust_env=False).text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in told if line.startswith("vllm:num_preemptions_total{"))
+
+
+@pytest.mark.timeout(600)
+async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefix_cache(
+    vllm: Engine, running: None, tmp_path: Path
+) -> None:
+    """A frozen call holds its part of vLLM's prefix cache, so that it is not emptied when weights are loaded."""
+    question = BODY | {"messages": [{"role": "user", "content": "Remember this sentence. " * 40}], "max_tokens": 1}
+    asked = question | {"logprobs": True}
+    with ProxyProcess(vllm.url, tmp_path / "data", options=["--gate-mode", "pause"]) as proxy:
+        async with httpx.AsyncClient(base_url=proxy.url, timeout=300, trust_env=False) as http:
+            for path in ("/e/before", vllm.url):
+                await first(http, path, asked)
+            _, _, streaming, version = await caught_midway(http)
+            load(vllm, other_weights(vllm, tmp_path))
+            await http.post("/ajet/v1/gate/open", json={"policy_version": version + 1})
+            seen = await first(http, "/e/after", asked)
+            stale = await first(http, vllm.url, asked)
+            fresh = await first(http, vllm.url, asked | {"cache_salt": "nobody else has it"})
+            assert await streaming == "length"
+            load(vllm, vllm.model)
+    assert seen == fresh
+    assert stale != fresh, "without the salt there is nothing to see here"
+
+
+async def first(http: httpx.AsyncClient, base: str, body: dict[str, Any]) -> tuple[str, float]:
+    """The first token of a greedy answer, and its logprob."""
+    answer = await http.post(f"{base}/v1/chat/completions", json=body | {"temperature": 0})
+    (told,) = answer.json()["choices"][0]["logprobs"]["content"]
+    return told["token"], told["logprob"]
+
+
+def other_weights(engine: Engine, folder: Path) -> Path:
+    """The engine's model with other weights."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(engine.model / "model.safetensors")
+    other = {name: tensor + 0.1 * torch.randn_like(tensor) for name, tensor in tensors.items()}
+    save_file(other, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def load(engine: Engine, folder: Path) -> None:
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+    httpx.post(f"{engine.url}/collective_rpc", json=body, timeout=120, trust_env=False).raise_for_status()
 
 
 async def caught_midway(http: httpx.AsyncClient) -> tuple[str, list[float], asyncio.Task[Any], int]:

@@ -46,6 +46,25 @@ from tests.proxy.core.streams import (
 # --- the request
 
 
+def test_what_another_policy_version_has_put_into_the_prefix_cache_is_not_for_this_one() -> None:
+    running = exchange(CHAT, {"logprobs": True, "return_token_ids": True})
+    running.under(0)
+    assert (running.altered, running.cache_salt) == ((), None)
+    running.under(3)
+    assert (running.altered, running.cache_salt) == (("cache_salt",), "#3")
+    assert json.loads(running.upstream_body)["cache_salt"] == "#3"
+    assert json.loads(running.body_with({"seed": "1"}))["cache_salt"] == "#3"
+
+
+def test_a_clients_own_salt_stays_a_part_of_it_also_where_the_question_is_put_again() -> None:
+    running = exchange(CHAT, {"cache_salt": "mine"})
+    running.under(3)
+    assert running.altered == ("return_token_ids", "logprobs", "cache_salt")
+    assert running.retreat()
+    assert running.upstream_body == b'{"model":"policy","cache_salt":"mine#3"}'
+    assert not running.retreat()
+
+
 def test_the_request_stays_as_it_was_written() -> None:
     body = b'{ "model":"policy",\n "temperature": 0.70, "x":1e2,"messages":[{"content":"\\u00e9"}], "logprobs":null }'
     running = Exchange(CAPTURED[CHAT], Request(body))

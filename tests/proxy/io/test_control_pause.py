@@ -21,6 +21,27 @@ async def test_the_gate_can_pause_the_engine_instead(tmp_path: Path) -> None:
         assert (await client.chat("one")).status == 200
 
 
+async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefix_cache(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), gate_mode="pause") as client:
+        await client.chat("one")
+        await client.control("POST", "/gate/close", {})
+        held = asyncio.create_task(client.chat("two"))
+        await asyncio.sleep(0.05)
+        await client.control("POST", "/gate/open", {"policy_version": 1})
+        await held
+        assert [r.body.get("cache_salt") for r in stub.llm_requests()] == [None, "#1"]
+        records = [(await client.control("GET", f"/episodes/{name}")).json for name in ("one", "two")]
+        before, after = (record["calls"][0]["altered"] for record in records)
+        assert after == [*before, "cache_salt"]
+
+
+async def test_a_gate_that_drains_leaves_the_prefix_cache_to_the_trainer(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        await client.control("POST", "/gate/open", {"policy_version": 1})
+        await client.chat("one")
+        assert "cache_salt" not in stub.llm_requests()[0].body
+
+
 class Curious(EngineStub):
     """An engine that looks, when it is woken, which version the proxy says it has."""
 
