@@ -114,8 +114,8 @@ class Config:
         "0 is never."
     )
     gate_mode: str = _opt(
-        "drain", "While weights change: drain (wait for calls in flight: each is sampled by one version) or pause (freeze "
-        "them in the engine; they go on under the new version, upon what the old one computed)."
+        "drain", "While weights change: drain (wait for calls in flight: each is sampled by one version) or pause "
+        "(freeze them in the engine; they go on under the new version, upon what the old one computed)."
     )
     gate_hold_s: float = _opt(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
     connect_timeout: float = _opt(60.0, "Limit for connecting to an engine.")

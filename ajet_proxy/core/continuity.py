@@ -87,6 +87,7 @@ _BEYOND = (
     "echo", "continue_final_message", "truncate_prompt_tokens", "kv_transfer_params", "ec_transfer_params",
     "mm_processor_kwargs", "media_io_kwargs", "use_beam_search", "prompt_embeds",
 )  # fmt: skip
+_ASKED = ("model", "messages", "cache_salt")
 _HEEDING = ("stream", "structured_outputs", "response_format")
 _TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
 FIELD = "kv_transfer_params"
@@ -138,6 +139,11 @@ class Outline:
     def whole(self) -> dict[str, Any]:
         """`rendering` of all messages."""
         return self.rendering(self.fields["messages"])
+
+    def question(self) -> dict[str, Any]:
+        """A request of one token on the chat route, whose answer tells how the engine renders this one there."""
+        shaping = {name: value for name, value in self.fields.items() if name not in HARMLESS or name in _ASKED}
+        return shaping | {"max_tokens": 1, "return_token_ids": True}
 
     @property
     def kind(self) -> bytes:

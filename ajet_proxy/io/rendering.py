@@ -1,10 +1,10 @@
 """How an engine renders a conversation, and whether it reads the ids it is given: the questions behind continuity.
 
 One class for each route that takes prompt ids. A chat is rendered by ``POST /tokenize``, which is believed about one
-kind of request once it has rendered an earlier turn as the very ids that the chat route reported. A response is
-rendered by ``/tokenize`` as well, from the messages that vLLM makes of its items, if that was once seen to give what
-the route itself tells of its prompt; if it does not, or the history is only named, the route is asked each time, at the
-price of one token.
+kind of request once it has rendered an earlier turn as the very ids that the chat route reported (or this turn, where
+that one was given its ids and the route is asked, at the price of one token). A response is rendered by it as
+well, from the messages that vLLM makes of its items, if that was once seen to give what the route itself tells of its
+prompt; if it does not, or the history is only named, the route is asked each time, at the same price.
 """
 
 from __future__ import annotations
@@ -63,10 +63,17 @@ class OnChat:
         """`rendered`, the conversation, if it can be relied on; None if the engine renders otherwise for a chat.
         `history` are the ids of the turn `before`, with its answer."""
         kinds = self.engine.kinds
-        asks = asked.kind not in kinds and before.turn.continuity != EXACT and len(kinds) < KINDS
-        if asks and await self.render(asked.asked_before()) == history[: before.turn.start]:
+        if asked.kind not in kinds and len(kinds) < KINDS and await self._is_proof(asked, before, history, rendered):
             kinds.add(asked.kind)
         return rendered if asked.kind in kinds else None
+
+    async def _is_proof(self, asked: Outline, before: Packed, history: Ids, rendered: Ids) -> bool:
+        """Whether the chat route reads what ``/tokenize`` renders. Where another process gave the turn before its
+        ids, the route is asked."""
+        if before.turn.continuity != EXACT:
+            return await self.render(asked.asked_before()) == history[: before.turn.start]
+        answer = await self._tried(CHAT, asked.question())
+        return answer.get("prompt_token_ids") == list(rendered)
 
     async def takes_ids(self, ids: Ids) -> bool:
         """Whether the engine's route reads `ids` when it is given them, by the one token that it generates."""

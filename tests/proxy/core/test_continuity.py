@@ -316,6 +316,17 @@ def test_reasoning_matters_where_the_engine_looks_for_it(
     assert outlined(*messages, **fields).heeds_reasoning is heeds
 
 
+def test_the_chat_route_is_asked_what_it_reads_by_one_token_of_the_same_kind_of_request() -> None:
+    fields = {"tools": TOOLS, "tool_choice": "none", "reasoning_effort": "low", "cache_salt": "mine"}
+    asked = outlined(HELLO, n=3, stream=True, max_completion_tokens=9, min_tokens=5, seed=1, **fields)
+    question = asked.question()
+    assert question == {
+        "model": "m", "messages": [HELLO], **fields, "max_tokens": 1, "return_token_ids": True,
+    }  # fmt: skip
+    del question["messages"]
+    assert outlined(HELLO, **question).kind == asked.kind
+
+
 def test_one_word_is_asked_for_behind_either_prompt() -> None:
     asked = outlined(HELLO, temperature=0.5, tools=TOOLS)
     plain = asked.whole() | {"stream": True, "max_tokens": 1, "allowed_token_ids": [9]}
