@@ -56,7 +56,7 @@ class Exchange:
         """The request in the form of the engine's route, without what only the proxy asks for."""
         self.cache_salt: Any = asked.fields.get("cache_salt")
         """With what the engine's prefix cache is told apart; as the client sent it, until `under`."""
-        self._kept = named
+        self._named = named
         self.skip = ask.skip
         """Why the exchange is not captured, if it is not."""
         self.buffered = False
@@ -80,13 +80,13 @@ class Exchange:
         """The body that the engine gets."""
         return self.body_with({})
 
-    def under(self, version: int) -> None:
-        """The policy version that answers: the engine may use of its prefix cache only what that one has put there."""
-        salt = salted(self.cache_salt, version)
+    def under(self, version: int, since: float) -> None:
+        """Which weights answer, by their policy version and the gate's last move: the engine may use of its prefix
+        cache only what these have put there."""
+        salt = salted(self.cache_salt, version, since)
         if salt is not None:
             self.cache_salt = salt
-            field = {"cache_salt": json.dumps(salt)}
-            self._kept, self._fields = self._kept | field, self._fields | field
+            self._fields = self._fields | {"cache_salt": json.dumps(salt)}
             self.altered = tuple(self._fields)
 
     def body_with(self, fields: Mapping[str, str]) -> bytes:
@@ -132,9 +132,9 @@ class Exchange:
     def retreat(self) -> bool:
         """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
         call comes of the answer."""
-        if self.skip is not None or self.upstream_body == self.asked.with_fields(self._kept):
+        if self.skip is not None or self.upstream_body == self.asked.with_fields(self._named):
             return False
-        self._fields = self._kept
+        self._fields = self._named
         self.skip = UNASKABLE
         return True
 

@@ -138,8 +138,10 @@ class Turn:
         """The word for this turn, and the prompt if it is to be sent."""
         origin, shared = self._origin, self._shared
         if self._exchange.skip is None:
+            fields, salt = self._exchange.asked.fields, self._exchange.cache_salt
             self._asked = OUTLINES[self._exchange.target](
-                self._exchange.asked.fields, episode=origin.episode, model=request.model, agent=origin.agent
+                fields if salt is None else {**fields, "cache_salt": salt},
+                episode=origin.episode, model=request.model, agent=origin.agent,
             )
         if self._asked is None:
             return UNSUPPORTED, None

@@ -58,7 +58,8 @@ class Asking:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Calls that have begun. ``given`` is the model that their episode was opened for, if it was for one."""
+    """Calls that have begun. ``given`` is the model that their episode was opened for, if it was for one;
+    ``gate_since`` is when the gate was last moved, 0 if never."""
 
     calls: tuple[str, ...]
     episode: str
@@ -67,6 +68,7 @@ class Begun:
     agent: str
     started_at: float
     policy_version: int
+    gate_since: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,7 @@ class LedgerDesk:
             begun = Begun(
                 calls=tuple(self._clock.new_id("call") for _ in range(asking.choices)), episode=episode, model=model,
                 given=given, agent=agent, started_at=self._clock.now(), policy_version=ledger.policy_version(model),
+                gate_since=ledger.gate_now.since,
             )
             self._store.post(opening(episode=episode, calls=begun.calls, at=begun.started_at))
             reason = DISCONNECTED

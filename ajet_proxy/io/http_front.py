@@ -181,7 +181,7 @@ class HttpFront:
                 asked = asked if suited is dialect else suited.translate(request)
                 exchange = self._exchange(suited, asked, begun.given)
             if self._settings.pauses:
-                exchange.under(begun.policy_version)
+                exchange.under(begun.policy_version, begun.gate_since)
             origin = Origin(
                 calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
                 started_at=begun.started_at, policy_version=begun.policy_version,

@@ -22,15 +22,16 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Go on"}], "ma
 
 
 @pytest.fixture
-def running(vllm: Engine) -> Iterator[None]:
-    """The engine runs after the test, however it ended: other tests share it."""
+def restored(vllm: Engine) -> Iterator[None]:
+    """The engine runs with its own weights after the test, however it ended: other tests share it."""
     yield
+    load(vllm, vllm.model)
     httpx.post(f"{vllm.url}/resume", timeout=60, trust_env=False).raise_for_status()
 
 
 @pytest.mark.timeout(600)
 async def test_a_stream_freezes_while_the_gate_is_closed_and_ends_whole(
-    vllm: Engine, running: None, tmp_path: Path
+    vllm: Engine, restored: None, tmp_path: Path
 ) -> None:
     already = computed_again(vllm)
     with ProxyProcess(vllm.url, tmp_path / "data", options=["--gate-mode", "pause"]) as proxy:
@@ -63,7 +64,7 @@ def computed_again(engine: Engine) -> float:
 
 @pytest.mark.timeout(600)
 async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefix_cache(
-    vllm: Engine, running: None, tmp_path: Path
+    vllm: Engine, restored: None, tmp_path: Path
 ) -> None:
     """A frozen call holds its part of vLLM's prefix cache, so that it is not emptied when weights are loaded."""
     question = BODY | {"messages": [{"role": "user", "content": "Remember this sentence. " * 40}], "max_tokens": 1}
@@ -79,7 +80,6 @@ async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefi
             stale = await first(http, vllm.url, asked)
             fresh = await first(http, vllm.url, asked | {"cache_salt": "nobody else has it"})
             assert await streaming == "length"
-            load(vllm, vllm.model)
     assert seen == fresh
     assert stale != fresh, "without the salt there is nothing to see here"
 

@@ -48,20 +48,21 @@ from tests.proxy.core.streams import (
 
 def test_what_another_policy_version_has_put_into_the_prefix_cache_is_not_for_this_one() -> None:
     running = exchange(CHAT, {"logprobs": True, "return_token_ids": True})
-    running.under(0)
+    running.under(0, 0.0)
     assert (running.altered, running.cache_salt) == ((), None)
-    running.under(3)
-    assert (running.altered, running.cache_salt) == (("cache_salt",), "#3")
-    assert json.loads(running.upstream_body)["cache_salt"] == "#3"
-    assert json.loads(running.body_with({"seed": "1"}))["cache_salt"] == "#3"
+    running.under(3, 1.5)
+    assert (running.altered, running.cache_salt) == (("cache_salt",), "#3.1500")
+    assert json.loads(running.upstream_body)["cache_salt"] == "#3.1500"
+    assert json.loads(running.body_with({"seed": "1"}))["cache_salt"] == "#3.1500"
 
 
-def test_a_clients_own_salt_stays_a_part_of_it_also_where_the_question_is_put_again() -> None:
+def test_a_clients_own_salt_stays_a_part_of_it_and_is_all_of_it_where_the_question_is_put_as_it_came() -> None:
     running = exchange(CHAT, {"cache_salt": "mine"})
-    running.under(3)
+    running.under(3, 1.5)
     assert running.altered == ("return_token_ids", "logprobs", "cache_salt")
+    assert json.loads(running.upstream_body)["cache_salt"] == "mine#3.1500"
     assert running.retreat()
-    assert running.upstream_body == b'{"model":"policy","cache_salt":"mine#3"}'
+    assert running.upstream_body == b'{"model":"policy","cache_salt":"mine"}'
     assert not running.retreat()
 
 

@@ -15,14 +15,18 @@ class Second(Front):
 
     remote = False
 
-    def __init__(self, first: Front, *upstreams: str) -> None:
-        super().__init__(*upstreams)
+    def __init__(self, first: Front, *upstreams: str, **settings: Any) -> None:
+        super().__init__(*upstreams, **settings)
         ledger = first.store.ledger
         self.front = self._make(desk=first.desk, engines=Engines(self.fixed, ledger.upstreams, ledger.models))
 
 
 async def test_a_process_that_has_only_seen_exact_turns_asks_the_chat_route_once() -> None:
-    async with EngineStub(drift=True) as stub, Front(stub.url) as front, Second(front, stub.url) as second:
+    async with (
+        EngineStub(drift=True) as stub, Front(stub.url, pauses=True) as front,
+        Second(front, stub.url, pauses=True) as second,
+    ):  # fmt: skip
+        front.open_gate(3)
         body: dict[str, Any] = {"tools": [TOOL], "tool_choice": "none", "seed": 7, "cache_salt": "mine"}
         messages = await talk(front, 2, **body)
         for _ in range(2):
@@ -33,6 +37,8 @@ async def test_a_process_that_has_only_seen_exact_turns_asks_the_chat_route_once
         assert [sorted(question) for question in asked if "tools" in question] == [
             ["cache_salt", "max_tokens", "messages", "model", "return_token_ids", "tool_choice", "tools"]
         ]
+        salts = {r.body["cache_salt"] for r in stub.requests if r.path == CHAT and "tools" in r.body}
+        assert salts == {"mine#3.0"}, "what is asked about a turn fills the prefix cache for it"
 
 
 class Odd(EngineStub):
