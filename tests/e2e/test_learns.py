@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.players import Players
@@ -33,7 +32,7 @@ def test_a_tiny_model_learns_through_proxy_vllm_and_verl(tmp_path: Path) -> None
             below = trainer.below()
             assert len(below) > 5
             assert trainer.wait(400) == 0, trainer.words()
-        status = httpx.get(f"{proxy.url}/ajet/v1/status").json()
+        status = proxy.report()
 
     metrics = trainer.metrics()
     assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))

@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.players import Players
@@ -48,7 +47,7 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
             engine = [process for process in trainer.below() if "EngineCore" in " ".join(process.cmdline())]
             engine[0].kill()
             assert trainer.wait(120) == 1
-            assert httpx.get(f"{proxy.url}/ajet/v1/status").json()["models"]["policy"]["gate"] == "open"
+            assert proxy.report()["models"]["policy"]["gate"] == "open"
             assert "the engine" in trainer.log.read_text()
 
             reached = max(steps(trainer))
@@ -59,7 +58,7 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
             assert trainer.wait(120) == 0
             assert living(third_life, 20) == []
         time.sleep(1.0)
-        status = httpx.get(f"{proxy.url}/ajet/v1/status").json()
+        status = proxy.report()
 
     metrics = trainer.metrics()
     assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from tests.e2e.players import Players
@@ -17,13 +15,8 @@ from tests.kit.trainer_process import TrainerProcess
 GROUPS, SIZE = 2, 4
 
 
-def status(proxy: ProxyProcess) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{proxy.url}/ajet/v1/status").json()
-    return found
-
-
 def policy_version(proxy: ProxyProcess) -> int:
-    return int(status(proxy)["models"]["policy"]["policy_version"])
+    return int(proxy.report()["models"]["policy"]["policy_version"])
 
 
 @pytest.mark.slow
@@ -40,17 +33,17 @@ def test_two_daemons_feed_one_trainer(tmp_path: Path) -> None:
             TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-4}) as trainer,
             Players(one.url, **players), Players(two.url, **players),
         ):  # fmt: skip
-            trainer.until(lambda: min(status(daemon)["episodes"]["trained"] for daemon in (one, two)) > 0, 400)
+            trainer.until(lambda: min(daemon.report()["episodes"]["trained"] for daemon in (one, two)) > 0, 400)
             two.kill()
             alone = len(trainer.metrics())
             trainer.until(lambda: len(trainer.metrics()) > alone + 2, 200)
             two.start()
-            before = status(two)["episodes"]["trained"]
-            trainer.until(lambda: status(two)["episodes"]["trained"] > before, 200)
-            trainer.until(lambda: policy_version(one) == policy_version(two) > alone, 60)
+            before = two.report()["episodes"]["trained"]
+            trainer.until(lambda: two.report()["episodes"]["trained"] > before, 200)
+            trainer.until(lambda: policy_version(one) == policy_version(two) > alone, 200)
             trainer.signal(signal.SIGTERM)
             assert trainer.wait(120) == 0
-        ends = [status(daemon) for daemon in (one, two)]
+        ends = [daemon.report() for daemon in (one, two)]
 
     metrics = trainer.metrics()
     trained = sum(end["episodes"]["trained"] for end in ends)

@@ -14,6 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
+
+import httpx
 
 from tests.kit.ports import free_port
 from tests.kit.source import ROOT
@@ -103,6 +106,11 @@ class ProxyProcess:
         status = self._process.wait(timeout)
         self._process.stdout.close()
         return status
+
+    def report(self) -> dict[str, Any]:
+        """What ``GET /ajet/v1/status`` says, which takes its time where the machine trains a model meanwhile."""
+        found: dict[str, Any] = httpx.get(f"{self.url}/ajet/v1/status", timeout=60, trust_env=False).json()
+        return found
 
     def errors(self) -> str:
         """What the proxy has written to its standard error, in all its lives."""
