@@ -90,6 +90,7 @@ _BEYOND = (
 _ASKED = ("model", "messages", "cache_salt")
 _HEEDING = ("stream", "structured_outputs", "response_format")
 _TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
+_ONE = {"max_tokens": 1, "return_token_ids": True}
 FIELD = "kv_transfer_params"
 """Where vLLM's routes take prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
 
@@ -143,7 +144,7 @@ class Outline:
     def question(self) -> dict[str, Any]:
         """A request of one token on the chat route, whose answer tells how the engine renders this one there."""
         shaping = {name: value for name, value in self.fields.items() if name not in HARMLESS or name in _ASKED}
-        return shaping | {"max_tokens": 1, "return_token_ids": True}
+        return shaping | _ONE
 
     @property
     def kind(self) -> bytes:
@@ -298,10 +299,8 @@ class Memory:
 
 def trial(model: str, ids: Sequence[int]) -> dict[str, Any]:
     """A chat request whose answer shows by its one token whether the engine reads the `ids` that it is given."""
-    return {
-        "model": model, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1, "return_token_ids": True,
-        FIELD: {"prompt_token_ids": list(ids)},
-    }  # fmt: skip
+    asked = {"model": model, "messages": [{"role": "user", "content": "?"}]}
+    return asked | {FIELD: {"prompt_token_ids": list(ids)}} | _ONE
 
 
 def heard_as(stream: bytes) -> str | None:

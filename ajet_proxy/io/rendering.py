@@ -2,9 +2,9 @@
 
 One class for each route that takes prompt ids. A chat is rendered by ``POST /tokenize``, which is believed about one
 kind of request once it has rendered an earlier turn as the very ids that the chat route reported (or this turn, where
-that one was given its ids and the route is asked, at the price of one token). A response is rendered by it as
-well, from the messages that vLLM makes of its items, if that was once seen to give what the route itself tells of its
-prompt; if it does not, or the history is only named, the route is asked each time, at the same price.
+that one was given its ids and the route is asked, at the price of one token). ``/tokenize`` renders a response as well,
+from the messages that vLLM makes of its items, if that was once seen to give what the route itself tells of its prompt;
+if it does not, or the history is only named, the route is asked each time, at the same price.
 """
 
 from __future__ import annotations

@@ -86,11 +86,6 @@ def play(proxy: ProxyProcess, name: str) -> None:
                 http.post(f"/ajet/v1/episodes/{episode}/rewards", json=reward).raise_for_status()
 
 
-def status(proxy: ProxyProcess) -> dict[str, Any]:
-    found: dict[str, Any] = httpx.get(f"{proxy.url}/ajet/v1/status", trust_env=False).json()
-    return found
-
-
 def train(two: tuple[ProxyProcess, ProxyProcess], folder: Path, learner: Learner, **options: Any) -> list[str]:
     """What is said in a whole run over both, which have `TASKS` groups each and are left in order."""
     with ThreadPoolExecutor(2) as pool:
@@ -115,13 +110,13 @@ def train(two: tuple[ProxyProcess, ProxyProcess], folder: Path, learner: Learner
     assert learner.version == config.total_steps, said
     assert history.unacknowledged == ()
     assert len(set(learner.rows)) == len(learner.rows)
-    models = [status(proxy)["models"]["stub"] for proxy in two]
+    models = [proxy.report()["models"]["stub"] for proxy in two]
     assert [(model["gate"], model["policy_version"]) for model in models] == [("open", learner.version)] * 2
     return said
 
 
 def trained(proxy: ProxyProcess) -> int:
-    return int(status(proxy)["episodes"]["trained"])
+    return int(proxy.report()["episodes"]["trained"])
 
 
 def test_one_that_is_killed_while_its_batch_is_trained_has_everything_trained_once(
@@ -161,9 +156,9 @@ def test_one_that_is_killed_with_closed_gates_keeps_no_agent_of_the_other_waitin
             return httpx.post(url, json=body, trust_env=False, timeout=60.0).status_code
 
         def kill() -> None:
-            assert [status(proxy)["models"]["stub"]["gate"] for proxy in two] == ["closed", "closed"]
+            assert [proxy.report()["models"]["stub"]["gate"] for proxy in two] == ["closed", "closed"]
             asked.append(agent.submit(ask))
-            while not status(a)["requests"]["waiting"]:
+            while not a.report()["requests"]["waiting"]:
                 time.sleep(0.05)
             b.kill()
 
@@ -171,7 +166,7 @@ def test_one_that_is_killed_with_closed_gates_keeps_no_agent_of_the_other_waitin
             """The gate of the other is open again, and nobody waits there any more."""
             assert asked[0].result(timeout=60) == 200
             b.start()
-            assert status(b)["models"]["stub"]["gate"] == "closed"
+            assert b.report()["models"]["stub"]["gate"] == "closed"
 
         learner = Learner()
         learner.at_push, learner.at_train = [kill], [lambda: None, restart]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from aiohttp import web
@@ -10,6 +11,11 @@ from aiohttp import web
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ports import free_port
 from tests.proxy.serving import Client, eventually, serving
+
+
+async def waiting(client: Client) -> bool:
+    """Whether the gate holds somebody."""
+    return bool((await client.status())["requests"]["waiting"])
 
 
 async def test_the_gate_can_pause_the_engine_instead(tmp_path: Path) -> None:
@@ -26,7 +32,7 @@ async def test_after_an_update_no_call_uses_what_other_weights_left_in_the_prefi
         await client.chat("one")
         await client.control("POST", "/gate/close", {})
         held = asyncio.create_task(client.chat("two"))
-        await asyncio.sleep(0.05)
+        await eventually(partial(waiting, client))
         await client.control("POST", "/gate/open", {"policy_version": 1})
         await held
         since = (await client.status())["gate"]["since"]
@@ -77,11 +83,7 @@ async def test_who_was_held_does_not_wait_until_an_engine_says_that_it_goes_on(t
     async with Busy() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",), gate_mode="pause") as client:
         await client.control("POST", "/gate/close", {})
         held = asyncio.create_task(client.chat("held"))
-
-        async def waiting() -> bool:
-            return bool((await client.control("GET", "/status")).json["requests"]["waiting"])
-
-        await eventually(waiting)
+        await eventually(partial(waiting, client))
         assert (await client.control("POST", "/gate/open", {"policy_version": 1})).status == 200
         assert (await held).status == 200
 
