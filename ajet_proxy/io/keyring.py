@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ajet_proxy.config import ConfigError
 from ajet_proxy.core.keys import Keys, Ring
+from ajet_proxy.io.stamp import Stamp, stamps
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Watch:
     def __init__(self, data_dir: Path, keys: Keys) -> None:
         self._data_dir = data_dir
         self._keys = keys
-        self._seen: list[tuple[int, int, int] | None] = []
+        self._seen: list[Stamp] = []
 
     def tick(self) -> None:
         """Look again. Files that cannot be read leave the keys as they were, and say so once."""
@@ -92,8 +93,8 @@ class Watch:
             self._keys.ring = found
             logger.info("took up the changed secrets and revocations of %s", self._data_dir)
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
-        return [_stamp(self._data_dir / name) for name in (SECRET, REVOKED)]
+    def _look(self) -> list[Stamp]:
+        return stamps(self._data_dir / name for name in (SECRET, REVOKED))
 
 
 def _read(data_dir: Path) -> Ring:
@@ -117,14 +118,6 @@ def _text(path: Path) -> str:
         return path.read_text()
     except FileNotFoundError:
         return ""
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @contextlib.contextmanager
