@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import signal
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -46,7 +45,7 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import HttpFront, headers_as_sent
 from ajet_proxy.io.limits import DaemonLimits, TenantLimits, resident_bytes
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.process import allow_many_connections, log_to_stderr, look_for_garbage_less
+from ajet_proxy.io.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less
 from ajet_proxy.io.remote_desk import Facts
 from ajet_proxy.io.server import Runner
 from ajet_proxy.io.store import Store
@@ -268,7 +267,7 @@ class App:
 
 
 def main(config: Config, announce: Callable[[str], None]) -> None:
-    """Run the daemon until SIGTERM or SIGINT; `announce` gets the URL once it accepts requests."""
+    """Run the daemon until one of `endings`; `announce` gets the URL once it accepts requests."""
     log_to_stderr()
     allow_many_connections()
     look_for_garbage_less()
@@ -284,7 +283,7 @@ async def _run(app: App, announce: Callable[[str], None]) -> None:
             os._exit(1)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in endings():
         loop.add_signal_handler(number, on_signal)
     await app.start()
     assert app.ticker is not None

@@ -28,7 +28,7 @@ from ajet_proxy.io.control_relay import ControlRelay
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.http_front import HttpFront, headers_as_sent
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.process import allow_many_connections, log_to_stderr, look_for_garbage_less
+from ajet_proxy.io.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less
 from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
 from ajet_proxy.io.server import Runner
 
@@ -134,7 +134,7 @@ async def serve(connection: socket.socket) -> None:
 
 def main() -> None:
     """The process."""
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in endings():
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
     allow_many_connections()

@@ -6,7 +6,14 @@ import ctypes
 import gc
 import logging
 import resource
+import signal
 import sys
+
+
+def endings() -> tuple[signal.Signals, ...]:
+    """The signals that end the daemon. A terminal that closes is one, unless somebody (nohup) has it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def log_to_stderr() -> None:

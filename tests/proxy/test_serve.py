@@ -171,6 +171,30 @@ async def test_sigterm_lets_calls_in_flight_finish_and_new_ones_out(tmp_path: Pa
             assert [call["complete"] for call in record["calls"]] == [True]
 
 
+@pytest.mark.parametrize(("before", "after"), [(signal.SIG_DFL, False), (signal.SIG_IGN, True)])
+async def test_a_terminal_that_closes_ends_it_well_but_for_nohup(
+    tmp_path: Path, http: httpx.AsyncClient, before: signal.Handlers, after: bool
+) -> None:
+    async with EngineStub(delay_s=0.1) as stub:
+        proxy = ProxyProcess(stub.url, tmp_path / "data")
+        own = signal.signal(signal.SIGHUP, before)
+        try:
+            proxy.start()
+        finally:
+            signal.signal(signal.SIGHUP, own)
+        try:
+            asking = asyncio.create_task(chat(http, proxy.url, "late"))
+            await asyncio.to_thread(wait_for, stub.llm_requests)
+            os.kill(proxy.pid, signal.SIGHUP)
+            assert (await asking).status_code == 200
+            if after:
+                assert (await chat(http, proxy.url, "later")).status_code == 200
+            else:
+                assert await asyncio.to_thread(proxy.wait) == 0
+        finally:
+            await asyncio.to_thread(proxy.stop)
+
+
 async def test_sigterm_does_not_wait_for_those_who_only_wait(
     tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
 ) -> None:
