@@ -45,7 +45,9 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import HttpFront, headers_as_sent
 from ajet_proxy.io.limits import DaemonLimits, TenantLimits, resident_bytes
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less
+from ajet_proxy.io.process import (
+    allow_many_connections, cannot_listen, endings, log_to_stderr, look_for_garbage_less,
+)
 from ajet_proxy.io.remote_desk import Facts
 from ajet_proxy.io.server import Runner
 from ajet_proxy.io.store import Store
@@ -169,7 +171,10 @@ class App:
         if self._handed is not None and address == self.config.address:
             await web.SockSite(runner, self._handed, ssl_context=tls, backlog=front.BACKLOG).start()
         else:
-            await web.TCPSite(runner, *address, ssl_context=tls, backlog=front.BACKLOG).start()
+            try:
+                await web.TCPSite(runner, *address, ssl_context=tls, backlog=front.BACKLOG).start()
+            except OSError as error:
+                raise cannot_listen(*address, error) from error
         host, port, *_ = runner.addresses[0]
         return host, port
 

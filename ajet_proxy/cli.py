@@ -52,7 +52,9 @@ def _load(file: str | None, flags: dict[str, Any]) -> Config:
     return load(file, os.environ, given)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(package_name="ajet", prog_name="ajet-proxy")
 def cli() -> None:
     """The proxy between LLM agents and the engine: records, rewards, delivers to the trainer."""
@@ -268,7 +270,8 @@ def main() -> NoReturn:
     try:
         code = cli.main(prog_name="ajet-proxy", standalone_mode=False)
     except click.UsageError as error:
-        _fail(2, error.format_message())
+        path = error.ctx.command_path if error.ctx is not None else "ajet-proxy"
+        _fail(2, f"{error.format_message()} (see '{path} --help')")
     except click.ClickException as error:
         _fail(1, error.format_message())
     except ConfigError as error:

@@ -338,9 +338,9 @@ def _from_toml(file: str) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     known = [f.name for f in dataclasses.fields(Config) if f.name not in ("admin_secret", "upstream_key")]
-    for name in table:
-        if name not in known:
-            raise ConfigError(f"{file}: unknown key {name!r}{_nearest(name, known)}")
+    for name in (name for name in table if name not in known):
+        advice = ": settings stand in no table" if isinstance(table[name], dict) else _nearest(name, known)
+        raise ConfigError(f"{file}: unknown key {name!r}{advice}")
     return {name: _convert(name, value, f"{file}: {name}") for name, value in table.items()}
 
 
@@ -351,7 +351,7 @@ def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(ENV_PREFIX) or variable in FOREIGN_ENV or variable.startswith(FOREIGN_ENV_PREFIX):
             continue
         if variable not in known:
-            raise ConfigError(f"unknown variable {variable}{_nearest(variable, list(known))}")
+            raise ConfigError(f"unknown variable {variable}{_nearest(variable, [*known, *FOREIGN_ENV])}")
         values[known[variable]] = _convert(known[variable], text, variable)
     return values
 

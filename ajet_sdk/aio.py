@@ -14,6 +14,7 @@ Cancelling is what KeyboardInterrupt is to the blocking face: open episodes are 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk import routes
 from ajet_sdk.client import http_options
 from ajet_sdk.episodes import EpisodeLife, Opened, aborting, current_episode, opening, rewarding
+from ajet_sdk.errors import BadRequest
 from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.rollouts import Attempt, attempts_at, check_counts, name_of, result_of
@@ -78,8 +80,10 @@ class Client:
         return Reply(answer.status_code, answer.headers, answer.content)
 
     async def aclose(self) -> None:
-        if self._http is not None:
-            await self._http.aclose()
+        """Lets go of the connections; used again, the client makes new ones."""
+        http, self._http = self._http, None
+        if http is not None:
+            await http.aclose()
 
     async def __aenter__(self) -> Client:
         return self
@@ -250,7 +254,10 @@ async def run(
         try:
             found = Episode(client, await client.drive(opening(client.target, body, client.patience)))
             async with found:
-                value = await agent(attempt.task, found)
+                answer = agent(attempt.task, found)
+                if not inspect.isawaitable(answer):
+                    raise BadRequest("the agent is no coroutine function: run it by ajet_sdk.run", param="agent")
+                value = await answer
                 if value is not None:
                     await found.reward(value)
         except (Exception, SystemExit) as caught:

@@ -1,11 +1,13 @@
 """The blocking client: carries out the operations of `ajet_sdk.protocol` over one pool of connections.
 
 httpx is imported when the first request is made, so that ``import ajet_sdk`` stays quick. A `Client` may be shared by
-threads. It holds no state but its connections, which a forked child must not share: give each process its own.
+threads and survives a fork. It holds no state but its connections: a process never uses those of its parent, whose
+answers it would take for its own, and a client that was closed makes new ones if it is used again.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from types import TracebackType
@@ -46,6 +48,7 @@ class Client:
         self.patience = Patience(deadline)
         self._transport = transport
         self._http: httpx.Client | None = None
+        self._process = os.getpid()
         self._making = threading.Lock()
 
     def drive(self, talk: Talk[T]) -> T:
@@ -69,20 +72,29 @@ class Client:
         if isinstance(effect, Sleep):
             time.sleep(effect.seconds)
             return None
-        with self._making:
-            if self._http is None:
-                self._http = httpx.Client(transport=self._transport, **http_options(self.target))
         try:
-            answer = self._http.request(
+            answer = self._connections().request(
                 effect.method, effect.url, headers=effect.headers, content=effect.content, timeout=effect.timeout
             )
         except httpx.RequestError as error:
             return NoReply(f"{type(error).__name__}: {error}")
         return Reply(answer.status_code, answer.headers, answer.content)
 
+    def _connections(self) -> httpx.Client:
+        import httpx
+
+        if self._process != os.getpid():  # the parent's, and its lock may have been held by another thread
+            self._process, self._http, self._making = os.getpid(), None, threading.Lock()
+        with self._making:
+            if self._http is None:
+                self._http = httpx.Client(transport=self._transport, **http_options(self.target))
+            return self._http
+
     def close(self) -> None:
-        if self._http is not None:
-            self._http.close()
+        """Lets go of the connections."""
+        http, self._http = self._http, None
+        if http is not None and self._process == os.getpid():
+            http.close()
 
     def __enter__(self) -> Client:
         return self

@@ -9,6 +9,7 @@ Workers are daemon threads, because an agent that hangs must not keep an interru
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,6 +39,8 @@ class Attempt:
 
 def attempts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Attempt]:
     """Every task `repeat` times, task by task; `tasks` may be endless."""
+    if isinstance(tasks, str):
+        raise BadRequest(f"tasks must be a list of tasks, not one text: [{tasks[:80]!r}]", param="tasks")
     number = 0
     for task in tasks:
         for index in range(repeat):
@@ -99,6 +102,8 @@ class Rollouts:
         on_stop: Callable[[], None] | None = None,
     ) -> None:
         check_counts(repeat, parallel)
+        if inspect.iscoroutinefunction(agent):
+            raise BadRequest("the agent is a coroutine function: run it by ajet_sdk.aio.run", param="agent")
         self._client, self._agent, self._opening = client, agent, opening
         self._on_result, self._on_stop = on_result, on_stop
         self._attempts = attempts_at(tasks, repeat)

@@ -237,12 +237,13 @@ def _coerce(name: str, kind: str, value: Any) -> Any:
         return dict(value)
     if base == "tuple[str, ...]" and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return tuple(value)
-    words = {"float": "a finite number", "int": "an integer", "bool": "true or false", "str": "a string"}
-    raise BadRequest(f"{name} must be {words.get(base, 'a ' + base)}, not {repr(value)[:80]}", param=name)
+    words = {"float": "a finite number", "int": "an integer", "bool": "true or false", "str": "a string",
+             "tuple[str, ...]": "a list of strings"}
+    raise BadRequest(f"{name} must be {words.get(base, 'an object')}, not {repr(value)[:80]}", param=name)
 
 
 def _check_storable(value: Any, name: str, depth: int = 0) -> None:
-    """Refuses what JSON can say and UTF-8, strict JSON or MessagePack cannot."""
+    """Refuses what JSON cannot say, or can and UTF-8, strict JSON or MessagePack cannot."""
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRequest(f"{name} must be a finite number, not {value}", param=name)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -261,3 +262,5 @@ def _check_storable(value: Any, name: str, depth: int = 0) -> None:
     elif isinstance(value, (list, tuple)):
         for item in value:
             _check_storable(item, name, depth + 1)
+    elif value is not None and not isinstance(value, (str, int, float)):
+        raise BadRequest(f"{name} must be what JSON can say, not a {type(value).__name__}", param=name)

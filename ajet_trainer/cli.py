@@ -26,7 +26,7 @@ class Commands(click.Group):
         return super().get_command(ctx, name)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ajet", prog_name="ajet-trainer")
 def cli() -> None:
     """Trains a model on the episodes that ajet-proxy collects."""
@@ -58,7 +58,8 @@ def _status(argv: list[str] | None) -> int:
         status: Any = cli.main(argv, prog_name="ajet-trainer", standalone_mode=False)
         return int(status or 0)
     except click.ClickException as error:
-        error.show()
+        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "ajet-trainer"
+        click.echo(f"ajet-trainer: {' '.join(error.format_message().split())} (see '{path} --help')", err=True)
         return error.exit_code
     except ConfigError as error:
         click.echo(f"ajet-trainer: {error.message}", err=True)

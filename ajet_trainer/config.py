@@ -146,7 +146,9 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from None
-    for table in document:
+    for table, content in document.items():
+        if not isinstance(content, dict):
+            raise ConfigError(f"{path}: {table!r} stands in no table: put it under [trainer] or [verl]")
         if table not in ("trainer", "verl"):
             raise ConfigError(f"{path}: unknown table [{table}]{nearest(table, ('trainer', 'verl'))}")
     ours = {known(name, where=str(path)): coerce(name, value) for name, value in document.get("trainer", {}).items()}
@@ -225,6 +227,8 @@ def check(config: Config) -> Config:
             raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(config, name)!r}", param=name)
     if not config.model:
         raise ConfigError("model is required: the folder of the model to train", param="model")
+    if config.model.startswith(("/", "./", "../")) and not Path(config.model).is_dir():
+        raise ConfigError(f"model: there is no folder {config.model}", param="model")
     check_daemons(config)
     for name in ("groups", "group_size", "max_tokens", "keep_checkpoints", "lease_s", "push_timeout_s"):
         if getattr(config, name) <= 0:

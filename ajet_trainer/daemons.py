@@ -123,8 +123,10 @@ class Daemons:
         for member in self._members:
             try:
                 member.link.within(self._deadline_s).meet()
-            except ProxyUnreachable:
-                raise
+            except ProxyUnreachable as error:
+                raise ProxyUnreachable(
+                    f"{error.message}. Is ajet-proxy running, and is proxy_url its address?"
+                ) from error
             except AjetError as error:
                 raise type(error)(f"{member.url}: {error.message}", code=error.code) from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import logging
 import resource
@@ -42,3 +43,10 @@ def look_for_garbage_less() -> None:
     comes later is in larger portions than Python's own."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> OSError:
+    """`error`, of a socket that was to listen there, in one line that says what to do about it."""
+    reason = (error.strerror or str(error)).rpartition(": ")[2].lower()
+    advice = "; stop what listens there, or give another --listen" if error.errno == errno.EADDRINUSE else ""
+    return OSError(error.errno, f"cannot listen on {host}:{port}: {reason}{advice}")

@@ -19,7 +19,7 @@ from ajet_proxy.core.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.io.store import Store
 from ajet_sdk import __version__
 
-MISSING = "traces needs OpenTelemetry's libraries: pip install 'ajet[traces]'"
+MISSING = "traces needs OpenTelemetry's libraries: pip install '.[traces]' in a clone of ajet"
 
 
 def exporting() -> Any:

@@ -29,6 +29,7 @@ from ajet_proxy.io.channel import Channel
 from ajet_proxy.io.clerk import Clerk, Told
 from ajet_proxy.io.desk import LedgerDesk
 from ajet_proxy.io.metrics import Figures, Metrics
+from ajet_proxy.io.process import cannot_listen
 from ajet_proxy.io.remote_desk import VALUES, Facts
 
 logger = logging.getLogger(__name__)
@@ -256,7 +257,7 @@ async def _reserve(address: Address) -> list[socket.socket]:
                     break
                 except OSError as error:
                     if error.errno != errno.EADDRINUSE or loop.time() > deadline:
-                        raise OSError(error.errno, f"cannot listen on {where[0]}:{port}: {error.strerror}") from error
+                        raise cannot_listen(str(where[0]), port, error) from error
                 await asyncio.sleep(0.1)
             port = held[0].getsockname()[1]
     except BaseException:

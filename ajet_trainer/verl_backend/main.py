@@ -72,8 +72,13 @@ def run(config: Config, say: Callable[[str], None]) -> None:
         except Exception as error:
             progress.phase("failed", quiet=True)
             traceback.print_exc(file=file)
-            words = str(error).strip().splitlines() or [type(error).__name__]
-            raise TrainingFailed(f"{words[0]} (more in {log})") from error
+            raise TrainingFailed(f"{first_words(error)} (more in {log})") from error
+
+
+def first_words(error: Exception) -> str:
+    """What an error says in one line: its first one, and the next where the first only announces it."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def assemble(config: Config, progress: Progress, stop: Stop) -> None:

@@ -33,12 +33,13 @@ class Say:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A request as it arrived; header names in lower case."""
+    """A request as it arrived; header names in lower case. `peer` is the port at the client's end."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     body: Any
+    peer: int
 
 
 class ControlStub:
@@ -177,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        heard = Heard(self.command, self.path, headers, json.loads(data) if data else None)
+        heard = Heard(self.command, self.path, headers, json.loads(data) if data else None, self.client_address[1])
         fault = self.server.stub.next_fault(heard)
         if fault == LOSE:
             self.server.stub.answer(heard)

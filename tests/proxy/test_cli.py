@@ -50,7 +50,9 @@ def test_version() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        ((), "Missing command. (see 'ajet-proxy --help')"),
         (("srve",), "No such command 'srve'"),
+        (("serve", "--workers", "x"), "(see 'ajet-proxy serve --help')"),
         (("serve", "--lisen", "x"), "--listen"),
         (("serve", "--listen", "nowhere"), "HOST:PORT"),
         (("serve", "--group-size", "x"), "group-size"),

@@ -44,6 +44,8 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("", {"AJET_GROUP_SISE": "2"}, "did you mean 'AJET_GROUP_SIZE'"),
         ('admin_secret = "x"', {}, "did you mean 'admin_secret_file'"),
         ("zzz = 1", {}, "known are upstream"),
+        ("[serve]\ngroup_size = 2", {}, "settings stand in no table"),
+        ("", {"AJET_PROXY": "http://a"}, "did you mean 'AJET_PROXY_URL'"),
     ],
 )
 def test_an_unknown_key_names_the_nearest(tmp_path: Path, text: str, env: dict[str, str], hint: str) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -110,6 +113,34 @@ def test_many_threads_share_a_client(stub: ControlStub) -> None:
         for thread in threads:
             thread.join()
     assert len(stub.heard) == 16
+
+
+FORK = """
+import os, sys
+from ajet_sdk import Client, routes
+
+with Client(sys.argv[1]) as client:
+    opened = client.ask("open_episode", routes.OpenEpisode(task="t")).json()
+    if os.fork() == 0:
+        client.ask("get_episode", id=opened["episode"])
+    else:
+        os.wait()
+        client.ask("status")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_has_connections_of_its_own(stub: ControlStub) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", FORK, stub.url], check=True, timeout=60)
+    parents, childs, again = (heard.peer for heard in stub.heard)
+    assert parents == again != childs
+
+
+def test_a_closed_client_can_be_used_again(stub: ControlStub) -> None:
+    with Client(stub.url) as client:
+        client.ask("status")
+    assert client.ask("status").status == 200
+    client.close()
 
 
 def test_no_proxy_of_the_environment_stands_before_this_machine(

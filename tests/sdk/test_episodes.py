@@ -177,6 +177,17 @@ async def test_an_abort_is_once_and_never_after_the_seal(face: Any, stub: Contro
             await ep.abort()
 
 
+async def test_after_its_end_an_episode_can_be_read_and_the_proxy_says_what_is_too_late(
+    face: Any, stub: ControlStub
+) -> None:
+    async with face.episode("t") as ep:
+        await ep.abort("enough")
+    with pytest.raises(errors.Conflict, match="discarded"):
+        await ep.reward(1.0)
+    assert (await ep.record())["state"] == "discarded"
+    await ep.aclose()
+
+
 async def test_a_failing_abort_does_not_hide_the_exception(face: Any, stub: ControlStub) -> None:
     seen = []
 

@@ -136,6 +136,25 @@ async def test_tasks_that_cannot_be_had_end_the_run(face: Any, stub: ControlStub
     assert stub.episodes["ep-0"]["state"] == "ready"
 
 
+async def test_one_text_is_no_list_of_tasks(face: Any, stub: ControlStub) -> None:
+    async def agent(task: Any, episode: Any) -> float:
+        return 1.0
+
+    with pytest.raises(errors.BadRequest, match=r"list of tasks, not one text: \['solve it'\]"):
+        await face.run(agent, "solve it")
+    assert not stub.episodes
+
+
+async def test_an_agent_of_the_other_face_is_told_where_it_belongs(stub: ControlStub) -> None:
+    async def asynchronous(task: Any, episode: Any) -> float:
+        return 1.0
+
+    with pytest.raises(errors.BadRequest, match=r"ajet_sdk\.aio\.run"):
+        ajet_sdk.run(asynchronous, ["a"])
+    results = await aio.run(lambda task, episode: 1.0, ["a"], repeat=1)  # type: ignore[arg-type,return-value]
+    assert "run it by ajet_sdk.run" in str(results[0].reason)
+
+
 @pytest.mark.parametrize("counts", [{"repeat": 0}, {"parallel": 0}])
 async def test_counts_are_positive(face: Any, stub: ControlStub, counts: dict[str, int]) -> None:
     async def agent(task: Any, episode: Any) -> float:

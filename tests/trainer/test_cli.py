@@ -39,8 +39,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("run",), 2, "Missing option '--config'"),
-        (("walk",), 2, "No such command 'walk'"),
+        ((), 2, "ajet-trainer: Missing command. (see 'ajet-trainer --help')"),
+        (("run",), 2, "ajet-trainer: Missing option '--config'. (see 'ajet-trainer run --help')"),
+        (("walk",), 2, "ajet-trainer: No such command 'walk'"),
         (("run", "--config", "/nowhere.toml"), 2, "ajet-trainer: cannot read /nowhere.toml: No such file or directory"),
     ],
 )
@@ -50,7 +51,8 @@ def test_bad_usage_is_one_line_and_status_2(
     assert status(*words) == code
     captured = capsys.readouterr()
     assert message in captured.err
-    assert "Traceback" not in captured.err + captured.out
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
 
 
 def test_an_unknown_key_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,8 @@ def test_a_mistake_is_one_clear_line(file: Path, words: list[str], environ: dict
     [
         ("[trainer]\nmodle = 'x'", r"unknown key 'modle'; did you mean 'model'\?"),
         ("[trainers]\nx = 1", r"unknown table \[trainers\]; did you mean 'trainer'\?"),
+        ("model = 'm'", "'model' stands in no table: put it under"),
+        ("[trainer]\nmodel = '/no/such/folder'", "model: there is no folder /no/such/folder"),
         ("[trainer]\nmodel = 3", "model must be a string, not 3"),
         ("[trainer]\nmodel = 'x'\nengine_urls = [1]", "engine_urls must be a list of strings"),
         ("[trainer", "run.toml"),

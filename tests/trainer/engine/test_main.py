@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_trainer.verl_backend.main import first_words
 from tests.kit.ports import free_port
 from tests.kit.trainer_process import TRAINER
 
@@ -26,7 +27,16 @@ def test_a_proxy_that_is_not_there_is_named_before_anything_is_loaded(tmp_path: 
     assert status == 1
     assert out == "looking for the proxy\n"
     assert err.startswith(f"ajet-trainer: no answer from {url}/ajet/v1/status: ")
+    assert err.endswith("Is ajet-proxy running, and is proxy_url its address?\n")
     assert err.count("\n") == 1
+
+
+def test_an_error_is_said_in_one_line() -> None:
+    assert first_words(RuntimeError("it broke\nhere")) == "it broke"
+    assert first_words(RuntimeError("Error in call to target:\nno such model\nkey: m")) == (
+        "Error in call to target: no such model"
+    )
+    assert first_words(KeyError()) == "KeyError"
 
 
 @pytest.mark.parametrize(
