@@ -46,7 +46,11 @@ from ajet_proxy.io.http_front import HttpFront, headers_as_sent
 from ajet_proxy.io.limits import DaemonLimits, TenantLimits, resident_bytes
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.process import (
-    allow_many_connections, cannot_listen, endings, log_to_stderr, look_for_garbage_less,
+    allow_many_connections,
+    cannot_listen,
+    endings,
+    log_to_stderr,
+    look_for_garbage_less,
 )
 from ajet_proxy.io.remote_desk import Facts
 from ajet_proxy.io.server import Runner
