@@ -200,7 +200,10 @@ def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
 
     given = [(kind, name) for kind, name in chosen.items() if name is not None]
     if key_file is not None:
-        key = key_file.read().strip()
+        try:
+            key = key_file.read().strip()
+        except UnicodeDecodeError:
+            key = ""
         if not key.startswith(KEY_PREFIX):
             raise click.UsageError(f"{key_file.name} holds no key that ajet-proxy issued")
         given.append(("key", key_id(key)))
@@ -281,8 +284,11 @@ def main() -> NoReturn:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except UnicodeDecodeError as error:
+        _fail(1, f"what was to be read is no UTF-8 text: {error}")
     except OSError as error:
-        _fail(1, f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""))
+        advice = ": run it as the user that runs the proxy, or as root" if isinstance(error, PermissionError) else ""
+        _fail(1, f"{error.strerror or error}" + (f": {error.filename}{advice}" if error.filename else ""))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -90,7 +90,17 @@ def _data_dir(config: Config) -> list[Finding]:
     secret = path / "secret"
     if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077:
         found.append(Finding("permissions", "fault", f"{secret} is readable by others", f"chmod 600 {secret}"))
-    return [*found, *_authority(path / "ca"), _disk(path), _lock(path)]
+    return [*found, *_strangers(path), *_authority(path / "ca"), _disk(path), _lock(path)]
+
+
+def _strangers(path: Path) -> list[Finding]:
+    """Files that another user has left, as one does who once started the proxy as root."""
+    owner = path.stat().st_uid
+    others = [item for item in (*path.iterdir(), *path.glob("journal/*")) if item.lstat().st_uid != owner]
+    if not others:
+        return []
+    return [Finding("permissions", "fault", f"{len(others)} files under {path} are another user's, such as {others[0]}",
+                    f"chown -R --reference={path} {path}")]
 
 
 def _authority(directory: Path) -> list[Finding]:
@@ -123,11 +133,13 @@ def _lock(path: Path) -> Finding:
     lock = path / "lock"
     if not lock.exists():
         return Finding("lock", "ok", "no proxy has used this data directory yet")
-    with lock.open() as stream:
-        try:
+    try:
+        with lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return Finding("lock", "ok", "a proxy is running on this data directory; a second one would be refused")
+    except BlockingIOError:
+        return Finding("lock", "ok", "a proxy is running on this data directory; a second one would be refused")
+    except PermissionError:
+        return Finding("lock", "fault", f"this user may not open {lock}", "run doctor as the user that runs the proxy")
     return Finding("lock", "ok", "no proxy is running on this data directory")
 
 

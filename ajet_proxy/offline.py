@@ -100,10 +100,12 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
             ledger = snapshot.load(data_dir, LedgerSettings(), archive)
             for record in records(data_dir):
                 ledger.apply(decode(record, ledger.episodes))
-        except UnknownRecord as error:
-            raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
-        except FileNotFoundError:
-            continue
+        except (FileNotFoundError, KeyError, UnknownRecord, JournalDamaged) as error:
+            if isinstance(error, FileNotFoundError) or snapshots(data_dir)[-1:] != before:
+                continue
+            if isinstance(error, UnknownRecord):
+                raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
+            raise
         if snapshots(data_dir)[-1:] == before:
             return ledger
 

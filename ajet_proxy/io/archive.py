@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.episode import Episode
@@ -80,7 +81,9 @@ class ArchiveFile:
         wanted = tuple(states)
         marks = ",".join("?" * len(wanted))
         question = f"SELECT coalesce(body, head) FROM episodes WHERE state IN ({marks}) ORDER BY rowid"
-        return (_episode(record) for (record,) in self._rows(question, wanted))
+        with self._said():
+            for (record,) in self._rows(question, wanted):
+                yield _episode(record)
 
     def batches(self) -> Iterator[LeasedBatch]:
         """Every batch in the order of its lease."""
@@ -95,11 +98,18 @@ class ArchiveFile:
         """All rows at once, or `NotReady`. A name that nobody could have given has none."""
         if any(isinstance(value, str) and not value.isprintable() for value in values):
             return []
-        try:
+        with self._said():
             return list(self._rows(question, values))
+
+    @contextmanager
+    def _said(self) -> Iterator[None]:
+        """SQLite's errors as `NotReady`; those that no waiting mends say what does."""
+        try:
+            yield
         except sqlite3.Error as error:
+            advice = "" if isinstance(error, sqlite3.OperationalError) else ": restore it from a copy"
             raise NotReady(
-                f"{self._path} cannot be read: {error}", code="archive", retry_after=RETRY_AFTER_S
+                f"{self._path} cannot be read: {error}{advice}", code="archive", retry_after=RETRY_AFTER_S
             ) from error
 
     def _rows(self, question: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
@@ -174,10 +184,15 @@ class Archiver:
 
 
 def _connected(path: Path) -> sqlite3.Connection | None:
-    """For reading: what only reads must not become the one that writes. None while there are no tables."""
+    """For reading: what only reads must not become the one that writes. None while there are no tables. Where nobody
+    may write, as on a copy that is mounted for reading, SQLite has to be told not to lay its own files beside it."""
     if not path.exists():
         return None
-    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
+    still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{NAME}-wal").exists()
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?{'immutable=1' if still else 'mode=rw'}", uri=True, isolation_level=None,
+        timeout=BUSY_S, check_same_thread=False,
+    )
     made = False
     try:
         connection.execute("PRAGMA query_only = 1").close()

@@ -68,7 +68,7 @@ def _replayed(data_dir: Path, paths: list[Path]) -> State:
         end = 0
         for record, end in read(path):  # noqa: B007
             state.apply(decode(record, state.episodes))
-        refuse_damage(path, end)
+        refuse_damage(path, end, path.stat().st_size)
     return state
 
 

@@ -36,6 +36,8 @@ FRAME = Struct(">II")
 SEGMENT_BYTES = 16 << 20
 RETRY_S = 1.0
 MAX_RECORD = 1 << 30
+NUMBER = "[0-9]" * 8
+"""What the names of segments and snapshots are, before their suffix."""
 
 
 class JournalDamaged(AjetError):
@@ -69,13 +71,20 @@ def folder_of(data_dir: Path) -> Path:
 
 def snapshots(data_dir: Path) -> list[Path]:
     """The snapshots, oldest first. All but the last are leftovers."""
-    return sorted(folder_of(data_dir).glob("*.snapshot"))
+    return sorted(folder_of(data_dir).glob(f"{NUMBER}.snapshot"))
 
 
 def segments(data_dir: Path) -> list[Path]:
-    """The segments behind the latest snapshot, oldest first."""
-    behind = max((path.stem for path in snapshots(data_dir)), default="")
-    return sorted(path for path in folder_of(data_dir).glob("*.log") if path.stem > behind)
+    """The segments behind the latest snapshot, oldest first; `JournalDamaged` if one before the last is missing."""
+    behind = max((path.stem for path in snapshots(data_dir)), default=f"{0:08d}")
+    found = sorted(path for path in folder_of(data_dir).glob(f"{NUMBER}.log") if path.stem > behind)
+    for number, path in enumerate(found, int(behind) + 1):
+        if int(path.stem) != number:
+            raise JournalDamaged(
+                f"{path.with_stem(f'{number:08d}')} is missing, and {path.name} is there: restore from a copy what "
+                "lies before it, segments or their snapshot", code="journal_damaged",
+            )
+    return found
 
 
 def framed(records: Iterable[bytes]) -> bytes:
@@ -85,49 +94,54 @@ def framed(records: Iterable[bytes]) -> bytes:
 
 def read(path: Path) -> Iterator[tuple[bytes, int]]:
     """The whole records of one segment, each with the offset behind it."""
-    data = path.read_bytes()
+    return _whole(path.read_bytes())
+
+
+def _whole(data: bytes) -> Iterator[tuple[bytes, int]]:
     at = len(MAGIC)
     if data[:at] != MAGIC:
         return
-    view = memoryview(data)
-    while at + FRAME.size <= len(data):
-        length, checksum = FRAME.unpack_from(data, at)
-        start, end = at + FRAME.size, at + FRAME.size + length
-        if not 0 < length <= MAX_RECORD or end > len(data) or crc32(view[start:end]) != checksum:
-            return
-        yield bytes(view[start:end]), end
+    while (end := _stands(data, at)) > at:
+        yield data[at + FRAME.size : end], end
         at = end
 
 
+def _stands(data: bytes, at: int) -> int:
+    """The end of the whole record at this place; `at` if there is none."""
+    start = at + FRAME.size
+    if start > len(data):
+        return at
+    length, checksum = FRAME.unpack_from(data, at)
+    end = start + length
+    fits = 0 < length <= MAX_RECORD and end <= len(data)
+    return end if fits and crc32(memoryview(data)[start:end]) == checksum else at
+
+
 def records(data_dir: Path) -> Iterator[bytes]:
-    """Every whole record, for reading only; a torn tail is left out, damage elsewhere is `JournalDamaged`."""
+    """Every whole record, for reading only; a torn tail is left out, damage elsewhere is `JournalDamaged`. A daemon may
+    be writing the last segment: what it has of it at one moment counts."""
     paths = segments(data_dir)
     for path in paths:
-        end = 0
-        for record, end in read(path):  # noqa: B007
+        data, end = path.read_bytes(), 0
+        for record, end in _whole(data):  # noqa: B007
             yield record
-        if path != paths[-1] or _more_follows(path, end):
-            refuse_damage(path, end)
+        if path != paths[-1] or _more_follows(data, end):
+            refuse_damage(path, end, len(data))
 
 
-def _more_follows(path: Path, end: int) -> bool:
-    """Whether a whole record stands right behind the one at `end`, which is damaged: then it is no torn tail."""
-    with path.open("rb") as file:
-        file.seek(end)
-        header = file.read(FRAME.size)
-        if end < len(MAGIC) or len(header) < FRAME.size:
-            return False
-        file.seek(FRAME.unpack(header)[0], os.SEEK_CUR)
-        header = file.read(FRAME.size)
-        if len(header) < FRAME.size:
-            return False
-        length, checksum = FRAME.unpack(header)
-        return bool(0 < length <= MAX_RECORD and crc32(file.read(length)) == checksum)
+def _more_follows(data: bytes, end: int) -> bool:
+    """Whether a whole record stands right behind the one at `end`, which is damaged, or behind the damaged beginning of
+    a segment: then it is no torn tail."""
+    start = max(end, len(MAGIC))
+    if start + FRAME.size > len(data):
+        return False
+    behind = start + FRAME.size + FRAME.unpack_from(data, start)[0]
+    return _stands(data, start) > start or _stands(data, behind) > behind
 
 
-def refuse_damage(path: Path, end: int) -> None:
-    """`JournalDamaged` if whole records do not fill the segment."""
-    if max(end, len(MAGIC)) != path.stat().st_size:
+def refuse_damage(path: Path, end: int, size: int) -> None:
+    """`JournalDamaged` if whole records do not fill the `size` bytes of a segment."""
+    if max(end, len(MAGIC)) != size:
         raise JournalDamaged(
             f"{path} is damaged at byte {end}, before the end of the journal: restore it from a copy, or give "
             f"up what follows: `truncate -s {end}` it and move later segments away", code="journal_damaged",
@@ -167,11 +181,11 @@ class Journal:
         paths = segments(self._folder.parent)
         self._number = max((int(path.stem) for path in snapshots(self._folder.parent)), default=0)
         for path in paths:
-            self._number, self._end = int(path.stem), 0
-            for record, self._end in read(path):
+            data, self._number, self._end = path.read_bytes(), int(path.stem), 0
+            for record, self._end in _whole(data):
                 yield record
-            if path != paths[-1] or _more_follows(path, self._end):
-                refuse_damage(path, self._end)
+            if path != paths[-1] or _more_follows(data, self._end):
+                refuse_damage(path, self._end, len(data))
         if paths:
             self._cut_tail(paths[-1])
         self._thread.start()

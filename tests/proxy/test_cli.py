@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ajet_proxy.cli import _load
+from ajet_proxy.cli import _load, cli, main
 from ajet_proxy.core.keys import key_id
 from tests.kit.proxy_process import PROXY
 
@@ -86,6 +88,27 @@ def test_bad_usage_is_one_line_and_exit_2(arguments: tuple[str, ...], words: str
     assert words in done.stderr
 
 
+def test_what_is_no_text_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "calls").write_bytes(b"\xff\xfe")
+    done = run("merge", str(tmp_path / "calls"))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "no UTF-8 text" in done.stderr
+
+
+def test_files_of_another_user_are_an_error_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/data/lock")
+
+    monkeypatch.setattr(cli, "main", refuse)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert said == "ajet-proxy: Permission denied: /data/lock: run it as the user that runs the proxy, or as root\n"
+
+
 def test_an_unknown_variable_names_the_nearest() -> None:
     done = run("serve", AJET_LISTN="127.0.0.1:1")
     assert done.returncode == 2
@@ -117,6 +140,10 @@ def test_secrets_are_rotated_and_keys_revoked_without_naming_them(tmp_path: Path
         done = run("revoke", *arguments, *where)
         assert (done.returncode, done.stderr) == (0, "")
         assert key not in done.stdout
+    (tmp_path / "key").write_bytes(b"\xff\xfe")
+    no_text = run("revoke", *in_file, *where)
+    assert (no_text.returncode, no_text.stderr.count("\n")) == (2, 1)
+    assert "holds no key" in no_text.stderr
     kinds = [json.loads(line)[:2] for line in (tmp_path / "revoked").read_text().splitlines()]
     assert kinds == [["key", key_id(key)], ["tenant", "t"], ["episode", "ep"], ["key", "1f" * 8]]
     for arguments in ((), ("--tenant", "t", "--episode", "ep")):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import fcntl
 import json
+import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +136,34 @@ def test_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     secret.chmod(0o600)
     tmp_path.chmod(0o700)
     assert "GiB free" in faults(run(Config(data_dir=str(tmp_path))))[0]
+
+
+def test_files_that_another_user_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "journal").mkdir()
+    segment = tmp_path / "journal" / "00000001.log"
+    segment.write_bytes(b"")
+    assert faults(run(Config(data_dir=str(tmp_path)))) == []
+    real = Path.lstat
+
+    def lstat(path: Path) -> os.stat_result:
+        found = list(real(path))
+        found[stat.ST_UID] += path == segment
+        return os.stat_result(found)
+
+    monkeypatch.setattr(Path, "lstat", lstat)
+    (finding,) = (item for item in run(Config(data_dir=str(tmp_path))) if item.level == "fault")
+    assert f"such as {segment}" in finding.message
+    assert finding.advice == f"chown -R --reference={tmp_path} {tmp_path}"
+
+
+def test_a_lock_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lock").write_bytes(b"")
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert faults(run(Config(data_dir=str(tmp_path)))) == [f"this user may not open {tmp_path / 'lock'}"]
 
 
 def make_authority(directory: Path, *, days: int) -> None:

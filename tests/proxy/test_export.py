@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ajet_proxy.export import Choice, rows
+from ajet_proxy.io.archive import NAME
 from ajet_proxy.io.compaction import compact
 from ajet_proxy.offline import replay_lines
 from tests.kit.histories import encoded, write_segments
@@ -100,6 +103,39 @@ def test_what_retention_removed_is_left_out_and_counted(rig: LedgerRig, tmp_path
     removed: list[str] = []
     assert len(list(rows(tmp_path, "samples", Choice(), removed.append))) == 1
     assert len(removed) == 8
+
+
+def test_an_archive_that_is_damaged_is_said_in_one_line(rig: LedgerRig, tmp_path: Path) -> None:
+    records = encoded(rig.events)
+    write_segments(tmp_path, records, [len(records) - 5])
+    compact(tmp_path)
+    (tmp_path / NAME).write_bytes(b"no database")
+    for arguments in (["export"], ["export", "--as", "preferences"], ["replay"]):
+        done = run(arguments[0], str(tmp_path), *arguments[1:])
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        assert f"{tmp_path / NAME} cannot be read" in done.stderr
+        assert "restore it from a copy" in done.stderr
+
+
+def test_a_copy_that_nobody_may_write_is_read(
+    rig: LedgerRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = encoded(rig.events)
+    write_segments(tmp_path, records, [len(records) - 5])
+    compact(tmp_path)
+    real = sqlite3.connect
+
+    def connect(database: str, **options: Any) -> sqlite3.Connection:
+        assert "immutable=1" in database, "SQLite would lay its files beside it"
+        return real(database, **options)
+
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    assert len(list(rows(tmp_path, "samples", Choice(), fail))) == 9
+
+
+def fail(episode: str) -> None:
+    raise AssertionError(episode)
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [

@@ -7,21 +7,25 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger import LedgerSettings
+from ajet_proxy.core.ledger import Ledger, LedgerSettings
 from ajet_proxy.core.samples import merge_calls, tree_rows
+from ajet_proxy.io import snapshot
 from ajet_proxy.io.codec import encode
-from ajet_proxy.io.journal import FRAME, Journal, JournalDamaged, segments
+from ajet_proxy.io.compaction import compact
+from ajet_proxy.io.journal import FRAME, Journal, JournalDamaged, segments, snapshots
 from ajet_proxy.offline import engine_text, merge_lines, replay_lines
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch
 from ajet_sdk.sample import Call
 from tests.kit import engine_tokens
 from tests.kit.engine_tokens import IM_END
+from tests.kit.histories import encoded, write_segments
 from tests.kit.ledger_rig import SETTINGS, LedgerRig
 from tests.kit.strategies import conversations, make_call, tangled_calls
 from tests.kit.stub_process import stub_process
@@ -157,6 +161,25 @@ def test_replay_changes_nothing_and_reads_past_a_torn_tail(tmp_path: Path) -> No
     before = {item: item.read_bytes() for item in tmp_path.rglob("*") if item.is_file()}
     assert len(list(replay_lines(tmp_path))) == 1
     assert {item: item.read_bytes() for item in tmp_path.rglob("*") if item.is_file()} == before
+
+
+def test_a_compaction_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = LedgerRig()
+    two_turns(rig)
+    found, read = encoded(rig.events), snapshot.load
+    write_segments(tmp_path, found, [len(found) // 2])
+    expected = list(replay_lines(tmp_path))
+    compactions = [compact]
+
+    def load(*given: Any) -> Ledger:
+        loaded = read(*given)
+        while compactions:
+            compactions.pop()(tmp_path)
+        return loaded
+
+    monkeypatch.setattr(snapshot, "load", load)
+    assert list(replay_lines(tmp_path)) == expected
+    assert snapshots(tmp_path)
 
 
 def spoil_nothing(_: Path) -> None: ...

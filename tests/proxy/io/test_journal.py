@@ -122,11 +122,12 @@ def test_a_cut_tail_is_reported_and_kept_aside(tmp_path: Path, caplog: pytest.Lo
     assert list(records(tmp_path)) == RECORDS
 
 
-def test_damage_with_whole_records_behind_it_is_no_torn_tail(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", [MAGIC, b"first", b"second"])
+def test_damage_with_whole_records_behind_it_is_no_torn_tail(tmp_path: Path, where: bytes) -> None:
     write(tmp_path, [b"first", b"second", b"third"])
     (path,) = segments(tmp_path)
     whole = bytearray(path.read_bytes())
-    whole[whole.index(b"second")] ^= 1
+    whole[whole.index(where)] ^= 1
     path.write_bytes(whole)
     with pytest.raises(JournalDamaged, match="damaged at byte"):
         list(records(tmp_path))
@@ -165,6 +166,35 @@ def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
             list(records(tmp_path))
         with pytest.raises(JournalDamaged):
             opened(tmp_path)
+
+
+def test_a_segment_that_grows_while_it_is_read_is_not_damaged(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS)
+    found = records(tmp_path)
+    first = next(found)
+    write(tmp_path, RECORDS)
+    assert [first, *found] == RECORDS
+    assert list(records(tmp_path)) == RECORDS * 2
+
+
+def test_a_segment_that_is_missing_is_named(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS, segment_bytes=30)
+    first, second, _ = segments(tmp_path)
+    for path in (second, first):
+        path.rename(path.with_suffix(".away"))
+        for read in (records, opened):
+            with pytest.raises(JournalDamaged, match=rf"{path.name} is missing, and 0000000\d.log is there"):
+                list(read(tmp_path))
+
+
+def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS)
+    for name in ("copy.log", "00000001.log.bak", "00000009 (copy).log", "old.snapshot"):
+        (tmp_path / "journal" / name).write_bytes(b"mine")
+    journal, found = opened(tmp_path)
+    assert found == RECORDS
+    assert journal.close() == 0
+    assert list(records(tmp_path)) == RECORDS
 
 
 def test_one_proxy_to_a_directory(tmp_path: Path) -> None:
