@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
 from ajet_proxy.core.batches import LeasedBatch
-from ajet_proxy.core.call import RESTARTED
+from ajet_proxy.core.call import RESTARTED, prompt_hash
 from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes, total
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState
@@ -85,7 +85,7 @@ class Ledger(State):
         again = repeats(known, body_hash, idempotency_key, is_retry)
         return (*out, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
-    def finish_call(self, call: Call, *, at: float, task_hash: str, marks: tuple[Mark, ...] = ()) -> Events:
+    def finish_call(self, call: Call, *, at: float, marks: tuple[Mark, ...] = ()) -> Events:
         """`call` is whole, and its client's history ends in `marks`. Nothing happens if it was lost or finished before;
         in an episode that ended it is lost."""
         episode, entry, at = self._episode(call.episode), self._entry(call.episode, call.call), self._time(at)
@@ -94,8 +94,8 @@ class Ledger(State):
         if episode.state not in ("open", "sealed"):
             return (ev.CallLost(at, call.episode, call.call, f"episode_{episode.state}"),)
         named: Events = ()
-        if episode.task is None or (episode.task_derived and episode.task != task_hash and _is_first(episode, call)):
-            named = (ev.TaskNamed(at, call.episode, task_hash),)
+        if episode.task is None or (episode.task_derived and _is_first(episode, call)):
+            named = (ev.TaskNamed(at, call.episode, prompt_hash(call.prompt_token_ids)),)
         return (*named, ev.CallFinished(at, call, marks))
 
     def lose_call(

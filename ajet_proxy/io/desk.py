@@ -73,10 +73,9 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A call that ended well; ``task`` is what its episode is called if nobody named it."""
+    """A call that ended well."""
 
     call: Call
-    task: str
     marks: tuple[Mark, ...] = ()
 
 
@@ -323,7 +322,7 @@ class LedgerDesk:
         ledger, at = self._store.ledger, self._clock.now()
         try:
             if isinstance(ending, Whole):
-                return ledger.finish_call(ending.call, at=at, task_hash=ending.task, marks=ending.marks)
+                return ledger.finish_call(ending.call, at=at, marks=ending.marks)
             return ledger.lose_call(ending.episode, ending.call, ending.reason, at=at, marks=ending.marks)
         except AjetError as error:
             name = ending.call.call if isinstance(ending, Whole) else ending.call

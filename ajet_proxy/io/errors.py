@@ -13,6 +13,7 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable, Collection
+from functools import lru_cache
 from typing import Any
 
 from aiohttp import web
@@ -99,6 +100,10 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
     must also call us by an address, ``localhost`` or one of `names` (None: by any name).
     """
 
+    @lru_cache(maxsize=1000)
+    def calls_us(host: str) -> bool:
+        return names is None or _is_ours(_host_of(f"http://{host}").lower(), names)
+
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         origin, host = request.headers.get("Origin"), request.headers.get("Host")
@@ -106,7 +111,7 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
             raise Forbidden(
                 f"requests from pages of {origin[:100]} need a key: set AJET_ADMIN_SECRET", code="foreign_origin"
             )
-        if names is not None and host and not _is_ours(_host_of(f"http://{host}").lower(), names):
+        if host and not calls_us(host):
             raise Forbidden(
                 f"requests to {host[:100]} need a key: set AJET_ADMIN_SECRET, or AJET_PUBLIC_URL if this is our name",
                 code="foreign_host",

@@ -323,9 +323,9 @@ class HttpFront:
     def _engine_request(
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool
     ) -> EngineRequest:
-        query = http.rel_url.raw_query_string
+        query, (given, _) = http.rel_url.raw_query_string, http[_CALLER]
         headers = request_headers(
-            self._headers(http).items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
+            given.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
             identity=identity,
         )
         return EngineRequest(

@@ -20,7 +20,6 @@ from ajet_proxy.core.call import (
     Origin,
     Outcome,
     Unscored,
-    prompt_hash,
     to_call,
 )
 from ajet_proxy.core.exchange import Exchange
@@ -116,4 +115,4 @@ class Recorder:
         if self._finished is not None:
             origin = self._finished(origin, outcome)
         call = replace(to_call(outcome, origin, self._changes), same_text=self._same_text.get(outcome.index))
-        return Whole(call, prompt_hash(call.prompt_token_ids), marks)
+        return Whole(call, marks)

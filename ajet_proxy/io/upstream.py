@@ -130,12 +130,14 @@ class Upstream:
 
     def order(self, model: str, sticky: str) -> list[str]:
         """The engines to try for `sticky`: by rendezvous hash, those that could not be reached lately last."""
-        now = self._clock.now()
+        candidates, now = self._engines.candidates(model), self._clock.now()
+        if len(candidates) < 2:
+            return list(candidates)
 
         def rank(url: str) -> tuple[bool, bytes]:
             return self._down_until.get(url, 0.0) > now, hashlib.sha256(f"{url}\n{sticky}".encode()).digest()
 
-        return sorted(self._engines.candidates(model), key=rank)
+        return sorted(candidates, key=rank)
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The engine's answer as soon as its headers are there; `EngineError` or `EngineTimeout` if none comes."""

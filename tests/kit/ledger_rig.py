@@ -12,7 +12,6 @@ from unittest import mock
 
 from ajet_proxy.core import retention
 from ajet_proxy.core.batches import LeasedBatch
-from ajet_proxy.core.call import prompt_hash
 from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.ledger import Ledger
@@ -160,7 +159,7 @@ class LedgerRig:
             version=version,
         )
         done = replace(done, same_text=same_text)
-        return self.run(self.ledger.finish_call(done, at=self.at, task_hash=prompt_hash(done.prompt_token_ids)))
+        return self.run(self.ledger.finish_call(done, at=self.at))
 
     def lose(self, episode: str, call: str, reason: str = "disconnected") -> Sequence[Event]:
         return self.run(self.ledger.lose_call(episode, call, reason, at=self.at))

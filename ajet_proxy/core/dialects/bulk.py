@@ -14,7 +14,7 @@ import re
 from typing import NamedTuple
 
 from ajet_proxy.core.dialects.patterns import IDS
-from ajet_proxy.core.dialects.spans import Spanned, scan
+from ajet_proxy.core.dialects.spans import Spanned, load, scan
 
 _PROMPT = re.compile(rb'"prompt_token_ids":(' + IDS + rb")")
 _SAMPLED = re.compile(rb'"token_ids":(' + IDS + rb")")
@@ -39,13 +39,14 @@ class _Bulk(NamedTuple):
     logprobs: list[float]
 
 
-def read(body: bytes, row: re.Pattern[bytes] | None) -> Document:
+def read(body: bytes, row: re.Pattern[bytes] | None, *, spans: bool) -> Document:
     """The document `body`. `row` is what it has for each token, with the logprob as its one group; None to read it as
-    JSON. Raises like `scan`, and for what is not UTF-8."""
+    JSON. The `answer` may be without `spans` where none are asked for. Raises like `scan`, and for what is not UTF-8.
+    """
     text = body.decode()
     if row is not None and (bulk := _taken(body, row)) is not None:
         rest = bulk.rest.decode()
-        answer = scan(rest, deep="choices")
+        answer = (scan if spans else load)(rest, deep="choices")
         if _belongs(answer):
             answer.values["prompt_token_ids"] = json.loads(bulk.prompt)
             answer.values["choices"][0].values["token_ids"] = json.loads(bulk.ids)
@@ -72,9 +73,10 @@ def _taken(body: bytes, row: re.Pattern[bytes]) -> _Bulk | None:
 
 
 def _belongs(answer: Spanned) -> bool:
-    """Whether the values that were taken out are those of `answer` and of its one choice."""
+    """Whether the values that were taken out are those of `answer` and of its one choice, and no others are hidden."""
     choices = answer.values.get("choices")
     if not isinstance(choices, list) or len(choices) != 1:
         return False
     left = (answer, "prompt_token_ids"), (choices[0], "token_ids"), (choices[0], "logprobs")
-    return all(name in owner.values and owner.values[name] is None for owner, name in left)
+    taken = all(name in owner.values and owner.values[name] is None for owner, name in left)
+    return taken and choices[0].values.get("prompt_token_ids") is None

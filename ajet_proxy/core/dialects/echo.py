@@ -19,6 +19,8 @@ from ajet_proxy.core.dialects.spans import Edits, Spanned, scan_at
 class EchoReading(Reading):
     """Reads an answer to `echo` and shows it with the prompt."""
 
+    _puts_back = True
+
     def __init__(self, dialect: OpenAIDialect, ask: Ask, echo: Echo) -> None:
         super().__init__(dialect, ask)
         self._echo = echo

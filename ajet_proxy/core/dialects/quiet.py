@@ -45,6 +45,8 @@ def withholds(answers: Sequence[Any]) -> bool | None:
 class QuietReading(Reading):
     """Reads an answer with reasoning and shows it without."""
 
+    _puts_back = True
+
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         return [], 0
 

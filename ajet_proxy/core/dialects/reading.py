@@ -199,6 +199,8 @@ class Reading:
 
     translates = False
     status: int | None = None
+    _puts_back = False
+    """Whether `_put_back` does anything, for which it needs to know where values stand."""
 
     def __init__(self, dialect: OpenAIDialect, ask: Ask) -> None:
         self._dialect = dialect
@@ -267,7 +269,7 @@ class Reading:
         """What the agent sees in place of `body`; raises like `event`."""
         text, edits = self._document(body)[1:]
         self.ended = True
-        return splice(text, edits).encode() if edits else body
+        return splice(text, edits).encode()
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -288,7 +290,8 @@ class Reading:
     def _document(self, body: bytes) -> tuple[Spanned, str, Edits]:
         """Read `body`; what is in it, its text and the spans of that to be put back."""
         hidden = self._hides_all and not self._ask.show_prompt and len(self._tallies) == 1
-        text, answer, logprobs = read(body, self._dialect.row if hidden else None)
+        spans = self._ask.hide_versions or self._puts_back
+        text, answer, logprobs = read(body, self._dialect.row if hidden else None, spans=spans)
         edits = self._read(answer, answer.values.get("choices"), text)
         self._tallies[0].logprobs += logprobs
         return answer, text, edits
@@ -316,7 +319,7 @@ class Reading:
         return edits
 
     def _hide(self, name: str, owner: Spanned, hide: bool, edits: Edits) -> None:
-        if hide and owner.values.get(name) is not None:
+        if hide and name in owner.spans and owner.values[name] is not None:
             edits[owner.spans[name]] = "null"
 
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:

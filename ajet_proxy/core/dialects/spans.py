@@ -41,6 +41,20 @@ def scan(text: str, *, deep: str | None = None) -> Spanned:
     return found
 
 
+def load(text: str, *, deep: str) -> Spanned:
+    """`scan` for who exchanges nothing, without any span, at a fifth of the cost."""
+    found = _unplaced(json.loads(text))
+    if isinstance(items := found.values.get(deep), list):
+        found.values[deep] = [_unplaced(item) for item in items]
+    return found
+
+
+def _unplaced(values: Any) -> Spanned:
+    if not isinstance(values, dict):
+        raise ValueError("expected an object")
+    return Spanned(values, {}, -1)
+
+
 def scan_at(text: str, at: int) -> Spanned:
     """The object that begins at character `at`, whatever follows it; raises like `scan`."""
     return _object(text, at, None)

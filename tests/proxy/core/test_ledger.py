@@ -110,7 +110,7 @@ def test_an_unknown_call_is_refused(rig: LedgerRig) -> None:
         with pytest.raises(NotFound):
             rig.ledger.lose_call(bad, "nothing", "x", at=0.0)
         with pytest.raises(NotFound):
-            rig.ledger.finish_call(make_call("nothing", [1], [2], episode=bad), at=0.0, task_hash="t")
+            rig.ledger.finish_call(make_call("nothing", [1], [2], episode=bad), at=0.0)
 
 
 def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
@@ -358,7 +358,7 @@ def test_a_request_continues_what_was_said_or_is_the_same_again(rig: LedgerRig) 
     (call,) = rig.begin(episode, body="b", key="k")
     whole = make_call(call, [1], [2], episode=episode)
     assert not rig.ledger.has_ended(episode) and not rig.ledger.has_ended("nobody's")
-    rig.run(rig.ledger.finish_call(whole, at=rig.at, task_hash="t", marks=(MARK,)))
+    rig.run(rig.ledger.finish_call(whole, at=rig.at, marks=(MARK,)))
     assert rig.ledger.continued(Said(MARK), **SENT) == (episode,)
     assert rig.ledger.continued(Said(Mark("other")), **SENT) == rig.ledger.continued(None, **SENT) == ()
     rig.ledger.lineage.attempt(episode, "b", "k")
@@ -375,7 +375,7 @@ def test_what_a_replaced_attempt_is_told_can_be_gone_on_from(rig: LedgerRig, end
     rig.begin(episode, body="b", retry=True)
     if end == "complete":
         whole = make_call(old, [1], [2], episode=episode)
-        events = rig.run(rig.ledger.finish_call(whole, at=rig.at, task_hash="t", marks=(MARK,)))
+        events = rig.run(rig.ledger.finish_call(whole, at=rig.at, marks=(MARK,)))
     else:
         events = rig.run(rig.ledger.lose_call(episode, old, "no_logprobs", at=rig.at, marks=(MARK,)))
     assert list(events) == [CallLost(rig.at, episode, old, "retried", (MARK,))]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.call import Captured, prompt_hash
+from ajet_proxy.core.call import Captured
 from ajet_proxy.core.history import CHAT, Mark, read
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.lineage import Lineage
@@ -47,7 +47,7 @@ class Nameless(LedgerRig):
         assert history is not None
         marks = history.after(answer, Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
         whole = make_call(call, (1,), (2,), at=self.at, episode=episode)
-        self.run(self.ledger.finish_call(whole, at=self.at, task_hash=prompt_hash((1,)), marks=marks))
+        self.run(self.ledger.finish_call(whole, at=self.at, marks=marks))
 
     def turn(self, messages: list[Any], answer: dict[str, Any], **options: Any) -> str:
         """A whole call; its episode."""

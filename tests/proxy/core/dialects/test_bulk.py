@@ -44,18 +44,20 @@ def test_the_patterns_read_what_json_reads(
     slow._hides_all = False  # which the patterns are for
     assert fast.document(body) == slow.document(body)
     assert (fast.outcomes(), fast.given()) == (slow.outcomes(), slow.given())
-    taken = bulk.read(body, ROW)
+    taken = bulk.read(body, ROW, spans=True)
     assert bool(taken.logprobs) == bool(sampled and prompt)
 
 
-def test_the_bulk_is_out_of_the_text() -> None:
+@pytest.mark.parametrize("spans", [True, False])
+def test_the_bulk_is_out_of_the_text(spans: bool) -> None:
     document = body_of([("a", 5, -0.5), ("b", 6, -1.25)], [1, 2], "ab")
-    text, answer, logprobs = bulk.read(written(document), ROW)
+    text, answer, logprobs = bulk.read(written(document), ROW, spans=spans)
     document["prompt_token_ids"] = None
     document["choices"][0] |= {"token_ids": None, "logprobs": None}
     assert (json.loads(text), logprobs) == (document, [-0.5, -1.25])
     assert answer.values["prompt_token_ids"] == [1, 2]
     assert answer.values["choices"][0].values["token_ids"] == [5, 6]
+    assert bool(answer.spans) == spans
 
 
 ONE = [("a", 5, -0.5)]
@@ -88,7 +90,7 @@ CHOICE = PLAIN["choices"][0]
 )  # fmt: skip
 def test_any_other_form_is_read_as_json(document: dict[str, Any]) -> None:
     body = written(document)
-    assert bulk.read(body, ROW) == (body.decode(), scan(body.decode(), deep="choices"), [])
+    assert bulk.read(body, ROW, spans=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
 
 
 @pytest.mark.parametrize(
@@ -96,13 +98,15 @@ def test_any_other_form_is_read_as_json(document: dict[str, Any]) -> None:
     [
         (b'"token_ids":[5]}]', b'"token_ids" :[5]}],"token_ids":[9]'),
         (b'"prompt_token_ids":[1]}', b'"prompt_token_ids" :[1],"inner":{"prompt_token_ids":[9]}}'),
+        (b'"index":0', b'"index":0,"prompt_token_ids" :[9]'),
+        (b'"index":0', rb'"index":0,"\u0070rompt_token_ids":[9]'),
     ],
 )
 def test_a_namesake_elsewhere_is_not_taken_for_a_value_that_is_written_otherwise(
     value: bytes, otherwise: bytes
 ) -> None:
     body = written(PLAIN).replace(value, otherwise)
-    assert bulk.read(body, ROW) == (body.decode(), scan(body.decode(), deep="choices"), [])
+    assert bulk.read(body, ROW, spans=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
 
 
 @pytest.mark.parametrize(
@@ -120,7 +124,7 @@ def test_a_row_of_another_form_is_left_to_json(old: bytes, new: bytes) -> None:
 
 def read(body: bytes) -> Any:
     try:
-        return bulk.read(body, ROW).answer
+        return bulk.read(body, ROW, spans=False).answer
     except ValueError:
         return None
 
@@ -129,4 +133,4 @@ def test_what_is_cut_off_or_no_text_is_refused() -> None:
     body = written(PLAIN)
     assert [read(body[:end]) for end in range(len(body))] == [None] * len(body)
     with pytest.raises(UnicodeDecodeError):
-        bulk.read(body.replace(b'"a"', b'"\xff"'), ROW)
+        bulk.read(body.replace(b'"a"', b'"\xff"'), ROW, spans=False)

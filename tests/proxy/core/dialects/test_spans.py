@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice, with_fields
+from ajet_proxy.core.dialects.spans import Spanned, load, scan, scan_at, scan_list, splice, with_fields
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -41,7 +41,7 @@ def test_values_and_places(body: dict[str, Any], how: dict[str, Any]) -> None:
 def test_objects_in_the_deep_list(body: dict[str, Any], items: list[dict[str, Any]], how: dict[str, Any]) -> None:
     text = json.dumps({**body, "choices": items}, **how)
     found = scan(text, deep="choices")
-    assert plain(found) == json.loads(text)
+    assert plain(found) == plain(load(text, deep="choices")) == json.loads(text)
     for item in found.values["choices"]:
         start, end = item.spans["k"]
         assert json.loads(text[start:end]) == item.values["k"]
@@ -95,6 +95,7 @@ def test_the_last_of_two_equal_names_counts() -> None:
     found = scan('{"a":1,"a":22}')
     assert found.values == {"a": 22}
     assert found.spans == {"a": (11, 13)}
+    assert load('{"a":1,"a":22}', deep="a") == ({"a": 22}, {}, -1)
 
 
 def test_splice_takes_edits_in_any_order() -> None:
@@ -107,8 +108,9 @@ def test_splice_takes_edits_in_any_order() -> None:
     '{"choices":[', '{"a":"\n"}',
 ])  # fmt: skip
 def test_anything_else_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError):
-        scan(text, deep="choices")
+    for read in (scan, load):
+        with pytest.raises(ValueError):
+            read(text, deep="choices")
 
 
 def test_nesting_without_end_is_an_error() -> None:
