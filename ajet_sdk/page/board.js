@@ -6,7 +6,9 @@ const STATES = { open: "#60a5fa", sealed: "#a78bfa", ready: "#34d399", leased: "
 class Refused extends Error {}
 
 async function ask(path, options = {}) {
-  const key = sessionStorage.getItem("ajet-key"), headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const key = sessionStorage.getItem("ajet-key");
+  if (key && !/^[!-~]+$/.test(key)) throw new Refused("this is no key: it holds characters that no key has");
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const answer = await fetch(path, { ...options, headers: { ...headers, ...options.headers }, credentials: "omit", cache: "no-store", referrerPolicy: "no-referrer" });
   if (answer.ok) return answer.json();
   const said = await answer.json().catch(() => ({})), message = said.error ? said.error.message : `status ${answer.status}`;
@@ -48,9 +50,9 @@ async function learn(model, ids, marks) {
   await Promise.all(Array.from({ length: AT_ONCE }, worker));
 }
 
-async function textsOf(timelines) {
-  // What can be had; a token without text is shown by its number.
-  let all = new Map(), trouble = null;
+async function learnAll(timelines) {
+  // What can be had; a token without text is shown by its number. The last trouble there was.
+  let trouble = null;
   for (const model of new Set(timelines.map((timeline) => timeline.model))) {
     if (!known.has(model)) known.set(model, new Map());
     const mine = timelines.filter((timeline) => timeline.model === model), have = known.get(model);
@@ -61,9 +63,8 @@ async function textsOf(timelines) {
     } catch (error) {
       trouble = error;
     }
-    all = all.size ? new Map([...all, ...have]) : have;
   }
-  return { texts: all, trouble };
+  return trouble;
 }
 
 // -- pieces of the overview
@@ -257,10 +258,10 @@ class Live {
   async episode(turn, name) {
     this.body.replaceChildren(h("p", { class: "note" }, `Reading ${name} …`));
     const record = await control(`episodes/${encodeURIComponent(name)}?tokens=timelines`);
-    const { texts, trouble } = await textsOf((record.timelines || []).filter((timeline) => timeline.token_ids));
+    const trouble = await learnAll((record.timelines || []).filter((timeline) => timeline.token_ids));
     if (turn !== this.turn) return;
     this.body.replaceChildren(h("p", {}, h("a", { href: "#/" }, "← all episodes")), legend(),
-      trouble ? h("p", { class: "note" }, `Tokens without text are shown by their ids: ${trouble.message}`) : "", episodeCard(record, texts));
+      trouble ? h("p", { class: "note" }, `Tokens without text are shown by their ids: ${trouble.message}`) : "", episodeCard(record, (model) => known.get(model)));
   }
 
   fail(error) {

@@ -13,6 +13,9 @@ const REASONS = {
   new_chain: "another conversation",
 };
 
+// What turns the direction of the text behind it: one token could show all that follow in another order.
+const visible = (text) => text.replace(/[\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (sign) => `\\u${sign.charCodeAt(0).toString(16)}`);
+
 function h(tag, given = {}, ...children) {
   const made = tag.startsWith("svg:") ? document.createElementNS(SVG, tag.slice(4)) : document.createElement(tag);
   for (const [name, value] of Object.entries(given)) {
@@ -20,7 +23,7 @@ function h(tag, given = {}, ...children) {
     else if (name.startsWith("--")) made.style.setProperty(name, value);
     else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined).map((child) => typeof child === "number" ? String(child) : child));
+  made.append(...children.filter((child) => child !== null && child !== undefined).map((child) => child instanceof Node ? child : visible(String(child))));
   return made;
 }
 
@@ -63,14 +66,15 @@ function tokenNode(id, text, sampled) {
   if (shown === "") node.append(h("u", {}, "∅"));
   shown.split("\n").forEach((line, index) => {
     if (index) node.append(h("u", {}, "↵"), "\n");
-    node.append(line);
+    node.append(visible(line));
   });
   return node;
 }
 
 function windowOf(timeline, from, texts) {
+  // `texts` gives a model's texts of tokens by their ids.
   // `WINDOW` tokens from `from`, with a mark wherever a call begins to sample.
-  const to = Math.min(timeline.token_ids.length, from + WINDOW), out = h("div", { class: "tokens" });
+  const to = Math.min(timeline.token_ids.length, from + WINDOW), out = h("div", { class: "tokens" }), textOf = texts(timeline.model);
   const versions = versionsOf(timeline), begins = new Map(timeline.spans.map(([call, start]) => [start, call]));
   let run = 0, left = versions.length ? versions[0].count : 0;
   for (let at = 0; at < to; at++) {
@@ -85,7 +89,7 @@ function windowOf(timeline, from, texts) {
       const number = timeline.calls.indexOf(begins.get(at)) + 1;
       out.append(h("span", { class: "chip", "data-t": begins.get(at) }, `call ${number}` + (sampled ? ` · v${sampled.version}` : "")));
     }
-    out.append(tokenNode(timeline.token_ids[at], texts.get(timeline.token_ids[at]), sampled));
+    out.append(tokenNode(timeline.token_ids[at], textOf.get(timeline.token_ids[at]), sampled));
   }
   return out;
 }
@@ -156,7 +160,7 @@ function episodeCard(record, texts) {
   return h("article", { class: "card" },
     h("div", { class: "head" }, h("p", {}, h("span", { class: "quiet" }, "reward "), figure(record.reward)), h("div", { class: "meter" }, h("i", { "--share": Math.min(1, Math.max(0, record.reward || 0)) }))),
     h("dl", {}, ...Object.entries(facts).filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))),
-    record.rewards && record.rewards.length > 1 ? h("p", { class: "note" }, "rewards: " + record.rewards.map((given) => `${figure(given.value)}${given.agent ? ` to ${given.agent}` : ""}${given.call ? ` for ${given.call}` : ""}${given.note ? ` (${given.note})` : ""}`).join(" · ")) : null,
+    record.rewards && record.rewards.some((given, index) => index || given.note || given.agent || given.call) ? h("p", { class: "note" }, "rewards: " + record.rewards.map((given) => `${figure(given.value)}${given.agent ? ` to ${given.agent}` : ""}${given.call ? ` for ${given.call}` : ""}${given.note ? ` (${given.note})` : ""}`).join(" · ")) : null,
     viewer(timelines, texts));
 }
 

@@ -95,6 +95,41 @@ async def check_tokens(page: Page, client: Client, episode: str) -> None:
     assert await page.run(colours) == others[0]["loss_mask"]
 
 
+async def test_each_model_has_its_own_words_for_an_id(page: Page, tmp_path: Path) -> None:
+    async with EngineStub(models=()) as stub, serving(
+        tmp_path / "data", upstream=(f"one={stub.url}", f"two={stub.url}")
+    ) as client:
+        members = {"planner": "one", "writer": "two"}
+        episode = (await client.control("POST", "/episodes", {"task": "t", "members": members})).json["episode"]
+        for agent, model in members.items():
+            body = CHAT | {"model": model}
+            answer = await client.ask("POST", f"/e/{episode}/v1/chat/completions", body, **{"X-AJet-Agent": agent})
+            assert answer.status == 200
+        await client.control("POST", f"/episodes/{episode}/rewards", {"value": 0.5, "note": "the only one"})
+        await page.open(f"{client.app.url}/ajet/")
+        await page.until("document.querySelector('#episodes')")
+        await page.run("detokenize = async (model, ids) => ids.map((id) => `<${model} ${id}>`).join('')")
+        await page.run(f"location.hash = '#/e/{episode}'")
+        for place, model in enumerate(members.values()):
+            await page.until("document.querySelector('.tokens')")
+            await page.run(f"document.querySelectorAll('.tree button')[{place}].click()")
+            shown = await page.run("[...document.querySelector('.tokens').children].map(one => one.textContent)")
+            assert shown and all(text.startswith((f"<{model} ", "call 1 ")) for text in shown)
+        assert "the only one" in await page.text()
+
+
+async def test_signs_that_turn_the_direction_of_text_are_seen(page: Page, tmp_path: Path) -> None:
+    turned = "said\u202ederevo\u2066"
+    async with EngineStub() as stub, serving(tmp_path / "data", upstream=(stub.url,)) as client:
+        episode = await play(client, turned, "x", agent=turned)
+        await page.open(f"{client.app.url}/ajet/#/e/{episode}")
+        await page.until("document.querySelector('.tokens')")
+        text = await page.text()
+        assert "said\\u202ederevo\\u2066" in text
+        assert "\u202e" not in text
+        assert await page.run("tokenNode(7, 'a\\u202eb', null).textContent") == "a\\u202eb"
+
+
 async def test_it_finds_back_from_an_episode_that_is_none_and_from_a_proxy_that_was_away(
     page: Page, tmp_path: Path
 ) -> None:
@@ -126,6 +161,8 @@ async def test_with_keys_on_it_asks_for_one_and_keeps_it_out_of_every_address(pa
         episode = await play(client, "t", "said", key=key)
         await page.open(f"{client.app.url}/ajet/")
         await page.until("document.querySelector('input[type=password]')")
+        await enter(page, "a key … cut off")
+        await page.until("document.body.innerText.includes('this is no key')")
         await enter(page, client.key(Claims("trainer")))
         await page.until("document.body.innerText.includes('admin')")
         await page.until("document.querySelector('input[type=password]')")
