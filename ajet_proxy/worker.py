@@ -1,9 +1,12 @@
 """A worker process: takes agents' connections on the daemon's port and does all that needs no ledger.
 
-``python -m ajet_proxy.worker FD`` is started by the daemon (`ajet_proxy.io.workers`) and by nobody else. FD is its
-connection to the daemon, over which it is told its configuration; it reads no file of the data directory. Signals are
-the daemon's to heed: a worker drains when it is told to, and ends at once when the daemon is gone, because nothing that
-it could still answer would be on disk.
+``python -m ajet_proxy.worker FD PROGRAM`` is started by the daemon (`ajet_proxy.io.workers`) and by nobody else. FD is
+its connection to the daemon, over which it is told its configuration; it reads no file of the data directory. Signals
+are the daemon's to heed: a worker drains when it is told to, and ends at once when the daemon is gone, because nothing
+that it could still answer would be on disk.
+
+Invariant: both run the same code (PROGRAM is a digest of the daemon's). What crosses between them has no version, and
+what is installed may be exchanged while a daemon runs.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from ajet_proxy.io.control_relay import ControlRelay
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.http_front import HttpFront, headers_as_sent
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less
+from ajet_proxy.io.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less, program
 from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
 from ajet_proxy.io.server import Runner
 
@@ -137,6 +140,8 @@ def main() -> None:
     for number in endings():
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()
+    if program() != sys.argv[2]:
+        sys.exit("ajet-proxy: another version was installed while the daemon runs: restart the daemon")
     allow_many_connections()
     look_for_garbage_less()
     asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -29,7 +29,7 @@ from ajet_proxy.io.channel import Channel
 from ajet_proxy.io.clerk import Clerk, Told
 from ajet_proxy.io.desk import LedgerDesk
 from ajet_proxy.io.metrics import Figures, Metrics
-from ajet_proxy.io.process import cannot_listen
+from ajet_proxy.io.process import cannot_listen, program
 from ajet_proxy.io.remote_desk import VALUES, Facts
 
 logger = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class Workers:
         self._gone = Metrics()
         self._drain_s = drain_s
         self._directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
+        self._program = program()
         self._held: list[socket.socket] = []
         self._addresses: list[Address] = []
         self._stopping = False
@@ -190,8 +191,8 @@ class Workers:
         with theirs:
             number = theirs.fileno()
             slot.process = process = await create_subprocess_exec(
-                sys.executable, "-P", "-m", "ajet_proxy.worker", str(number), pass_fds=(number, self._directory),
-                stdin=DEVNULL, stdout=DEVNULL,
+                sys.executable, "-P", "-m", "ajet_proxy.worker", str(number), self._program,
+                pass_fds=(number, self._directory), stdin=DEVNULL, stdout=DEVNULL,
             )
         try:
             loop = asyncio.get_running_loop()

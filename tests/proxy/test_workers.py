@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -242,6 +243,17 @@ async def test_sigterm_lets_the_calls_of_workers_finish(tmp_path: Path) -> None:
         answers, code = await asyncio.gather(asyncio.gather(*running), stopped)
         assert code == 0 and (await waiting).status_code == 204
         assert all(answer.text.endswith("data: [DONE]\n\n") for answer in answers)
+
+
+async def test_a_worker_of_another_version_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = [sys.executable, "-m", "ajet_proxy.worker", "0", "another"]
+    ended = await asyncio.to_thread(subprocess.run, worker, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == "ajet-proxy: another version was installed while the daemon runs: restart the daemon\n"
+    monkeypatch.setattr(workers_module, "program", lambda: "another")
+    app = App(Config(listen="127.0.0.1:0", data_dir=str(tmp_path), workers=2))
+    with pytest.raises(OSError, match="ended before it listened: status 1"):
+        await app.start()
 
 
 async def test_workers_that_cannot_start_are_an_error_of_the_start(
