@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ajet_sdk.errors import AjetError, Forbidden, NotFound, Unauthorized
+from ajet_sdk.errors import AjetError, Forbidden, NotFound, ProxyUnreachable, Unauthorized
 from ajet_sdk.results import align, columns
 from ajet_sdk.routes import EPISODE_STATES
 from ajet_sdk.views import engines_by_model, plain
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 BARS = "▁▂▃▄▅▆▇█"
 RECENT = 64
 """A mean reward is that of so many of the latest episodes, or a few more."""
-NAME = 28
-"""A task, model or agent name is cut behind so many columns."""
+NAME, LEAST = 28, 8
+"""A task, model or agent name is cut behind so many columns; in a table that would not fit, behind fewer."""
 STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "quiet": "\033[2m", "": ""}
 ENTER, LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 Lines = list[tuple[str, str]]
@@ -50,7 +50,7 @@ def frame(
 ) -> Lines:
     """The screen. `seen` is the overview; None if the key does not reach it."""
     lines: Lines = _top(status, rates)
-    rest: list[Lines] = [] if seen is None else [_tasks(seen), _quiet(seen)]
+    rest: list[Lines] = [] if seen is None else [_tasks(seen, width), _quiet(seen, width)]
     if seen is None:
         lines.append(("quiet", "rewards and agents: with an admin's key"))
     else:
@@ -110,8 +110,8 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
         word = "engine" if engines == 1 else "engines"
         lines += [("", f"{_cut(name)}  policy version {model.get('policy_version')}, {engines} {word}")]
     episodes = status.get("episodes") or {}
-    terms = " + ".join(f"{state} {episodes.get(state, 0)}" for state in EPISODE_STATES)
-    lines.append(("", f"opened {episodes.get('opened', 0)} = {terms}"))
+    terms = " + ".join(f"{state} {episodes[state]}" for state in EPISODE_STATES if episodes.get(state))
+    lines.append(("", f"opened {episodes.get('opened', 0)} = {terms or 0}"))
     groups = status.get("groups") or {}
     queue = ", ".join(f"{count} {state}" for state, count in groups.items())
     return [*lines, ("", f"groups  {queue}")] if queue else lines
@@ -145,19 +145,21 @@ def _drift(status: Mapping[str, Any]) -> Lines:
     ]
 
 
-def _tasks(seen: Mapping[str, Any]) -> Lines:
+def _tasks(seen: Mapping[str, Any], width: int) -> Lines:
+    name = max(LEAST, min(NAME, width - 44))  # which leaves the figures their room
     rows = [
-        (_cut(task["task"]) + (" (eval)" if task["eval"] else ""), f"{task['episodes']:,}", f"{task['mean']:.3f}",
+        (_cut(task["task"], name) + (" (eval)" if task["eval"] else ""), f"{task['episodes']:,}", f"{task['mean']:.3f}",
          f"{task['recent_mean']:.3f}", sparkline(task["recent"], 8))
         for task in seen.get("tasks") or ()
     ]
     return _table(("task", "episodes", "mean", "latest", ""), rows)
 
 
-def _quiet(seen: Mapping[str, Any]) -> Lines:
+def _quiet(seen: Mapping[str, Any], width: int) -> Lines:
+    name = max(LEAST, min(NAME, (width - 52) // 2))
     rows = [
-        (age(one["quiet_s"]), "the model" if one["in_flight"] else "the agent", _cut(one["task"] or "-"),
-         _cut(one["agent"] or "-"), str(one["calls"]), one["episode"])
+        (age(one["quiet_s"]), "the model" if one["in_flight"] else "the agent", _cut(one["task"] or "-", name),
+         _cut(one["agent"] or "-", name), str(one["calls"]), one["episode"])
         for one in seen.get("quiet") or ()
     ]
     return _table(("quiet for", "waits for", "task", "agent", "calls", "episode"), rows)
@@ -171,9 +173,9 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Lines:
     return [("", ""), ("head", first), *(("", line) for line in lines)]
 
 
-def _cut(name: str) -> str:
+def _cut(name: str, most: int = NAME) -> str:
     name = plain(str(name)).replace("\n", " ")
-    return name if columns(name) <= NAME else fit(name, NAME - 1) + "…"
+    return name if columns(name) <= most else fit(name, most - 1) + "…"
 
 
 def age(seconds: float) -> str:
@@ -217,6 +219,8 @@ def watch(client: Client, every: float, out: TextIO) -> None:
             time.sleep(every)
             try:
                 answer, trouble = asking.ask(), None
+            except ProxyUnreachable:
+                trouble = f"no answer, trying again: is ajet-proxy at {client.target.url} running?"
             except AjetError as error:
                 trouble = f"no answer, trying again: {error.message}"
 

@@ -274,8 +274,8 @@ class Control:
         if not _is_local(http) or self._settings.trusted_front:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
-            self._store.ledger, self._gate, journal_healthy=self._store.healthy, limits=self._store.limits,
-            workers={} if self._workers is None else self._workers.pids(),
+            self._store.ledger, self._gate, self._engines, journal_healthy=self._store.healthy,
+            limits=self._store.limits, workers={} if self._workers is None else self._workers.pids(),
         )
         metrics = self._metrics if self._workers is None else await self._workers.metrics()
         return web.Response(

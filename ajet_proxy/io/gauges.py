@@ -17,6 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ajet_proxy.core.ledger import Ledger
+from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import METRICS, Metric, Values
 from ajet_proxy.io.store import Limits
@@ -47,8 +48,9 @@ READ: tuple[Metric, ...] = (
     ),
     Metric("ajet_drift_ratio", "gauge", "Share of a model's latest turns that were read otherwise.", ("model",)),
     Metric("ajet_alerts", "gauge", "Alerts that are on; GET status has their lines."),
-    Metric("ajet_policy_version", "gauge", "Weights that serve a model.", ("model",)),
-    Metric("ajet_engines", "gauge", "Engines known for a model.", ("model",)),
+    Metric("ajet_policy_version", "gauge", "Weights that serve a model; *: each that has no engines of its own.",
+           ("model",)),
+    Metric("ajet_engines", "gauge", "Engines known for a model; *: for each that has none of its own.", ("model",)),
     Metric("ajet_gate_open", "gauge", "1 while requests pass the gate."),
     Metric("ajet_requests_in_flight", "gauge", "Requests inside the gate."),
     Metric("ajet_requests_waiting", "gauge", "Requests held at the gate."),
@@ -68,13 +70,15 @@ _DECLARED = {metric.name: metric for metric in READ}
 
 
 def read(
-    ledger: Ledger, gate: Gatekeeper, *, journal_healthy: bool, limits: Limits | None,
+    ledger: Ledger, gate: Gatekeeper, engines: Engines, *, journal_healthy: bool, limits: Limits | None,
     workers: Mapping[int, int] = _NONE,
 ) -> Iterator[tuple[Metric, Values]]:
     """Every row of `READ` that has values now. `workers` are the processes of the workers by their numbers."""
     figures = {
         "ajet_build_info": _by_label({__version__: 1}),
         **ledger_figures(ledger),
+        "ajet_policy_version": _by_label({name or "*": ledger.policy_version(name) for name in engines.names()}),
+        "ajet_engines": _by_label({name or "*": len(engines.of(name)) for name in engines.names()}),
         "ajet_gate_open": _one(not ledger.gate_now.shut),
         "ajet_requests_in_flight": _one(gate.in_flight),
         "ajet_requests_waiting": _one(gate.waiting),
@@ -113,8 +117,6 @@ def ledger_figures(ledger: Ledger) -> dict[str, Values]:
             {model: drift["rate"] for model, drift in drifts.items() if drift["rate"] is not None}
         ),
         "ajet_alerts": _one(len(ledger.alerts())),
-        "ajet_policy_version": _by_label({model: served.version for model, served in ledger.served.items()}),
-        "ajet_engines": _by_label({model: len(served.upstreams) for model, served in ledger.served.items()}),
     }
 
 

@@ -58,9 +58,11 @@ class Metrics:
 
     def __init__(self) -> None:
         self._declared = {metric.name: metric for metric in METRICS}
-        self._values: dict[str, dict[tuple[str, ...], float]] = {m.name: {} for m in METRICS if m.kind != "histogram"}
+        self._values: dict[str, dict[tuple[str, ...], float]] = {
+            m.name: {} if m.labels else {(): 0} for m in METRICS if m.kind != "histogram"
+        }  # what has no labels is there from the start, so that its first increase is seen
         self._histograms: dict[str, dict[tuple[str, ...], _Histogram]] = {
-            m.name: {} for m in METRICS if m.kind == "histogram"
+            m.name: {} if m.labels else {(): _Histogram()} for m in METRICS if m.kind == "histogram"
         }
         self._keys: dict[tuple[object, ...], tuple[str, ...]] = {}
         """The keys of series that there are, by how they are asked for."""

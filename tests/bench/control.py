@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from ajet_proxy.core.api import Request, handle
 from ajet_proxy.core.keys import EVERYTHING
 from ajet_proxy.io import gauges
+from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
 from tests.bench import table
@@ -47,6 +48,7 @@ def fill(rig: LedgerRig, before: int, wanted: int) -> None:
 def answers(rig: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
     """What is asked, each as a function that makes the bytes of the answer."""
     gate, metrics = Gatekeeper(is_open=lambda: True, hold_s=1.0), Metrics()
+    engines = Engines({"": ("http://a",)}, rig.ledger.upstreams, rig.ledger.models)
 
     def asked(path: str, **query: str) -> bytes:
         request = Request("GET", path, query, None, EVERYTHING)
@@ -54,7 +56,7 @@ def answers(rig: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
         return json.dumps(answer.body).encode()
 
     def scrape() -> bytes:
-        read = gauges.read(rig.ledger, gate, journal_healthy=True, limits=None)
+        read = gauges.read(rig.ledger, gate, engines, journal_healthy=True, limits=None)
         return metrics.render(read).encode()
 
     return {

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ajet_sdk.client import Client
 from ajet_sdk.results import columns
-from ajet_sdk.top import Asking, Rates, age, fit, frame, recent_mean, sparkline, watch
+from ajet_sdk.top import BARS, Asking, Rates, age, fit, frame, recent_mean, sparkline, watch
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.screen import Screen
 
@@ -75,6 +75,19 @@ def test_a_frame_tells_all_that_an_owner_asks() -> None:
         "ep-0", "the model", "the agent", "(eval)",
     ):
         assert part in shown, part
+
+
+def test_eighty_columns_hold_every_figure() -> None:
+    long = "a task of more than forty characters, in words"
+    counts = dict.fromkeys(("trained", "recorded"), 12_345) | {"opened": 24_690, "leased": 0}
+    slow = {"task": long, "agent": long, "episode": "ep-0123456789abcdef", "calls": 123}
+    quiet = [one | slow for one in SEEN["quiet"]]
+    tasks = [one | {"task": long, "eval": True} for one in SEEN["tasks"]]
+    lines = text(STATUS | {"episodes": counts}, SEEN | {"quiet": quiet, "tasks": tasks}, None, 80, 200).splitlines()
+    assert "opened 24690 = trained 12345 + recorded 12345" in lines
+    assert sum(line.endswith("123    ep-0123456789abcdef") for line in lines) == len(quiet)
+    assert all(line.rstrip()[-1] in BARS for line in lines if "(eval)" in line)
+    assert "opened 0 = 0" in text({"episodes": {"opened": 0}}, None, None, 80, 24)
 
 
 def test_without_an_admins_key_it_shows_what_the_status_has() -> None:
@@ -138,7 +151,7 @@ def test_where_there_is_no_terminal_the_frames_are_plain_text(monkeypatch: pytes
         with pytest.raises(KeyboardInterrupt):
             watch(client, 3.0, out)
     assert naps == [3.0, 3.0]
-    assert "\x1b" not in out.getvalue() and out.getvalue().count("opened 0 = open 0") == 2
+    assert "\x1b" not in out.getvalue() and out.getvalue().count("opened 0 = 0") == 2
 
 
 class Terminal:

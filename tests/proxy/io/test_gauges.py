@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.gauges import READ, read, table, worker_figures
 from ajet_proxy.io.metrics import MAX_SERIES, METRICS, Metric, Metrics
@@ -20,9 +21,12 @@ ALL = (*METRICS, *READ)
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\.)*"(,[a-z_]+="(?:[^"\\\n]|\\.)*")*\})? -?[0-9.e+-]+')
 
 
-def rendered(rig: LedgerRig) -> list[str]:
+def rendered(rig: LedgerRig, **upstreams: tuple[str, ...]) -> list[str]:
+    """What a scrape answers; `upstreams` are the configured engines by model, ``any`` for any."""
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
-    return Metrics().render(read(rig.ledger, gate, journal_healthy=True, limits=None)).splitlines()
+    fixed = {model.replace("any", ""): urls for model, urls in upstreams.items()}
+    engines = Engines(fixed, rig.ledger.upstreams, rig.ledger.models)
+    return Metrics().render(read(rig.ledger, gate, engines, journal_healthy=True, limits=None)).splitlines()
 
 
 def test_what_the_ledger_knows() -> None:
@@ -39,6 +43,15 @@ def test_what_the_ledger_knows() -> None:
     ):
         assert line in lines
     assert not [line for line in lines if line.startswith('ajet_recent_reward_mean{kind="eval"}')]
+
+
+def test_engines_that_are_configured_count_as_those_that_were_announced() -> None:
+    rig = LedgerRig()
+    rig.announce("m", 3)
+    lines = rendered(rig, m=("http://a",), n=("http://b", "http://c"), any=("http://d",))
+    for model, version, count in (("m", 3, 1), ("n", 0, 2), ("*", 0, 1)):
+        assert f'ajet_policy_version{{model="{model}"}} {version}' in lines
+        assert f'ajet_engines{{model="{model}"}} {count}' in lines
 
 
 def test_drift_by_model_and_the_alerts_it_raises() -> None:

@@ -32,6 +32,13 @@ def test_a_histogram_counts_at_and_below_each_bound() -> None:
     assert 'ajet_request_seconds_sum{route="chat"} 9999.0101' in lines
 
 
+def test_what_has_no_labels_is_there_from_the_start() -> None:
+    lines = Metrics().render().splitlines()
+    assert "ajet_worker_restarts_total 0" in lines
+    assert 'ajet_commit_seconds_bucket{le="+Inf"} 0' in lines
+    assert not [line for line in lines if line.startswith("ajet_requests_total")]
+
+
 def test_what_several_processes_counted_adds_up() -> None:
     one, other, total = Metrics(), Metrics(), Metrics()
     for metrics, route in ((one, "chat"), (other, "chat"), (other, "messages")):
