@@ -39,6 +39,8 @@ DISCARD_REASONS = (
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
 KEY_PREFIX = "ajet-"
 MAX_NESTING = 32
+MAX_REWARD = 1e12
+"""No reward is larger, on either side of 0: sums of as many as there are, and their squares, stay finite numbers."""
 
 
 def check_id(value: str, name: str = "episode") -> str:
@@ -66,7 +68,8 @@ class OpenEpisode:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one."""
+    """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one. ``value`` is at most
+    `MAX_REWARD`."""
 
     value: float
     call: str | None = None

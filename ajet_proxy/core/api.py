@@ -125,6 +125,8 @@ def reach(ledger: Ledger, claims: Claims, episode: str) -> str:
 
 def _open_episode(asked: _Asked) -> Answer:
     claims, ledger, body = asked.request.claims, asked.ledger, asked.body(OpenEpisode)
+    for name in ("task", "model", "agent"):
+        _check_length(name, getattr(body, name), MAX_LABEL)
     if claims.episode is not None:
         raise Forbidden(f"this key is for episode {claims.episode} alone: it opens no other", code="foreign_episode")
     episode = check_id(asked.new_id("ep"))

@@ -62,11 +62,18 @@ MAX_REWARDS = 10_000
 """An episode takes no more: what quotas and limits keep out is new episodes and calls, and rewards stay in memory."""
 
 
-def has_room(episode: Episode) -> None:
-    """`Conflict` for an episode with as many rewards as it may have."""
+MAX_NOTES = 100_000
+"""Characters of all notes of an episode."""
+
+
+def has_room(episode: Episode, note: str | None) -> None:
+    """`Conflict` for an episode with as many rewards, or notes, as it may have."""
     if len(episode.rewards) >= MAX_REWARDS:
         message = f"episode {episode.id} has {MAX_REWARDS} rewards, as many as it may: seal it"
         raise Conflict(message, code="too_many_rewards")
+    if note and sum(len(given.note or "") for given in episode.rewards.values()) + len(note) > MAX_NOTES:
+        message = f"the notes of episode {episode.id} have {MAX_NOTES} characters, as many as they may: leave this out"
+        raise Conflict(message, code="too_many_notes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from ajet_sdk.routes import (
     HEADER_REWARD_CALL,
     HEADER_TASK,
     KEY_PREFIX,
+    MAX_REWARD,
     check_id,
 )
 
@@ -185,6 +186,8 @@ def _reward(headers: Mapping[str, str]) -> RewardDirective | None:
         value = math.nan if "_" in text else float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise BadRequest(f"{HEADER_REWARD} must be a finite number, not {text[:80]!r}", param=HEADER_REWARD)
+    if not abs(value) <= MAX_REWARD:
+        raise BadRequest(
+            f"{HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}", param=HEADER_REWARD
+        )
     return RewardDirective(value=value, call=call, final=final)

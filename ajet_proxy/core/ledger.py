@@ -12,7 +12,6 @@ Next: ajet_sdk/frame.py
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,7 +28,7 @@ from ajet_proxy.core.samples import samples_of
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_proxy.core.timeline import Packed
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
-from ajet_sdk.routes import Abort, Ack, Extend, GateClose, GateOpen, Lease, OpenEpisode, Policy, Reward
+from ajet_sdk.routes import MAX_REWARD, Abort, Ack, Extend, GateClose, GateOpen, Lease, OpenEpisode, Policy, Reward
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group
 
 __all__ = ["Ledger", "LedgerSettings"]
@@ -110,15 +109,15 @@ class Ledger(State):
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one where that is None."""
         known, at = self._episode(episode), self._time(at)
-        if not math.isfinite(body.value):
-            raise BadRequest("value must be a finite number", param="value")
+        if not abs(body.value) <= MAX_REWARD:
+            raise BadRequest(f"value must be a finite number of at most {MAX_REWARD:g}", param="value")
         given = known.rewards.get(reward_id)
         if given is not None:
             if given.value != body.value:
                 raise Conflict(f"reward {reward_id} has another value already", code="reward_exists", param="id")
             return ()
         takes("reward", known)
-        has_room(known)
+        has_room(known, body.note)
         if body.call is not None and body.call not in known.calls:
             raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call", param="call")
         rewarded = ev.RewardGiven(at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note)

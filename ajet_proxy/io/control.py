@@ -38,8 +38,8 @@ from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
 MAX_WAIT_S = 3600.0
-MAX_BODY = 1 << 20
-"""No control request needs more, and what an episode was opened with stays in memory for a while after its end."""
+MAX_BODY, MAX_OPENING = 1 << 20, 64 << 10
+"""No control request needs more; and what an episode was opened with is kept for good, whatever retention removes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ class Control:
             check_scope(claims, route.scope)
             if self._settings.client_certificates and route.scope == "trainer":
                 client_certificates.demand(http)
-            body = await self._decode(http) if route.body is not None else None
+            most = MAX_OPENING if route.name == "open_episode" else MAX_BODY
+            body = await self._decode(http, most) if route.body is not None else None
             path = route.path.replace("{id}", http.match_info.get("id", ""))
             request = api.Request(route.method, path, dict(http.query), body, claims)
             match route.name:
@@ -123,9 +124,10 @@ class Control:
     def _claims(self, http: web.Request) -> Claims:
         return self._keys.authenticate(key_in(http.headers), self._clock.now())
 
-    async def _decode(self, http: web.Request) -> Any:
-        """The JSON body, None if there is none, or `BadRequest`. What it may hold, `ajet_sdk.routes.parse` checks."""
-        most = min(self._settings.max_body, MAX_BODY)
+    async def _decode(self, http: web.Request, most: int) -> Any:
+        """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
+        `ajet_sdk.routes.parse` checks."""
+        most = min(self._settings.max_body, most)
         raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout)
         if not raw.strip():
             return None

@@ -181,4 +181,4 @@ def _escape(value: str) -> str:
 
 
 def _number(value: float) -> str:
-    return str(int(value)) if value == int(value) else repr(value)
+    return str(int(value)) if float(value).is_integer() else repr(value)

@@ -171,6 +171,14 @@ def test_the_words_of_a_reward_have_a_length(caller: Caller, name: str, value: s
     caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, name: value[:-1] or "x"})
 
 
+@pytest.mark.parametrize("name", ["task", "model", "agent"])
+def test_the_words_of_an_opening_have_a_length(caller: Caller, name: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        caller.post("/episodes", {name: "x" * 1001})
+    assert caught.value.param == name
+    assert caller.post("/episodes", {name: "x" * 1000})["episode"]
+
+
 def test_an_abort_comes_through_however_long_its_reason(caller: Caller) -> None:
     for reason in (None, "", "x" * 10_001):
         episode = caller.rig.open()

@@ -85,6 +85,19 @@ def test_an_episode_takes_so_many_rewards_and_no_more(monkeypatch: pytest.Monkey
     assert rig.seal(episode)
 
 
+def test_the_notes_of_an_episode_have_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.episode.MAX_NOTES", 10)
+    rig = LedgerRig(watch=True)
+    episode = rig.open()
+    for number in range(2):
+        rig.reward(episode, 1.0, id=f"r{number}", note="x" * 4, final=False)
+    with pytest.raises(Conflict, match="leave this out") as caught:
+        rig.reward(episode, 1.0, note="xxx", final=False)
+    assert caught.value.code == "too_many_notes"
+    rig.reward(episode, 1.0, final=False)
+    rig.reward(episode, 1.0, note="xx")
+
+
 # ---- what a sealed episode becomes
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from ajet_proxy.core.call import prompt_hash
+from ajet_proxy.core.episode import MAX_REWARDS
 from ajet_proxy.core.events import CallLost
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.tokens import unpack_tokens
 from ajet_proxy.core.views import Wanted, records
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
-from ajet_sdk.routes import EPISODE_STATES, Abort, Lease, Reward
+from ajet_sdk.routes import EPISODE_STATES, MAX_REWARD, Abort, Lease, Reward
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import make_call
 
@@ -261,10 +263,16 @@ def test_a_reward_before_leasing_corrects(rig: LedgerRig) -> None:
     assert [len(item.rewards) for item in group.episodes] == [2, 2]
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1.7e308, -1.7e308, 1.1e12])
 def test_a_reward_must_be_finite(rig: LedgerRig, value: float) -> None:
     with pytest.raises(BadRequest):
         rig.reward(rig.open(), value)
+
+
+def test_as_many_rewards_as_there_may_be_add_up_to_a_number(rig: LedgerRig) -> None:
+    for sign in (1, -1):
+        assert math.isfinite((sign * MAX_REWARD * MAX_REWARDS) ** 2 * 1e6)
+        rig.reward(rig.ready(), sign * MAX_REWARD)
 
 
 def test_a_reward_for_a_call_needs_the_call(rig: LedgerRig) -> None:

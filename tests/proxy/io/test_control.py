@@ -186,14 +186,20 @@ async def test_malformed_bodies_are_400_and_change_nothing(client: Client, raw: 
     assert (await client.status())["episodes"] == before["episodes"]
 
 
-@pytest.mark.parametrize(("settings", "size"), [({"max_body": 1000}, 2000), ({}, 1 << 20)])
+@pytest.mark.parametrize(("settings", "size"), [({"max_body": 1000}, 2000), ({}, 64 << 10)])
 async def test_a_body_over_the_limit_is_413(settings: dict[str, Any], size: int, tmp_path: Path) -> None:
     """What is large enough for a prompt is not so for a control request."""
     async with serving(tmp_path, **settings) as client:
         body = gzip.compress(json.dumps({"metadata": {"x": "t" * size}}).encode())
-        answer = await client.control("POST", "/episodes", body, Content_Encoding="gzip")
+        packed = {"Content_Encoding": "gzip"}
+        answer = await client.control("POST", "/episodes", body, **packed)
         assert answer.status == 413
         assert answer.json["error"]["code"] == "body_too_large"
+        filtered = json.dumps({"policy_version": 1, "filtered": {"x": "t" * size}}).encode()
+        acknowledged = await client.control("POST", "/batches/none/ack", filtered)
+        assert acknowledged.status == (413 if settings else 404)
+        large = await client.control("POST", "/batches/none/ack", gzip.compress(b" " * (1 << 20) + b"{}"), **packed)
+        assert large.status == 413
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -37,6 +38,11 @@ def test_what_has_no_labels_is_there_from_the_start() -> None:
     assert "ajet_worker_restarts_total 0" in lines
     assert 'ajet_commit_seconds_bucket{le="+Inf"} 0' in lines
     assert not [line for line in lines if line.startswith("ajet_requests_total")]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(2.0, "2"), (0.5, "0.5"), (math.inf, "inf"), (math.nan, "nan")])
+def test_any_number_can_be_shown(value: float, shown: str) -> None:
+    assert Metrics().render([(GAUGE, {(): value})]).splitlines()[-1] == f"ajet_gate_open {shown}"
 
 
 def test_what_several_processes_counted_adds_up() -> None:
