@@ -239,7 +239,8 @@ def run_and_tell(
     click.echo(("" if at_line_start else "\n") + RunResults(tuple(sorted(done, key=lambda item: item.index))).table())
     if empty := [item for item in done if item.ok and item.reason is not None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "heed HTTPS_PROXY, and trust SSL_CERT_FILE"
-        click.echo(f"{len(empty)} of them called no model: does the program {needs}?", err=True)
+        lacking = f"{len(empty)} of them had no whole answer of a model"
+        click.echo(f"{lacking}: does the program {needs}, and see no errors?", err=True)
     return code
 
 

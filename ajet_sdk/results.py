@@ -3,7 +3,7 @@
 An attempt ends in one of three ways: ``rewarded`` (the proxy has acknowledged its reward), ``aborted`` (it was given
 up, by the agent's own wish or by its exception) or ``failed`` (it could not be opened or settled, so the proxy's
 timeouts will end it). Only the first is a success, whatever the reward's value; its reason is set if the proxy had
-nothing to keep of it, as for a program that called no model.
+nothing to keep of it, as for a program that no model answered.
 """
 
 from __future__ import annotations

@@ -155,7 +155,8 @@ class HttpFront:
         )
         disguised = any(part in (".", "..") for part in path.split("/")) or "//" in path or "\\" in path
         if not allowed or disguised or not path.isprintable():
-            raise NotFound(f"no route {http.method} {path[:200]}{_hint(plain)}", code="unknown_route")
+            asked = path[:200] or "/e/EPISODE"  # in whose place a key may stand
+            raise NotFound(f"no route {http.method} {asked}{_hint(plain if path else path)}", code="unknown_route")
         return CAPTURED.get(plain) if http.method == "POST" else None
 
     async def _capture(self, http: web.Request, dialect: Dialect) -> web.StreamResponse:
@@ -349,7 +350,7 @@ class HttpFront:
 
 def _hint(path: str) -> str:
     """What somebody who asked for `path` most likely wanted."""
-    if f"/v1{path}" in (*CAPTURED, "/v1/models"):
+    if not path or f"/v1{path}" in (*CAPTURED, "/v1/models"):
         return ": the base URL of an OpenAI client ends in /v1"
     return ": the owner's page is /ajet/" if path == "/" else ""
 

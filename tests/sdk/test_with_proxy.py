@@ -181,7 +181,9 @@ def test_the_command_from_a_shell(proxy: ProxyProcess) -> None:
     nothing = ajet("run", "--task", "real/11", "--", "true")
     assert nothing.returncode == 0
     assert "incomplete_call" in nothing.stdout
-    assert nothing.stderr == "1 of them called no model: does the program use OPENAI_BASE_URL?\n"
+    assert nothing.stderr == (
+        "1 of them had no whole answer of a model: does the program use OPENAI_BASE_URL, and see no errors?\n"
+    )
 
 
 def test_a_reward_survives_the_death_of_the_proxy(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ async def test_the_query_reaches_the_engine() -> None:
     ("path", "hint"),
     [
         ("/chat/completions", "ends in /v1"), ("/e/ep/chat/completions/", "ends in /v1"), ("/models", "ends in /v1"),
-        ("/", "page is /ajet/"), ("/pause", ""),
+        ("/", "page is /ajet/"), ("/pause", ""), ("/e/ep", "/e/EPISODE: the base URL of an OpenAI client ends in"),
     ],
 )
 async def test_the_usual_mistakes_in_an_address_are_told(path: str, hint: str) -> None:
