@@ -22,11 +22,13 @@ MAX_CONNECTIONS = 256
 
 
 def http_options(target: Target) -> dict[str, Any]:
-    """What both clients tell httpx: no TLS set-up for plain HTTP, and no proxy of the environment to this machine."""
+    """What both clients tell httpx: no TLS set-up for plain HTTP, no proxy of the environment to this machine, and to any
+    machine the environment's certificates (``SSL_CERT_FILE``), of which httpx knows nothing where it may take no proxy."""
     import httpx
 
+    verify = httpx.create_ssl_context() if target.url.startswith("https:") else False
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=64, keepalive_expiry=15.0)
-    return {"verify": target.url.startswith("https:"), "trust_env": not target.local, "limits": limits}
+    return {"verify": verify, "trust_env": not target.local, "limits": limits}
 
 
 class Client:

@@ -34,6 +34,8 @@ LEAST_S = 0.001
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 PASSING = (429, 502, 503, 504)
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+"""What OpenSSL says of a certificate that nobody here trusts, which no waiting changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +185,17 @@ def _request(target: Target, name: str, body: Any, id: str | None, query: Mappin
 
 
 def _may_pass(outcome: Reply | NoReply | None) -> bool:
-    return not isinstance(outcome, Reply) or outcome.status in PASSING
+    if isinstance(outcome, NoReply):
+        return UNTRUSTED not in outcome.reason
+    return outcome is None or outcome.status in PASSING
 
 
 def _failure(outcome: Reply | NoReply | None) -> AjetError:
     if not isinstance(outcome, Reply):
-        return ProxyUnreachable(outcome.reason if outcome else "not tried")
+        reason = outcome.reason if outcome else "not tried"
+        if UNTRUSTED in reason:
+            reason += ": the proxy's certificate is not trusted here. Name the file of its CA in SSL_CERT_FILE"
+        return ProxyUnreachable(reason)
     try:
         after: float | None = max(0.0, float(outcome.headers["retry-after"]))
     except (KeyError, ValueError):
@@ -205,6 +212,6 @@ def _gave_up(failure: AjetError, send: Send, attempts: int, deadline: float) -> 
         )
     return ProxyUnreachable(
         f"no proxy acknowledged {tried}; the last one: {failure.message}. "
-        "Is `ajet-proxy serve` running, and is AJET_PROXY_URL its address?",
+        "Is `ajet-proxy serve` running, and is AJET_PROXY_URL the address that it said?",
         code="unreachable",
     )

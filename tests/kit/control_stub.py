@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -67,6 +68,10 @@ class ControlStub:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+    def speak_tls(self, context: ssl.SSLContext) -> None:
+        """HTTPS from the next connection on. A handshake that fails is nobody's error."""
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     def count(self, method: str, ending: str) -> int:
         """How many requests came to a path with this ending."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,6 +19,7 @@ import pytest
 from ajet_sdk import Client, aio, errors, routes
 from ajet_sdk.client import http_options
 from ajet_sdk.protocol import Reply, Target
+from tests.kit.certificates import Authority
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
 from tests.kit.ports import free_port
 
@@ -152,9 +155,26 @@ def test_no_proxy_of_the_environment_stands_before_this_machine(
 
 
 def test_tls_is_verified_where_there_is_any() -> None:
-    assert http_options(Target("https://proxy.example"))["verify"] is True
-    assert http_options(Target("https://127.0.0.1:1"))["verify"] is True
+    for url in ("https://proxy.example", "https://127.0.0.1:1"):
+        assert http_options(Target(url))["verify"].verify_mode is ssl.CERT_REQUIRED
     assert http_options(Target("http://127.0.0.1:1"))["verify"] is False
+
+
+def test_a_ca_of_ones_own_is_named_in_the_environment(
+    face: str, stub: ControlStub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = Authority(tmp_path)
+    pair = authority.sign("proxy")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.cert, pair.key)
+    stub.speak_tls(context)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    url, began = stub.url.replace("http:", "https:"), time.monotonic()
+    with pytest.raises(errors.ProxyUnreachable, match=r"not trusted here\. Name the file of its CA in SSL_CERT_FILE"):
+        ask(face, url, "status", deadline=60.0)
+    assert time.monotonic() - began < 20, "what no waiting changes was waited for"
+    monkeypatch.setenv("SSL_CERT_FILE", authority.file)
+    assert ask(face, url, "status").status == 200
 
 
 def test_a_transport_of_the_tests() -> None:
