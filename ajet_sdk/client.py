@@ -22,8 +22,8 @@ MAX_CONNECTIONS = 256
 
 
 def http_options(target: Target) -> dict[str, Any]:
-    """What both clients tell httpx: no TLS set-up for plain HTTP, no proxy of the environment to this machine, and to any
-    machine the environment's certificates (``SSL_CERT_FILE``), of which httpx knows nothing where it may take no proxy."""
+    """What both clients tell httpx: no TLS set-up for plain HTTP, and no proxy of the environment to this machine; its
+    certificates (``SSL_CERT_FILE``) to any, of which httpx would know nothing where it may take no proxy."""
     import httpx
 
     verify = httpx.create_ssl_context() if target.url.startswith("https:") else False

@@ -212,7 +212,7 @@ def test_top_shows_again_until_interrupted(
     monkeypatch.setattr("time.sleep", nap)
     code, out, err = ajet("top", "--every", "0.5")
     assert (code, naps, err.strip()) == (130, [0.5, 0.5], "ajet: interrupted")
-    assert out.count("opened 0 = open 0") == 2
+    assert out.count("opened 0 = 0") == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
