@@ -224,7 +224,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     """Write the hardened systemd unit; ARGUMENTS are those of `serve`."""
     from ajet_proxy import service
 
-    given = serve.make_context("serve", list(arguments)).params
+    given = serve.make_context("ajet-proxy serve", list(arguments)).params
     if given["data_dir"] is not None:
         raise click.UsageError("the service keeps its data in systemd's state directory: leave --data-dir out")
     names = ("file", "tls_cert", "tls_key", "tls_client_ca", "admin_secret_file")

@@ -75,6 +75,7 @@ def test_version() -> None:
         (("revoke", "--tenant", "a", "--data-dir", "/nonexistent"), "/nonexistent holds no proxy's keys"),
         (("rotate-secret", "--data-dir", "/nonexistent"), "/nonexistent holds no proxy's keys"),
         (("install-service", "--print", "--listen", "x"), "HOST:PORT"),
+        (("install-service", "--print", "--", "--upsteam", "x"), "(see 'ajet-proxy serve --help')"),
         (("install-service", "--print", "--data-dir", "/x"), "leave --data-dir out"),
         (("install-service", "--print", "--config", "a.toml"), "absolute paths"),
         (("doctor", "--upstream", "ftp://x"), "upstream must be"),
