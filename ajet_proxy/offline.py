@@ -20,7 +20,7 @@ from ajet_proxy.core.same_text import Text, with_same_text
 from ajet_proxy.core.samples import merge_calls, tree_rows
 from ajet_proxy.core.timeline import Policy
 from ajet_proxy.io import snapshot
-from ajet_proxy.io.archive import ArchiveFile
+from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode
 from ajet_proxy.io.engines import base_url
 from ajet_proxy.io.journal import JournalDamaged, folder_of, records, snapshots
@@ -98,6 +98,7 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
         before = snapshots(data_dir)[-1:]
         try:
             ledger = snapshot.load(data_dir, LedgerSettings(), archive)
+            refuse_missing(data_dir, ledger)
             for record in records(data_dir):
                 ledger.apply(decode(record, ledger.episodes))
         except (FileNotFoundError, KeyError, UnknownRecord, JournalDamaged) as error:

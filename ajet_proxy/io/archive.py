@@ -21,6 +21,8 @@ from urllib.parse import quote
 from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.retention import to_remove
+from ajet_proxy.core.state import State
+from ajet_proxy.io.journal import JournalDamaged
 from ajet_proxy.io.snapshot import pack, unpack
 from ajet_sdk.errors import NotReady
 
@@ -117,6 +119,17 @@ class ArchiveFile:
             self._connection = _connected(self._path)
         if self._connection is not None:
             yield from self._connection.execute(question, values)
+
+
+def refuse_missing(data_dir: Path, compacted: State) -> None:
+    """`JournalDamaged` if `compacted`, which a snapshot holds, has archived what no archive has: nobody would know any
+    more that it was trained."""
+    path, episodes = data_dir / NAME, sum(compacted.archived.values())
+    if episodes and not path.exists():
+        raise JournalDamaged(
+            f"{path} is missing, which holds {episodes} ended episodes: restore it from a copy, or `touch` it to go on "
+            "without them", code="archive_missing",
+        )
 
 
 class Archiver:

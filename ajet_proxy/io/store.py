@@ -27,7 +27,7 @@ from ajet_proxy.core import events as ev
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.ledger import Ledger, LedgerSettings
 from ajet_proxy.io import snapshot
-from ajet_proxy.io.archive import ArchiveFile
+from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.compaction import alone
 from ajet_proxy.io.journal import Journal, JournalDamaged, lock
@@ -122,6 +122,7 @@ class Store:
             archive = ArchiveFile(data_dir)
             with alone(data_dir):
                 store = cls(snapshot.load(data_dir, settings, archive), metrics)
+                refuse_missing(data_dir, store.ledger)
                 store._lock, store._archive = held, archive
                 store._journal = journal(data_dir, store._on_progress)
                 for record in store._journal.open():

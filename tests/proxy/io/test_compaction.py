@@ -3,6 +3,7 @@ the same state, `replay` says the same, and every archived episode is in the arc
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import shutil
@@ -24,6 +25,7 @@ from ajet_proxy.io import compaction
 from ajet_proxy.io.archive import NAME, ArchiveFile
 from ajet_proxy.io.compaction import alone, compact
 from ajet_proxy.io.journal import JournalDamaged, folder_of, segments, snapshots
+from ajet_proxy.io.store import Store
 from ajet_proxy.offline import read_state, replay_lines
 from tests.kit.disk import Disk
 from tests.kit.histories import encoded, everything, folded, histories, write_segments
@@ -266,6 +268,26 @@ def test_a_damaged_segment_is_not_compacted(tmp_path: Path) -> None:
     assert done.returncode == 1 and "is damaged at byte" in done.stderr
     assert len(segments(tmp_path)) == 3
     assert snapshots(tmp_path) == []
+
+
+def test_an_archive_that_is_missing_is_refused_until_somebody_wants_it_so(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    rig.in_state("trained")
+    rig.archive()
+    records = encoded(rig.events)
+    write_segments(tmp_path, records, [len(records)])
+    compact(tmp_path)
+    (tmp_path / NAME).unlink()
+
+    async def start() -> None:
+        await Store.open(tmp_path, SETTINGS).close()
+
+    for begin in (lambda: list(replay_lines(tmp_path)), lambda: asyncio.run(start())):
+        with pytest.raises(JournalDamaged, match=f"{NAME} is missing, which holds 1 ended episodes"):
+            begin()
+    (tmp_path / NAME).touch()
+    assert list(replay_lines(tmp_path)) == []
+    asyncio.run(start())
 
 
 def test_nothing_to_compact(tmp_path: Path) -> None:
