@@ -30,7 +30,7 @@ _UNIT = """\
 [Unit]
 Description=ajet proxy: records LLM agents so that their model can be trained
 Documentation=https://www.freedesktop.org/software/systemd/man/latest/systemd.exec.html
-After=network-online.target
+After=network-online.target time-sync.target
 Wants=network-online.target
 
 [Service]

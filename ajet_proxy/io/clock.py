@@ -20,6 +20,10 @@ class Clock:
         """Unix time in seconds; non-decreasing."""
         return self._offset + time.monotonic()
 
+    def wall(self) -> float:
+        """What the system's clock says by now, for what is compared with other programs' times."""
+        return time.time()
+
     def new_id(self, kind: str) -> str:
         """A fresh id such as ``ep-1f0c…`` (64 random bits; no underscore, which verl's keys do not take)."""
         return f"{kind}-{secrets.token_hex(8)}"

@@ -149,9 +149,9 @@ class Control:
         )
 
     def _issue(self, tenant: str, episode: str) -> str:
-        """A key for one episode."""
-        now = self._clock.now()
-        return self._keys.issue(Claims("agent", tenant, episode, now + self._settings.key_ttl_s, now))
+        """A key for one episode. It expires by our clock, and is revoked by that of a command on this machine."""
+        expires = self._clock.now() + self._settings.key_ttl_s
+        return self._keys.issue(Claims("agent", tenant, episode, expires, self._clock.wall()))
 
     def _base_url(self, http: web.Request) -> str:
         """The base URL under which this caller reaches the proxy, without a trailing slash."""

@@ -11,6 +11,7 @@ import pytest
 from ajet_proxy.config import ConfigError
 from ajet_proxy.core.keys import Claims, Keys, key_id
 from ajet_proxy.io import keyring
+from ajet_proxy.io.clock import Clock
 from ajet_sdk.errors import Unauthorized
 from tests.proxy.serving import eventually, serving
 
@@ -89,6 +90,32 @@ def test_a_watch_takes_up_changes_and_keeps_what_it_has(tmp_path: Path, caplog: 
     assert keys.ring is kept
     assert caplog.text.count("stay as they were") == 1
     assert not any(secret.hex() in caplog.text for secret in kept.secrets)
+
+
+@pytest.mark.parametrize("set_since", [3600.0, -3600.0])
+async def test_a_clock_that_was_set_since_the_start_revokes_what_it_should(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, set_since: float
+) -> None:
+    monkeypatch.setattr(Clock, "now", lambda clock: time.time() - set_since)
+    async with serving(tmp_path, admin_secret="a secret of the operator") as client:
+
+        async def opened() -> tuple[str, str]:
+            key = client.key(Claims("agent", "t", issued=time.time()))
+            answer = (await client.control("POST", "/episodes", {}, key=key)).json
+            return answer["api_key"], answer["episode"]
+
+        async def heard(key: str, episode: str) -> int:
+            return (await client.control("POST", f"/episodes/{episode}/heartbeat", {}, key=key)).status
+
+        old = await opened()
+        assert await heard(*old) == 200
+        keyring.revoke(tmp_path, "tenant", "t", time.time())
+
+        async def revoked() -> bool:
+            return await heard(*old) == 401
+
+        await eventually(revoked)
+        assert await heard(*await opened()) == 200
 
 
 async def test_a_running_daemon_needs_no_restart(tmp_path: Path) -> None:
