@@ -121,7 +121,7 @@ function curve(rewards, width) {
 function rows(heads, lines, empty) {
   if (!lines.length) return h("p", { class: "note" }, empty);
   const kinds = { ">": "n", "~": "free" };  // a number, or text that may take several lines
-  const cell = (tag, value, index) => h(tag, { class: kinds[heads[index][0]], title: typeof value === "string" && value.length > 24 ? value : null }, value ?? "–");
+  const cell = (tag, value, index) => h(tag, { class: kinds[heads[index][0]], title: typeof value === "string" && value.length > 14 ? value : null }, value ?? "–");
   return h("div", { class: "wide" }, h("table", {}, h("thead", {}, h("tr", {}, ...heads.map((name, index) => cell("th", name.replace(/^[>~]/, ""), index)))),
     h("tbody", {}, ...lines.map((line) => h("tr", {}, ...line.map((value, index) => cell("td", value, index)))))));
 }

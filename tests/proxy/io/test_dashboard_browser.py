@@ -147,7 +147,7 @@ async def test_it_finds_back_from_an_episode_that_is_none_and_from_a_proxy_that_
 
 async def test_a_name_without_end_leaves_the_tokens_in_sight(page: Page, tmp_path: Path) -> None:
     async with EngineStub() as stub, serving(tmp_path / "data", upstream=(stub.url,)) as client:
-        episode = await play(client, "L" * 10_000, "x", agent="wide " * 2000)
+        episode = await play(client, "L" * 1000, "x", agent="wide " * 200)
         await page.look(width=420)
         await page.open(f"{client.app.url}/ajet/#/e/{episode}")
         await page.until("document.querySelector('.tokens')")
@@ -222,6 +222,17 @@ async def test_nothing_is_wider_than_the_screen(page: Page, tmp_path: Path, widt
             assert await page.run("document.documentElement.scrollWidth") <= width
         ground = await page.run("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, ground[4:-1].split(","))) < 200) == dark
+
+
+async def test_every_column_is_in_sight_beside_long_names(page: Page, tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path / "data", upstream=(f"stub={stub.url}",)) as client:
+        for reward in (1.0, None):
+            await play(client, "task " * 40, "x", agent="wide " * 40, reward=reward)
+        await page.look(width=1200)
+        await page.open(f"{client.app.url}/ajet/")
+        await page.until(f"{ROWS} === 2")
+        tables = "[...document.querySelectorAll('.wide')]"
+        assert await page.run(f"{tables}.every(one => one.scrollWidth <= one.clientWidth)")
 
 
 async def test_a_long_timeline_is_shown_in_parts_and_a_file_needs_no_daemon(page: Page, tmp_path: Path) -> None:
