@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.episode import Episode
+from ajet_proxy.core.identity import is_text
 from ajet_proxy.core.retention import to_remove
 from ajet_proxy.core.state import State
 from ajet_proxy.io.journal import JournalDamaged
@@ -97,8 +98,8 @@ class ArchiveFile:
         return list(takewhile(lambda name: self._ask(f"SELECT 1 FROM {table} WHERE name = ?", name), names))
 
     def _ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
-        """All rows at once, or `NotReady`. A name that nobody could have given has none."""
-        if any(isinstance(value, str) and not value.isprintable() for value in values):
+        """All rows at once, or `NotReady`. What is no text cannot be asked for, and names nothing."""
+        if not all(is_text(value) for value in values if isinstance(value, str)):
             return []
         with self._said():
             return list(self._rows(question, values))

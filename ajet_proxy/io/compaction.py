@@ -31,7 +31,7 @@ from ajet_proxy.core.state import State
 from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import Archiver
 from ajet_proxy.io.codec import UnknownRecord, decode
-from ajet_proxy.io.journal import folder_of, read, refuse_damage, segments, snapshots, sync_folder
+from ajet_proxy.io.journal import NUMBER, folder_of, read, refuse_damage, segments, snapshots, sync_folder
 from ajet_sdk.errors import AjetError
 
 
@@ -79,7 +79,7 @@ def _tidy(data_dir: Path) -> None:
         return
     behind = max((path.stem for path in snapshots(data_dir)), default="")
     for path in sorted(folder.iterdir()):
-        older = path.suffix in (".log", ".snapshot") and path.stem < behind
+        older = any(path.match(f"{NUMBER}.{kind}") for kind in ("log", "snapshot")) and path.stem < behind
         if older or path.name == f"{behind}.log" or path.name.endswith(".snapshot.new"):
             path.unlink()
     sync_folder(folder)

@@ -235,6 +235,20 @@ def test_what_retention_removes_is_still_known_and_reported(tmp_path: Path) -> N
     assert run(tmp_path, "5.0", "0").stdout == "0\n"
 
 
+@pytest.mark.parametrize("task", ["two\nlines", "wide\u3000space", "nul\0", "é", "'; --"])
+def test_an_archived_episode_is_found_by_its_task_whatever_its_signs(tmp_path: Path, task: str) -> None:
+    rig = LedgerRig()
+    rig.seal(rig.open(task=task))
+    rig.archive()
+    records = encoded(rig.events)
+    write_segments(tmp_path, records, [len(records)])
+    compact(tmp_path)
+    archive = ArchiveFile(tmp_path)
+    assert [episode.task for episode in archive.latest(None, task, None, 9)] == [task]
+    assert list(archive.latest(None, "\ud800", None, 9)) == []
+    archive.close()
+
+
 def test_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
     rig = LedgerRig()
     names = []
@@ -288,6 +302,15 @@ def test_an_archive_that_is_missing_is_refused_until_somebody_wants_it_so(tmp_pa
     (tmp_path / NAME).touch()
     assert list(replay_lines(tmp_path)) == []
     asyncio.run(start())
+
+
+def test_what_somebody_put_beside_the_segments_stays(tmp_path: Path) -> None:
+    write_segments(tmp_path, encoded(eventful().events), [3, 6])
+    copy = folder_of(tmp_path) / "00000001 (copy).log"
+    copy.write_bytes(b"mine")
+    compact(tmp_path)
+    assert copy.read_bytes() == b"mine"
+    assert not (folder_of(tmp_path) / "00000001.log").exists()
 
 
 def test_nothing_to_compact(tmp_path: Path) -> None:
