@@ -23,7 +23,7 @@ from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode
 from ajet_proxy.io.engines import base_url
-from ajet_proxy.io.journal import JournalDamaged, folder_of, records, snapshots
+from ajet_proxy.io.journal import JournalDamaged, folder_of, of_several, records, snapshots
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch
 from ajet_sdk.sample import Batch, Call, Group, Sample
@@ -106,6 +106,8 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
                 continue
             if isinstance(error, UnknownRecord):
                 raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
+            if isinstance(error, KeyError):
+                raise of_several(data_dir, error) from error
             raise
         if snapshots(data_dir)[-1:] == before:
             return ledger

@@ -47,6 +47,14 @@ class JournalDamaged(AjetError):
     type = "journal_damaged"
 
 
+def of_several(data_dir: Path, error: KeyError) -> JournalDamaged:
+    """For a record about something that no record before it has made."""
+    return JournalDamaged(
+        f"the files of the journal in {data_dir} do not fit together ({error} comes from nowhere): restore all of them "
+        "from one copy", code="journal_damaged",
+    )
+
+
 def lock(data_dir: Path) -> int:
     """An open descriptor that holds `data_dir` for this process, or `Conflict` if another proxy has it."""
     descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)

@@ -30,7 +30,7 @@ from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.compaction import alone
-from ajet_proxy.io.journal import Journal, JournalDamaged, lock
+from ajet_proxy.io.journal import Journal, JournalDamaged, lock, of_several
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
@@ -130,6 +130,9 @@ class Store:
         except UnknownRecord as error:
             os.close(held)
             raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
+        except KeyError as error:
+            os.close(held)
+            raise of_several(data_dir, error) from error
         except BaseException:
             os.close(held)
             raise

@@ -304,6 +304,19 @@ def test_an_archive_that_is_missing_is_refused_until_somebody_wants_it_so(tmp_pa
     asyncio.run(start())
 
 
+def test_files_of_several_copies_are_refused(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    rig.seal(rig.open())
+    write_segments(tmp_path, encoded(rig.events)[1:], [])
+
+    async def start() -> None:
+        await Store.open(tmp_path, SETTINGS).close()
+
+    for begin in (lambda: list(replay_lines(tmp_path)), lambda: asyncio.run(start())):
+        with pytest.raises(JournalDamaged, match="restore all of them from one copy"):
+            begin()
+
+
 def test_what_somebody_put_beside_the_segments_stays(tmp_path: Path) -> None:
     write_segments(tmp_path, encoded(eventful().events), [3, 6])
     copy = folder_of(tmp_path) / "00000001 (copy).log"
