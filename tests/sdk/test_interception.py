@@ -200,6 +200,7 @@ def test_a_proxy_that_does_not_intercept_programs_is_one_clear_line(
     with ProxyProcess(engine, tmp_path / "data", options=options) as other:
         done = ajet(other, "run", "--task", "t", "--intercept", "--", "true")
         assert (done.returncode, done.stdout) == (1, "")
-        assert said in done.stderr and done.stderr.count("\n") == 1
+        [line] = [line for line in done.stderr.splitlines() if not line.startswith("waiting up to ")]  # a busy machine
+        assert said in line
         with Client(other.url) as client, pytest.raises(errors.NotFound), intercepting(client):
             pass
