@@ -123,6 +123,8 @@ class Daemons:
         for member in self._members:
             try:
                 member.link.within(self._deadline_s).meet()
+            except tls.TlsRefused:
+                raise
             except ProxyUnreachable as error:
                 raise ProxyUnreachable(
                     f"{error.message}. Is ajet-proxy running, and is proxy_url its address?"

@@ -23,11 +23,12 @@ def test_every_number_comes_once_before_one_comes_again() -> None:
 
 
 def test_the_trainer_reads_the_configuration_that_is_written(tmp_path: Path) -> None:
-    file = tmp_path / "trainer.toml"
+    file, model = tmp_path / "trainer.toml", tmp_path / 'm "x"'
+    model.mkdir()
     plan = Plan(steps=7, seed=3, lr=0.0)
-    file.write_text(plan.trainer_config(model=Path('/m "x"'), proxy_url="http://127.0.0.1:1", run_dir=tmp_path / "run"))
+    file.write_text(plan.trainer_config(model=model, proxy_url="http://127.0.0.1:1", run_dir=tmp_path / "run"))
     config = load(str(file))
-    assert (config.model, config.model_name, config.total_steps, config.seed) == ('/m "x"', MODEL_NAME, 7, 3)
+    assert (config.model, config.model_name, config.total_steps, config.seed) == (str(model), MODEL_NAME, 7, 3)
     assert (config.groups, config.group_size, config.save_freq) == (plan.groups, plan.group_size, 0)
     assert config.verl["actor_rollout_ref.actor.optim.lr"] == 0.0
 
