@@ -31,7 +31,7 @@ from ajet_proxy.core.state import State
 from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import Archiver
 from ajet_proxy.io.codec import UnknownRecord, decode
-from ajet_proxy.io.journal import NUMBER, folder_of, read, refuse_damage, segments, snapshots, sync_folder
+from ajet_proxy.io.journal import NUMBER, folder_of, read_segment, segments, snapshots, sync_folder
 from ajet_sdk.errors import AjetError
 
 
@@ -65,10 +65,8 @@ def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
 def _replayed(data_dir: Path, paths: list[Path]) -> State:
     state = snapshot.load(data_dir, LedgerSettings())
     for path in paths:
-        end = 0
-        for record, end in read(path):  # noqa: B007
+        for record, _ in read_segment(path, last=False):
             state.apply(decode(record, state.episodes))
-        refuse_damage(path, end, path.stat().st_size)
     return state
 
 

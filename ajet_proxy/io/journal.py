@@ -130,11 +130,20 @@ def records(data_dir: Path) -> Iterator[bytes]:
     be writing the last segment: what it has of it at one moment counts."""
     paths = segments(data_dir)
     for path in paths:
-        data, end = path.read_bytes(), 0
-        for record, end in _whole(data):  # noqa: B007
+        for record, _ in read_segment(path, last=path == paths[-1]):
             yield record
-        if path != paths[-1] or _more_follows(data, end):
-            refuse_damage(path, end, len(data))
+
+
+def read_segment(path: Path, *, last: bool) -> Iterator[tuple[bytes, int]]:
+    """`read`, and then `JournalDamaged` if whole records do not fill the segment, but for a torn tail of the `last`."""
+    data, end = path.read_bytes(), 0
+    for record, end in _whole(data):
+        yield record, end
+    if max(end, len(MAGIC)) != len(data) and (not last or _more_follows(data, end)):
+        raise JournalDamaged(
+            f"{path} is damaged at byte {end}, before the end of the journal: restore it from a copy, or give "
+            f"up what follows: `truncate -s {end}` it and move later segments away", code="journal_damaged",
+        )
 
 
 def _more_follows(data: bytes, end: int) -> bool:
@@ -145,15 +154,6 @@ def _more_follows(data: bytes, end: int) -> bool:
         return False
     behind = start + FRAME.size + FRAME.unpack_from(data, start)[0]
     return _stands(data, start) > start or _stands(data, behind) > behind
-
-
-def refuse_damage(path: Path, end: int, size: int) -> None:
-    """`JournalDamaged` if whole records do not fill the `size` bytes of a segment."""
-    if max(end, len(MAGIC)) != size:
-        raise JournalDamaged(
-            f"{path} is damaged at byte {end}, before the end of the journal: restore it from a copy, or give "
-            f"up what follows: `truncate -s {end}` it and move later segments away", code="journal_damaged",
-        )
 
 
 class Journal:
@@ -189,11 +189,9 @@ class Journal:
         paths = segments(self._folder.parent)
         self._number = max((int(path.stem) for path in snapshots(self._folder.parent)), default=0)
         for path in paths:
-            data, self._number, self._end = path.read_bytes(), int(path.stem), 0
-            for record, self._end in _whole(data):
+            self._number, self._end = int(path.stem), 0
+            for record, self._end in read_segment(path, last=path == paths[-1]):
                 yield record
-            if path != paths[-1] or _more_follows(data, self._end):
-                refuse_damage(path, self._end, len(data))
         if paths:
             self._cut_tail(paths[-1])
         self._thread.start()

@@ -108,7 +108,9 @@ def test_an_oversized_body(rig: Rig) -> None:
     assert rig.chat(episode, "x" * 1000).is_success
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", '"1.0"', "true", "null", "[1]", "{}", "1.1e12"])
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", '"1.0"', "true", "null", "[1]", "{}", "1e999", "1.1e12"]
+)
 def test_a_reward_that_is_no_number(rig: Rig, value: str) -> None:
     episode = rig.open(task="reward")
     headers = {"content-type": "application/json"}

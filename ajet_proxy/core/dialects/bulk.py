@@ -73,7 +73,7 @@ def _taken(body: bytes, row: re.Pattern[bytes]) -> _Bulk | None:
 
 
 def _belongs(answer: Spanned) -> bool:
-    """Whether the values that were taken out are those of `answer` and of its one choice, and no others are hidden."""
+    """Whether the values that were taken out are those of `answer` and its one choice, which has no other to hide."""
     choices = answer.values.get("choices")
     if not isinstance(choices, list) or len(choices) != 1:
         return False
