@@ -11,10 +11,11 @@ Next: ajet_proxy/core/dialects/chat.py
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -23,12 +24,14 @@ from ajet_proxy.core.keys import Claims, check_scope, key_in
 from ajet_sdk.errors import BadRequest, Forbidden
 from ajet_sdk.routes import (
     HEADER_AGENT,
+    HEADER_CALL,
     HEADER_EPISODE,
     HEADER_EVAL,
     HEADER_FINAL,
     HEADER_REWARD,
     HEADER_REWARD_CALL,
     HEADER_TASK,
+    HEADER_WIRE,
     KEY_PREFIX,
     MAX_REWARD,
     check_id,
@@ -36,6 +39,11 @@ from ajet_sdk.routes import (
 
 HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-session-id")
 """What Codex, Claude Code and opencode send by themselves, in the order in which they are looked at."""
+_OURS = "x-ajet-"
+_KNOWN = {name.lower(): name for name in (
+    HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
+    HEADER_FINAL, HEADER_WIRE,
+)}  # fmt: skip
 MAX_LABEL = 1000
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
@@ -115,6 +123,16 @@ def key_of(path: str, headers: Mapping[str, str]) -> str | None:
     """The key that counts: the one in the path, else that of the headers (see `key_in`)."""
     named, _ = split_path(path)
     return named if named is not None and named.startswith(KEY_PREFIX) else key_in(headers)
+
+
+def misspelt(names: Iterable[str]) -> dict[str, str]:
+    """Those header `names` (in lower case then) that look like ours and mean nothing, and which were probably meant."""
+    ours = [name.lower() for name in names if name[: len(_OURS)].lower() == _OURS]
+    return {name: _KNOWN[_nearest(name)] for name in ours if name not in _KNOWN}
+
+
+def _nearest(name: str) -> str:
+    return difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]
 
 
 def split_path(path: str) -> tuple[str | None, str]:

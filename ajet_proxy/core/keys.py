@@ -28,6 +28,7 @@ from ajet_sdk.routes import KEY_PREFIX
 
 Scope = Literal["agent", "trainer", "admin"]
 _KEY = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}[A-Za-z0-9_.-]*")
+_SIGNED = re.compile(rf"{KEY_PREFIX}[A-Za-z0-9_-]{{16,}}\.[A-Za-z0-9_-]{{43}}")
 KEY_ID = re.compile(r"[0-9a-f]{16}")
 """What `key_id` gives."""
 NO_KEY = "no API key: send one as 'Authorization: Bearer KEY' (ajet: set AJET_API_KEY; ajet-trainer: its `key`)"
@@ -126,6 +127,11 @@ def key_id(key: str) -> str:
 def masked(text: str) -> str:
     """`text` without the keys of ours in it: callers put them where none belongs, and errors quote callers."""
     return _KEY.sub(f"{KEY_PREFIX}***", text)
+
+
+def holds_key(text: str) -> bool:
+    """Whether a key that `Keys.issue` could have made stands in `text`; a name that only begins like one is none."""
+    return KEY_PREFIX in text and _SIGNED.search(text) is not None
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -35,8 +36,8 @@ from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.uncarried import Uncarried
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import History, Mark, marks_of, read
-from ajet_proxy.core.identity import Identity, identify, key_of, split_path
-from ajet_proxy.core.keys import Claims, Keys
+from ajet_proxy.core.identity import Identity, identify, key_of, misspelt, split_path
+from ajet_proxy.core.keys import Claims, Keys, holds_key
 from ajet_proxy.core.retold import answers, fetched, shown
 from ajet_proxy.core.usage import Tail
 from ajet_proxy.io import body as body_of
@@ -56,9 +57,12 @@ from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_
 from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.routes import KEY_PREFIX
 
+logger = logging.getLogger(__name__)
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 """Routes under ``/v1/`` that change the engine."""
+MOST_MISSPELT = 100
+"""So many header names that mean nothing are written to the log, each once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,7 @@ class HttpFront:
         self._foreign = Foreign(self._upstream, engines)
         self._templates = Inquiry(self._upstream, engines, questions, template_of, otherwise=Template())
         self._quiet = Inquiry(self._upstream, engines, trial, withholds, otherwise=True)
+        self._misspelt: set[str] = set()
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
         self._continuity = Continuity(self._upstream, desk=desk, metrics=metrics) if settings.continuity else None
@@ -298,7 +303,13 @@ class HttpFront:
 
     def _caller(self, http: web.Request) -> tuple[Mapping[str, str], Claims]:
         """The headers that count and whose key they hold: known before the body is read, which costs memory."""
+        if holds_key(http.rel_url.raw_query_string):  # which servers on the way write down
+            raise BadRequest("a key has no place in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
         headers = self._headers(http)
+        for name, meant in misspelt(headers).items():
+            if name not in self._misspelt and len(self._misspelt) < MOST_MISSPELT:
+                self._misspelt.add(name)
+                logger.warning("a request has the header %r, which means nothing; was %s meant?", name[:80], meant)
         return headers, self._keys.authenticate(key_of(http.rel_url.raw_path, headers), self._clock.now())
 
     def _identify(self, http: web.Request, request: Request | None) -> Identity:

@@ -23,6 +23,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from ajet_proxy.core.keys import holds_key
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
@@ -202,6 +203,8 @@ def request_headers(
         if lower in dropped or lower.startswith("x-ajet-") or (identity and lower == "accept-encoding"):
             continue
         if lower in _CREDENTIALS and (upstream_key is not None or any(map(is_ours, _keys(value)))):
+            continue
+        if holds_key(value):  # as a cookie or in a header of the caller's own
             continue
         out.add(name, value)
     if identity:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.identity import Identity, RewardDirective, identify, is_text, key_of, split_path
+from ajet_proxy.core.identity import Identity, RewardDirective, identify, is_text, key_of, misspelt, split_path
 from ajet_proxy.core.keys import Claims, Keys
 from ajet_sdk.errors import BadRequest, Forbidden, Unauthorized
 
@@ -163,3 +163,11 @@ def test_paths(path: str, named: str | None, rest: str) -> None:
 def test_text_is_what_utf8_holds() -> None:
     assert is_text("é日😀")
     assert not is_text("\ud800")
+
+
+def test_a_header_that_looks_like_ours_is_told_from_those_that_are() -> None:
+    labels = ["X-AJet-Episode", "x-ajet-call", "X-AJET-TASK", "X-AJet-Agent", "X-AJet-Eval", "X-AJet-Wire"]
+    assert misspelt([*labels, "X-AJet-Reward", "X-AJet-Reward-Call", "X-AJet-Final", "X-AJ", "Accept"]) == {}
+    assert misspelt(["x-ajet-rewards", "X-AJet-Epsiode", "X-AJet-"]) == {
+        "x-ajet-rewards": "X-AJet-Reward", "x-ajet-epsiode": "X-AJet-Episode", "x-ajet-": "X-AJet-Wire",
+    }

@@ -17,6 +17,7 @@ from ajet_proxy.core.keys import (
     Keys,
     Ring,
     check_scope,
+    holds_key,
     key_id,
     key_in,
     masked,
@@ -202,3 +203,13 @@ def test_no_text_quotes_a_key(wanted: Claims, before: str, after: str) -> None:
     assert key not in shown
     assert key[21:60] not in shown
     assert masked("ajet-proxy: no episode 'ep-0123456789abcdef'") == "ajet-proxy: no episode 'ep-0123456789abcdef'"
+
+
+@given(claims, st.text(), st.text())
+def test_a_key_is_found_wherever_it_stands(wanted: Claims, before: str, after: str) -> None:
+    assert holds_key(f"{before}{Keys(SECRET).issue(wanted)}{after}")
+
+
+@pytest.mark.parametrize("text", ["", "ajet-proxy/0.1.0", "ajet-run-with-a-long-name.jsonl", "sk-" + "a" * 60])
+def test_a_name_that_begins_like_a_key_is_none(text: str) -> None:
+    assert not holds_key(text)

@@ -12,6 +12,7 @@ import pytest
 
 from ajet_proxy.core.events import CallLost, CallStarted, EpisodeOpened
 from ajet_proxy.core.keys import Claims
+from ajet_proxy.io.http_front import MOST_MISSPELT
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
@@ -220,6 +221,31 @@ async def test_behind_an_admin_secret_every_request_needs_a_key() -> None:
         assert len(stub.requests) == 6
         for request in stub.requests:
             assert not set(request.headers) & {"authorization", "x-api-key"}, "no engine sees a key of ours"
+
+
+async def test_a_key_of_ours_reaches_no_engine_wherever_it_stands() -> None:
+    async with EngineStub() as stub, Front(stub.url, admin_secret=SECRET) as front:
+        own = front.open("ep")
+        for path in (CHAT, "/v1/embeddings"):
+            name = "ajet-run-of-a-long-name"
+            astray = {"api-key": own, "cookie": f"a=b; key={own}", "x-note": f"ajet {own}!", "x-run": name}
+            await send(front.url + path, body=BODY, headers=bearer(own) | astray)
+            received = stub.requests[-1].headers
+            assert own not in str(received)
+            assert received["x-run"] == name
+            answer = await send(f"{front.url}{path}?key={own}", body=BODY, headers=bearer(own))
+            assert error(answer, 400)["code"] == "key_in_query"
+        assert len(stub.requests) == 2
+
+
+async def test_a_misspelt_header_of_ours_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        many = (f"x-ajet-no-{number}" for number in range(MOST_MISSPELT + 5))
+        for name in ("x-ajet-rewards", "X-AJet-Rewards", *many):
+            assert (await send(front.url + CHAT, body=BODY, headers={name: "1"})).status == 200
+    told = [line.getMessage() for line in caplog.records if line.name == "ajet_proxy.io.http_front"]
+    assert told[0] == "a request has the header 'x-ajet-rewards', which means nothing; was X-AJet-Reward meant?"
+    assert len(told) == MOST_MISSPELT == len(set(told))
 
 
 async def test_a_foreign_key_is_passed_on_and_the_engines_own_key_stands_in_for_all() -> None:
