@@ -83,6 +83,8 @@ def run(
 
     if reward_cmd is not None and reward_from is not None:
         raise click.UsageError("--reward-cmd and --reward-from cannot both say what the reward is")
+    if not task:
+        raise click.UsageError("--task is empty: an unset variable?")
     check_program(program[0])
     with client_for(proxy) as client, ExitStack() as stack:
         await_proxy(client)

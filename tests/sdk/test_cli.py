@@ -56,6 +56,7 @@ def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
         ("run", "--task", "t", "--repeat", "0", "--", "true"), ("run", "--task", "t", "--", "no-such-program-anywhere"),
         ("run", "--task", "t", "--reward-from", "luck", "--", "true"),
         ("run", "--task", "t", "--reward-from", "stdout", "--reward-cmd", "echo 1", "--", "true"),
+        ("run", "--task", "", "--", "true"),
     ],
     ids=" ".join,
 )
