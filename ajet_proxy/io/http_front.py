@@ -82,7 +82,8 @@ class FrontSettings:
 
 
 _STARTED = web.RequestKey("started", tuple[str, float])
-_CALLER = web.RequestKey("caller", tuple[Mapping[str, str], Claims])
+_HEADERS = web.RequestKey("headers", Mapping[str, str])
+_CLAIMS = web.RequestKey("claims", Claims)
 
 
 def headers_as_sent(http: web.Request) -> Mapping[str, str]:
@@ -133,8 +134,12 @@ class HttpFront:
         http[_STARTED] = (route, started := perf_counter())
         status = 499  # the client went away, in nginx's words
         try:
-            http[_CALLER] = self._caller(http)
-            response = await (self._capture(http, dialect) if dialect is not None else self._pass(http))
+            key = self._key(http)
+            if key is None and _is_preflight(http):
+                response = await self._permission(http)
+            else:
+                http[_CLAIMS] = self._keys.authenticate(key, self._clock.now())
+                response = await (self._capture(http, dialect) if dialect is not None else self._pass(http))
             status = response.status
             return response
         except AjetError as error:
@@ -301,22 +306,28 @@ class HttpFront:
         finally:
             self._desk.used(tenant, tail.tokens())
 
-    def _caller(self, http: web.Request) -> tuple[Mapping[str, str], Claims]:
-        """The headers that count and whose key they hold: known before the body is read, which costs memory."""
+    async def _permission(self, http: web.Request) -> web.StreamResponse:
+        """Pass on what a browser asks before its page may ask anything. It sends no key with that, and no body: all
+        that it gets to know is which pages the engine serves."""
+        _, path = split_path(http.rel_url.raw_path)
+        request = self._engine_request(http, path, None, model="", sticky="", identity=False)
+        return await relay.passed(http, request, self._upstream)
+
+    def _key(self, http: web.Request) -> str | None:
+        """The caller's key, and note the headers that count: before the body is read, which costs memory."""
         if holds_key(http.rel_url.raw_query_string):  # which servers on the way write down
             raise BadRequest("a key has no place in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
-        headers = self._headers(http)
+        http[_HEADERS] = headers = self._headers(http)
         for name, meant in misspelt(headers).items():
             if name not in self._misspelt and len(self._misspelt) < MOST_MISSPELT:
                 self._misspelt.add(name)
                 logger.warning("a request has the header %r, which means nothing; was %s meant?", name[:80], meant)
-        return headers, self._keys.authenticate(key_of(http.rel_url.raw_path, headers), self._clock.now())
+        return key_of(http.rel_url.raw_path, headers)
 
     def _identify(self, http: web.Request, request: Request | None) -> Identity:
-        headers, claims = http[_CALLER]
         return identify(
-            path=http.rel_url.raw_path, headers=headers, body=request.fields if request is not None else None,
-            claims=claims,
+            path=http.rel_url.raw_path, headers=http[_HEADERS], body=request.fields if request is not None else None,
+            claims=http[_CLAIMS],
         )
 
     async def _reward(self, http: web.Request, identity: Identity, sent: bytes) -> None:
@@ -335,9 +346,9 @@ class HttpFront:
     def _engine_request(
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool
     ) -> EngineRequest:
-        query, (given, _) = http.rel_url.raw_query_string, http[_CALLER]
+        query = http.rel_url.raw_query_string
         headers = request_headers(
-            given.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
+            http[_HEADERS].items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
             identity=identity,
         )
         return EngineRequest(
@@ -357,6 +368,11 @@ class HttpFront:
 
     async def _body(self, http: web.Request) -> bytes:
         return await body_of.read(http, max_body=self._settings.max_body, limit_s=self._settings.client_timeout)
+
+
+def _is_preflight(http: web.Request) -> bool:
+    """Whether a browser asks what a page of another site may ask."""
+    return http.method == "OPTIONS" and "Origin" in http.headers and "Access-Control-Request-Method" in http.headers
 
 
 def _hint(path: str) -> str:

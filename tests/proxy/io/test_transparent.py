@@ -79,7 +79,7 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(answer: bytes = OK) -> AsyncIterator[Wire]:
+async def wire(answer: bytes = OK, admin_secret: str | None = None) -> AsyncIterator[Wire]:
     made = Wire("", "", answer, [])
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -96,9 +96,10 @@ async def wire(answer: bytes = OK) -> AsyncIterator[Wire]:
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     made.engine = "http://{}:{}".format(*server.sockets[0].getsockname())
     try:
-        async with Front(made.engine) as front:
+        async with Front(made.engine, admin_secret=admin_secret) as front:
             made.front = front.url
             yield made
+            assert front.store.durable == []
     finally:
         server.close()
 
@@ -199,6 +200,41 @@ async def test_the_client_hears_the_answer_as_it_was_written(name: str, prefix: 
         direct, proxied = await made.both(REQUESTS["form"], prefix, bodyless=bodyless)
     assert (proxied.line, proxied.body) == (direct.line, direct.body)
     assert proxied.headers == direct.headers
+
+
+PERMITTED = answer(
+    b"200 OK", b"access-control-allow-origin: *", b"access-control-allow-headers: authorization", b"vary: Origin",
+    body=b"OK",
+)
+
+
+@pytest.mark.parametrize("secret", [None, "s" * 32])
+@pytest.mark.parametrize("prefix", ENDS)
+async def test_a_browser_asks_without_a_key_what_a_page_may_ask(prefix: str, secret: str | None) -> None:
+    """As it does at vLLM with ``--api-key``: no page could reach an engine otherwise. The body of such a request, which
+    no browser sends, stays with us."""
+    asked = request(
+        b"OPTIONS /v1/chat/completions?x=%20", b"Origin: https://app.example", b"Access-Control-Request-Method: POST",
+        b"Access-Control-Request-Headers: authorization,x-stainless-lang", body=b"",
+    )
+    async with wire(PERMITTED, secret) as made:
+        direct, proxied = await made.both(asked, prefix)
+        assert proxied == direct
+        assert made.heard[1] == made.heard[0]
+        with_body = asked.replace(b"Content-Length: 0", b"Content-Length: 3") + b"abc"
+        assert await made.ask(made.front, with_body) == direct
+        assert made.heard[2] == made.heard[0]
+
+
+@pytest.mark.parametrize(("part", "other"), [
+    (b"OPTIONS", b"POST"), (b"Origin", b"X-Origin"), (b"Access-Control-Request-Method", b"X-Method"),
+])  # fmt: skip
+async def test_whatever_else_comes_without_a_key_is_refused(part: bytes, other: bytes) -> None:
+    asked = request(b"OPTIONS /v1/models", b"Origin: https://app.example", b"Access-Control-Request-Method: GET")
+    async with wire(PERMITTED, "s" * 32) as made:
+        refused = await made.ask(made.front, asked.replace(part, other))
+        assert refused.line == b"HTTP/1.1 401 Unauthorized"
+        assert made.heard == []
 
 
 async def test_the_answer_to_head_says_how_long_a_body_would_be() -> None:
