@@ -55,7 +55,9 @@ class Document(web.Response):
     """An engine's answer in one piece, with the engine's headers, `body` in place of its body, and perhaps `status`."""
 
     def __init__(self, answer: aiohttp.ClientResponse, body: bytes, status: int | None) -> None:
-        headers = response_headers(as_written(answer.raw_headers), keep_length=False)
+        headers = response_headers(as_written(answer.raw_headers), keep_length=True)
+        for name in [name for name in headers if name.lower() == "content-length"]:
+            headers[name] = str(len(body))  # where it stands and as it is spelled
         reason = answer.reason if status is None else None
         super().__init__(status=status or answer.status, reason=reason, headers=headers, body=body)
         self.lacking = _lacking(headers)

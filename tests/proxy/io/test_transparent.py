@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import pytest
 
+from ajet_proxy.core.events import Event
 from tests.proxy.io.front import Front
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -53,12 +55,14 @@ class Heard:
 
 @dataclass(slots=True)
 class Wire:
-    """A front and, behind it, an engine that says `answer` to everything and keeps what it `heard`."""
+    """A front and, behind it, an engine that says `answer` to everything and keeps what it `heard`; what happened to
+    episodes is in `events`."""
 
     front: str
     engine: str
     answer: bytes
     heard: list[Heard]
+    events: list[Event]
 
     async def ask(self, url: str, request: bytes, *, bodyless: bool = False) -> Heard:
         """What is answered to `request` when it is written to `url`."""
@@ -80,7 +84,7 @@ class Wire:
 
 @asynccontextmanager
 async def wire(answer: bytes = OK, admin_secret: str | None = None) -> AsyncIterator[Wire]:
-    made = Wire("", "", answer, [])
+    made = Wire("", "", answer, [], [])
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -97,9 +101,8 @@ async def wire(answer: bytes = OK, admin_secret: str | None = None) -> AsyncIter
     made.engine = "http://{}:{}".format(*server.sockets[0].getsockname())
     try:
         async with Front(made.engine, admin_secret=admin_secret) as front:
-            made.front = front.url
+            made.front, made.events = front.url, front.store.durable
             yield made
-            assert front.store.durable == []
     finally:
         server.close()
 
@@ -202,6 +205,29 @@ async def test_the_client_hears_the_answer_as_it_was_written(name: str, prefix: 
     assert proxied.headers == direct.headers
 
 
+async def test_a_captured_answer_keeps_its_headers_in_their_order_and_spelling() -> None:
+    """The length among them, which is another without the ids that only we asked for."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop", "token_ids": [12345]}
+    said = json.dumps({"id": "c", "model": "m", "choices": [choice], "prompt_token_ids": [1]}).encode()
+    head = [b"date: then", b"content-length: %d" % len(said), b"Content-type: application/json"]
+    asked = request(
+        b"POST /v1/chat/completions", b"Content-Type: application/json",
+        body=b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}',
+    )
+    async with wire(b"\r\n".join([b"HTTP/1.1 200 OK", *head, b"", said])) as made:
+        host, _, port = made.front.removeprefix("http://").partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(asked)
+        _, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
+        seen = [line for line in lines if not line.startswith(b"X-AJet-")]
+        assert [line.partition(b":")[0] for line in seen] == [b"date", b"content-length", b"Content-type"]
+        length = int(seen[1].partition(b":")[2])
+        body = await reader.readexactly(length)
+        writer.close()
+    assert json.loads(body)["choices"][0] == choice | {"token_ids": None}
+    assert length != len(said)
+
+
 PERMITTED = answer(
     b"200 OK", b"access-control-allow-origin: *", b"access-control-allow-headers: authorization", b"vary: Origin",
     body=b"OK",
@@ -224,6 +250,7 @@ async def test_a_browser_asks_without_a_key_what_a_page_may_ask(prefix: str, sec
         with_body = asked.replace(b"Content-Length: 0", b"Content-Length: 3") + b"abc"
         assert await made.ask(made.front, with_body) == direct
         assert made.heard[2] == made.heard[0]
+        assert made.events == []
 
 
 @pytest.mark.parametrize(("part", "other"), [
