@@ -207,7 +207,7 @@ async def test_the_client_hears_the_answer_as_it_was_written(name: str, prefix: 
 
 async def test_a_captured_answer_keeps_its_headers_in_their_order_and_spelling() -> None:
     """The length among them, which is another without the ids that only we asked for."""
-    choice = {"index": 0, "message": {"role": "assistant", "content": "a"}, "finish_reason": "stop", "token_ids": [12345]}
+    choice = {"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop", "token_ids": [1234]}
     said = json.dumps({"id": "c", "model": "m", "choices": [choice], "prompt_token_ids": [1]}).encode()
     head = [b"date: then", b"content-length: %d" % len(said), b"Content-type: application/json"]
     asked = request(
