@@ -52,7 +52,8 @@ OUTCOMES: Mapping[str, str] = {
     EXACT: "sent as the exact ids",
     SAME: "the engine's own rendering already begins with the exact ids, so nothing was altered",
     FIRST_TURN: "no answer stands in the history",
-    UNSUPPORTED: "the request is more than a plain turn: images, echo, truncation, a prefilled answer, ids of its own",
+    UNSUPPORTED: "the request is more than a plain turn: images, echo, truncation, a prefilled answer, ids of its own, "
+    "or it asks for its prompt's text, which an engine that was sent ids does not have",
     UNKNOWN_HISTORY: "the last answer in the history is none that this episode was given, or not after this beginning",
     NOTHING_NEW: "nothing follows the last answer",
     REQUEST_CHANGED: "a field that can shape the prompt, such as tools, is another than in the turn before",
@@ -79,13 +80,13 @@ HARMLESS = frozenset((
     "top_p", "top_k", "min_p", "repetition_penalty", "length_penalty", "stop_token_ids", "include_stop_str_in_output",
     "ignore_eos", "min_tokens", "skip_special_tokens", "spaces_between_special_tokens", "prompt_logprobs",
     "logprob_token_ids", "allowed_token_ids", "bad_words", "structured_outputs", "priority", "request_id",
-    "session_id", "return_tokens_as_token_ids", "return_token_ids", "cache_salt", "vllm_xargs",
+    "session_id", "return_tokens_as_token_ids", "return_token_ids", "return_prompt_text", "cache_salt", "vllm_xargs",
     "repetition_detection", "stream_interval", "thinking_token_budget", "include_reasoning", "parallel_tool_calls",
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 ))  # fmt: skip
 _BEYOND = (
     "echo", "continue_final_message", "truncate_prompt_tokens", "kv_transfer_params", "ec_transfer_params",
-    "mm_processor_kwargs", "media_io_kwargs", "use_beam_search", "prompt_embeds",
+    "mm_processor_kwargs", "media_io_kwargs", "use_beam_search", "prompt_embeds", "return_prompt_text",
 )  # fmt: skip
 _ASKED = ("model", "messages", "cache_salt")
 _HEEDING = ("stream", "structured_outputs", "response_format")

@@ -30,7 +30,7 @@ _HARMLESS = HARMLESS | {
 }  # fmt: skip
 _BEYOND = (
     "background", "conversation", "prompt", "previous_input_messages", "kv_transfer_params", "ec_transfer_params",
-    "mm_processor_kwargs", "media_io_kwargs",
+    "mm_processor_kwargs", "media_io_kwargs", "enable_response_messages",
 )  # fmt: skip
 _NOT_ASKED = frozenset((
     "stream", "stream_options", "include", "top_logprobs", "request_id", "max_tool_calls", "min_tokens", "ignore_eos",

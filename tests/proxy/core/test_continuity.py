@@ -238,6 +238,7 @@ def test_a_changed_beginning_is_never_taken_for_the_episodes_own(
         {"messages": [HELLO], "continue_final_message": True},
         {"messages": [HELLO], "add_generation_prompt": False},
         {"messages": [HELLO], "truncate_prompt_tokens": 5},
+        {"messages": [HELLO], "return_prompt_text": True},
         {"messages": [HELLO], "kv_transfer_params": {"prompt_token_ids": [1]}},
     ],
 )

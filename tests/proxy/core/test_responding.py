@@ -164,6 +164,7 @@ def test_a_changed_beginning_is_never_taken_for_the_episodes_own(
         {"input": "a", "conversation": "conv_1"},
         {"input": "a", "previous_input_messages": [HELLO]},
         {"input": "a", "truncation": "auto"},
+        {"input": "a", "enable_response_messages": True},
         {"input": "a", "kv_transfer_params": {"prompt_token_ids": [1]}},
         {"input": "a", "tools": "guess"},
         {"input": "a", "reasoning": "low"},
