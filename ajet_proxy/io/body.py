@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import asyncio
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from ajet_sdk.errors import BadRequest, TooLarge
+
+
+async def ask(http: web.Request) -> None:
+    """Ask for a body that the client holds back until it is asked for. Anything else that it expects is passed over, as
+    vLLM's server does: aiohttp would answer 417 and repeat what was sent."""
+    wanted = http.version >= HttpVersion11 and http.headers["Expect"].lower() == "100-continue"
+    if wanted and http.transport is not None:
+        http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
 async def read(http: web.Request, *, max_body: int, limit_s: float) -> bytes:

@@ -120,7 +120,7 @@ class HttpFront:
         app.cleanup_ctx.append(self._connections)
         app.on_response_prepare.append(relay.leave_out)
         app.on_response_prepare.append(self._began)
-        app.router.add_route("*", "/{path:.*}", self.handle)
+        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=body_of.ask)
 
     async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
         await self._upstream.start()

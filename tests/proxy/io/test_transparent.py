@@ -168,6 +168,16 @@ async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(method: byt
     assert made.heard == [Heard(method + b" /v1/files HTTP/1.1", [], b"body")]
 
 
+@pytest.mark.parametrize(("expected", "version"), [(b"200-ok", b"1.1"), (b"100-continue", b"1.0")])
+async def test_what_else_a_client_expects_is_passed_over(expected: bytes, version: bytes) -> None:
+    """As vLLM's server does; one that speaks HTTP/1.0 does not know of being asked."""
+    asked = request(b"POST /v1/files", b"Expect: " + expected, body=b"body").replace(b"HTTP/1.1", b"HTTP/" + version)
+    async with wire() as made:
+        heard = await made.ask(made.front, asked)
+        assert (heard.line, heard.body) == (b"HTTP/%b 200 OK" % version, b"ok")
+    assert made.heard == [Heard(b"POST /v1/files HTTP/1.1", [], b"body")]
+
+
 def answer(line: bytes, *headers: bytes, body: bytes | None = b"ok") -> bytes:
     length = [] if body is None else [b"Content-Length: %d" % len(body)]
     return b"\r\n".join([b"HTTP/1.1 " + line, *headers, *length, b"", body or b""])
