@@ -20,6 +20,8 @@ from typing import Any, TypeVar
 from ajet_sdk.errors import BadRequest
 
 PREFIX = "/ajet/v1"
+HEADER_PREFIX = "x-ajet-"
+"""How every header of ours begins, in lower case."""
 HEADER_EPISODE = "X-AJet-Episode"
 HEADER_CALL = "X-AJet-Call"
 HEADER_TASK = "X-AJet-Task"

@@ -28,6 +28,7 @@ from ajet_sdk.routes import (
     HEADER_EPISODE,
     HEADER_EVAL,
     HEADER_FINAL,
+    HEADER_PREFIX,
     HEADER_REWARD,
     HEADER_REWARD_CALL,
     HEADER_TASK,
@@ -39,7 +40,6 @@ from ajet_sdk.routes import (
 
 HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-session-id")
 """What Codex, Claude Code and opencode send by themselves, in the order in which they are looked at."""
-_OURS = "x-ajet-"
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
     HEADER_FINAL, HEADER_WIRE,
@@ -127,7 +127,7 @@ def key_of(path: str, headers: Mapping[str, str]) -> str | None:
 
 def misspelt(names: Iterable[str]) -> dict[str, str]:
     """Those header `names` (in lower case then) that look like ours and mean nothing, and which were probably meant."""
-    ours = [name.lower() for name in names if name[: len(_OURS)].lower() == _OURS]
+    ours = [name.lower() for name in names if name[: len(HEADER_PREFIX)].lower() == HEADER_PREFIX]
     return {name: _KNOWN[_nearest(name)] for name in ours if name not in _KNOWN}
 
 

@@ -28,6 +28,7 @@ from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
+from ajet_sdk.routes import HEADER_PREFIX
 
 KEEPALIVE_S = 4.0
 COOLDOWN_S = 10.0
@@ -200,7 +201,7 @@ def request_headers(
     out: CIMultiDict[str] = CIMultiDict()
     for name, value in pairs:
         lower = name.lower()
-        if lower in dropped or lower.startswith("x-ajet-") or (identity and lower == "accept-encoding"):
+        if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
             continue
         if lower in _CREDENTIALS and (upstream_key is not None or any(map(is_ours, _keys(value)))):
             continue
