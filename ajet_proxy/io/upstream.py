@@ -223,7 +223,8 @@ def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
 
 
 def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMultiDict[str]:
-    """The engine's headers as the client gets them; `keep_length` only where the body stays as it is."""
+    """The engine's headers as the client gets them; `keep_length` where the body stays as it is, or the caller puts
+    the length right."""
     pairs = list(headers.items())
     dropped = HOP_BY_HOP | _named_in_connection(pairs) | (frozenset() if keep_length else {"content-length"})
     return CIMultiDict((name, value) for name, value in pairs if name.lower() not in dropped)

@@ -66,20 +66,27 @@ class Wire:
 
     async def ask(self, url: str, request: bytes, *, bodyless: bool = False) -> Heard:
         """What is answered to `request` when it is written to `url`."""
-        host, _, port = url.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        try:
-            writer.write(request)
-            async with asyncio.timeout(30):
-                return await Heard.read(reader, bodyless=bodyless)
-        finally:
-            writer.close()
+        async with written(url, request) as (reader, _):
+            return await Heard.read(reader, bodyless=bodyless)
 
     async def both(self, request: bytes, prefix: str, *, bodyless: bool = False) -> tuple[Heard, Heard]:
         """The answers to `request`, whose path begins with ``/v1``, directly and through the front under `prefix`."""
         direct = await self.ask(self.engine, request, bodyless=bodyless)
         proxied = await self.ask(self.front, request.replace(b" /v1", f" {prefix}/v1".encode(), 1), bodyless=bodyless)
         return direct, proxied
+
+
+@asynccontextmanager
+async def written(url: str, request: bytes) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to `url` on which `request` was written."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(request)
+        async with asyncio.timeout(30):
+            yield reader, writer
+    finally:
+        writer.close()
 
 
 @asynccontextmanager
@@ -157,14 +164,10 @@ async def test_the_engine_hears_the_request_as_it_was_written(name: str, prefix:
 async def test_a_client_that_waits_to_be_asked_for_its_body_is_asked(method: bytes) -> None:
     """By the front itself: only the body goes on."""
     head = request(method + b" /v1/files", b"Expect: 100-continue", b"Content-Length: 4")
-    async with wire() as made:
-        host, _, port = made.front.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(head)
+    async with wire() as made, written(made.front, head) as (reader, writer):
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(b"body")
         assert (await Heard.read(reader)).body == b"ok"
-        writer.close()
     assert made.heard == [Heard(method + b" /v1/files HTTP/1.1", [], b"body")]
 
 
@@ -224,16 +227,13 @@ async def test_a_captured_answer_keeps_its_headers_in_their_order_and_spelling()
         b"POST /v1/chat/completions", b"Content-Type: application/json",
         body=b'{"model": "m", "messages": [{"role": "user", "content": "x"}]}',
     )
-    async with wire(b"\r\n".join([b"HTTP/1.1 200 OK", *head, b"", said])) as made:
-        host, _, port = made.front.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(asked)
+    engine = wire(b"\r\n".join([b"HTTP/1.1 200 OK", *head, b"", said]))
+    async with engine as made, written(made.front, asked) as (reader, _):
         _, *lines = (await reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
         seen = [line for line in lines if not line.startswith(b"X-AJet-")]
         assert [line.partition(b":")[0] for line in seen] == [b"date", b"content-length", b"Content-type"]
         length = int(seen[1].partition(b":")[2])
         body = await reader.readexactly(length)
-        writer.close()
     assert json.loads(body)["choices"][0] == choice | {"token_ids": None}
     assert length != len(said)
 
