@@ -19,6 +19,7 @@ from aiohttp import web
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, STALLED
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.identity import split_path
+from ajet_proxy.io.flow import Flow
 from ajet_proxy.io.keep_alive import KeepAlive
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.server import stalled
@@ -201,7 +202,16 @@ async def _stream(
     if not refused:
         _name(response, recorder)
     await response.prepare(http)
-    with KeepAlive(response, exchange, keep_alive_s) as silence:
+
+    def take(data: bytes) -> list[bytes]:
+        silence.looks = 0
+        if heard is not None:
+            heard(data)
+        recorder.note_version(exchange)
+        return exchange.feed(data)
+
+    silence = KeepAlive(response, exchange, keep_alive_s)
+    with silence, Flow(http, answer, response, take=take, enough=lambda: exchange.settled) as flow:
         while True:
             try:
                 data = await answer.content.readany()
@@ -212,15 +222,12 @@ async def _stream(
                 return _cut(http, response)
             if not data:
                 break
-            silence.looks = 0
-            if heard is not None:
-                heard(data)
-            recorder.note_version(exchange)
-            if out := exchange.feed(data):
-                await response.write(out[0] if len(out) == 1 else b"".join(out))
+            await _write(response, take(data))
             if exchange.settled and not recorder.ended:
                 await recorder.end(exchange.outcomes)
                 await _write(response, exchange.release())
+            if not exchange.settled:
+                await flow.run()
         rest = exchange.finish()
         await recorder.end(exchange.outcomes)
     await _write(response, rest)

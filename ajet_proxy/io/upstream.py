@@ -53,7 +53,8 @@ class EngineRequest:
 
 
 class Way(asyncio.BaseProtocol):
-    """Stands between a connection and aiohttp's `reader` of it and notes whether anything came back."""
+    """Stands between a connection and aiohttp's `reader` of it: notes whether anything came back, and tells who follows
+    an answer."""
 
     def __init__(self, reader: asyncio.Protocol) -> None:
         self._reader = reader
@@ -63,7 +64,23 @@ class Way(asyncio.BaseProtocol):
     def listen(self) -> None:
         """A request is written: nothing came back to it yet."""
         self.heard = False
+        self._told: Callable[[], None] | None = None
         self.data_received = self._first
+
+    def follow(self, told: Callable[[], None]) -> None:
+        """Have `told` called whenever the reader has got something, until `leave` or the connection's next request."""
+        self._told = told
+        self.data_received = self._followed
+
+    def leave(self, told: Callable[[], None]) -> None:
+        if self._told == told:
+            self._told = None
+            self.data_received = self._reader.data_received
+
+    def _followed(self, data: bytes) -> None:
+        self._reader.data_received(data)
+        if self._told is not None:
+            self._told()
 
     def _first(self, data: bytes) -> None:
         self.heard = True
@@ -85,6 +102,13 @@ class Way(asyncio.BaseProtocol):
 
 _WAY: ContextVar[Way | None] = ContextVar("way")
 """The connection that the request of this task was written to last."""
+
+
+def way_of(answer: aiohttp.ClientResponse) -> Way | None:
+    """The way that `answer` comes, if it is not all there and came from the pool."""
+    connection = answer.connection
+    way = None if connection is None or connection.transport is None else connection.transport.get_protocol()
+    return way if isinstance(way, Way) else None
 
 
 class Pool(aiohttp.TCPConnector):
