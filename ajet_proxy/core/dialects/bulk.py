@@ -1,4 +1,4 @@
-"""A document whose bulk, ids and logprobs, is read by patterns and the rest as JSON: cheaper than JSON alone.
+"""A document whose bulk, ids and logprobs, is read as what it must be and the rest as JSON: cheaper than JSON alone.
 
 Most of a chat document is what only the proxy asked for. In the form in which vLLM writes it, it is found by its names,
 checked and taken out, and stands for null in what is left; that is read as any JSON is. A name with its quotes cannot
@@ -9,19 +9,26 @@ document of any other form is read as JSON as a whole.
 
 from __future__ import annotations
 
-import json
-import re
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from ajet_proxy.core.dialects.patterns import IDS
+from msgspec import Meta, MsgspecError, Struct
+from msgspec.json import Decoder
+
 from ajet_proxy.core.dialects.spans import Spanned, load, scan
 
-_PROMPT = re.compile(rb'"prompt_token_ids":(' + IDS + rb")")
-_SAMPLED = re.compile(rb'"token_ids":(' + IDS + rb")")
-_LOGPROBS = b'"logprobs":{"content":['
+
+class _Row(Struct):
+    """What a chat answer tells of one token; the rest of it is checked and left unread."""
+
+    logprob: float
+
+
+_LOGPROBS, _SAMPLED, _PROMPT = b'"logprobs":{"content":[', b'"token_ids":[', b'"prompt_token_ids":['
 _END = b']},"finish_reason":'
 _NAMES = (b'"logprobs":', b'"token_ids":', b'"prompt_token_ids":')
 _NULL = b"null"
+_rows = Decoder(list[_Row]).decode
+_ids = Decoder(list[Annotated[int, Meta(ge=0, lt=2**31)]]).decode
 
 
 class Document(NamedTuple):
@@ -34,42 +41,46 @@ class Document(NamedTuple):
 
 class _Bulk(NamedTuple):
     rest: bytes
-    prompt: bytes
-    ids: bytes
+    prompt: list[int]
+    ids: list[int]
     logprobs: list[float]
 
 
-def read(body: bytes, row: re.Pattern[bytes] | None, *, spans: bool) -> Document:
-    """The document `body`. `row` is what it has for each token, with the logprob as its one group; None to read it as
-    JSON. The `answer` may be without `spans` where none are asked for. Raises like `scan`, and for what is not UTF-8.
+def read(body: bytes, *, taken: bool, spans: bool) -> Document:
+    """The document `body`, whose bulk may be `taken` out of the text. The `answer` may be without `spans` where none
+    are asked for. Raises like `scan`, and for what is not UTF-8.
     """
     text = body.decode()
-    if row is not None and (bulk := _taken(body, row)) is not None:
+    if taken and (bulk := _taken(body)) is not None:
         rest = bulk.rest.decode()
         answer = (scan if spans else load)(rest, deep="choices")
         if _belongs(answer):
-            answer.values["prompt_token_ids"] = json.loads(bulk.prompt)
-            answer.values["choices"][0].values["token_ids"] = json.loads(bulk.ids)
+            answer.values["prompt_token_ids"] = bulk.prompt
+            answer.values["choices"][0].values["token_ids"] = bulk.ids
             return Document(rest, answer, bulk.logprobs)
     return Document(text, scan(text, deep="choices"), [])
 
 
-def _taken(body: bytes, row: re.Pattern[bytes]) -> _Bulk | None:
+def _taken(body: bytes) -> _Bulk | None:
     """The bulk of `body`, each of its values being there once, in vLLM's order."""
     start, end = body.find(_LOGPROBS), body.rfind(_END)
-    ids, prompt = _SAMPLED.search(body, max(0, end)), _PROMPT.search(body, max(0, end))
-    if start < 0 or end < start or ids is None or prompt is None or ids.end() > prompt.start():
+    ids = body.find(_SAMPLED, max(0, end))
+    prompt = body.find(_PROMPT, max(0, ids))
+    if not 0 <= start < end < ids < prompt:
         return None
-    between = row.split(body[start + len(_LOGPROBS) : end])
-    if between[0] or between[-1] or set(between[2:-1:2]) - {b","}:
+    rows, ids, prompt = start + len(_LOGPROBS) - 1, ids + len(_SAMPLED) - 1, prompt + len(_PROMPT) - 1
+    ids_end, prompt_end = body.find(b"]", ids) + 1, body.find(b"]", prompt) + 1
+    try:
+        logprobs = [row.logprob for row in _rows(body[rows : end + 1])]
+        values = _ids(body[prompt:prompt_end]), _ids(body[ids:ids_end])
+    except MsgspecError:
         return None
     rest = _NULL.join((
-        body[: start + len(_NAMES[0])], body[end + len(b"]}") : ids.start(1)], body[ids.end(1) : prompt.start(1)],
-        body[prompt.end(1) :],
+        body[: start + len(_NAMES[0])], body[end + len(b"]}") : ids], body[ids_end:prompt], body[prompt_end:],
     ))  # fmt: skip
     if any(rest.count(name) > 1 for name in _NAMES):
         return None
-    return _Bulk(rest, prompt[1], ids[1], list(map(float, between[1::2])))
+    return _Bulk(rest, *values, logprobs)
 
 
 def _belongs(answer: Spanned) -> bool:

@@ -51,7 +51,7 @@ class Chat:
         + ID + rb')\](\}\]\}\n\n)'
     )
 
-    row: re.Pattern[bytes] | None = re.compile(ROW)
+    bulky = True
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds

@@ -46,7 +46,7 @@ class Completions:
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
 
-    row: re.Pattern[bytes] | None = None
+    bulky = False
 
     def translate(self, request: Request) -> Request:
         return request

@@ -144,8 +144,8 @@ class OpenAIDialect(Protocol):
     report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
 
-    row: re.Pattern[bytes] | None
-    """What a document has for each token; see `bulk.read`."""
+    bulky: bool
+    """Whether the bulk of a document may be in the form that `bulk.read` knows."""
 
     def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
         """The object that carries ``prompt_token_ids`` for `choice`."""
@@ -291,7 +291,7 @@ class Reading:
         """Read `body`; what is in it, its text and the spans of that to be put back."""
         hidden = self._hides_all and not self._ask.show_prompt and len(self._tallies) == 1
         spans = self._ask.hide_versions or self._puts_back
-        text, answer, logprobs = read(body, self._dialect.row if hidden else None, spans=spans)
+        text, answer, logprobs = read(body, taken=self._dialect.bulky and hidden, spans=spans)
         edits = self._read(answer, answer.values.get("choices"), text)
         self._tallies[0].logprobs += logprobs
         return answer, text, edits
