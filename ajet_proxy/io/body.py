@@ -25,6 +25,11 @@ async def read(http: web.Request, *, max_body: int, limit_s: float) -> bytes:
     """The body; `TooLarge` over `max_body` bytes, `BadRequest` if it has not come within `limit_s` seconds."""
     if (http.content_length or 0) > max_body:
         raise _too_large(max_body)
+    if http.content.is_eof():  # it came along with the head, as most do
+        whole = http.content.read_nowait()
+        if len(whole) > max_body:
+            raise _too_large(max_body)
+        return whole
     parts, size = [], 0
     try:
         async with asyncio.timeout(limit_s):
