@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 import aiohttp
@@ -29,39 +30,40 @@ class Flow:
         self, http: web.Request, answer: aiohttp.ClientResponse, response: web.StreamResponse, *,
         take: Callable[[bytes], list[bytes]], enough: Callable[[], bool],
     ) -> None:
+        self._answer = answer
         self._content = answer.content
-        self._way = way_of(answer)
         self._client = http.transport
         self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
         self._take = take
         self._enough = enough
         self._loop = asyncio.get_running_loop()
         self._woken = self._loop.create_future()
-        self._over: asyncio.Task[None] | None = None
+        self._end: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._over is not None:
-            self._over.cancel()
+        if self._end is not None:
+            self._end.cancel()
 
     async def run(self) -> None:
-        """Carry what comes until the task is needed; call it when nothing that came is left to be written."""
-        if self._way is None or self._client is None or not self._chunked:
-            return
-        if self._over is None:
-            self._over = self._loop.create_task(self._content.wait_eof())
-            self._over.add_done_callback(self._ended)
-        if self._over.done():
+        """Carry what comes until the task is needed; call it when nothing that came is left to be written.
+
+        Raises what `take` raises.
+        """
+        way = way_of(self._answer)
+        if way is None or self._client is None or not self._chunked or self._content.exception() is not None:
             return
         self._woken = self._loop.create_future()
-        self._way.follow(self._came)
+        if self._end is None:
+            self._end = self._loop.create_task(self._await_end())
+        way.follow(self._came)
         try:
             self._came()  # what came while the task was writing
             await self._woken
         finally:
-            self._way.leave(self._came)
+            way.leave(self._came)
 
     def _came(self) -> None:
         """Something came, or the task begins to wait: carry all that is there."""
@@ -71,17 +73,24 @@ class Flow:
             if content.exception() is not None or client.is_closing() or client.get_write_buffer_size():
                 self._wake()
             elif data := content.read_nowait():
-                if parts := self._take(data):
+                try:
+                    parts = self._take(data)
+                except Exception as error:  # the task's to handle: out of here it would reach the event loop
+                    self._woken.set_exception(error)
+                    return
+                if parts:
                     client.write(b"".join((b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n")))
                 if self._enough():
                     self._wake()
             else:
                 return
 
-    def _ended(self, over: asyncio.Task[None]) -> None:
-        """The answer is all there, or broke off, which the task sees when it reads."""
-        if not over.cancelled():
-            over.exception()
+    async def _await_end(self) -> None:
+        """Wake the task when all is there or nothing more comes, which it sees for itself when it reads. Only a reader
+        is told of both, and of the time being over; and it must have begun to wait before."""
+        with suppress(Exception):
+            if self._content.exception() is None:
+                await self._content.wait_eof()
         self._wake()
 
     def _wake(self) -> None:

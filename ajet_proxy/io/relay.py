@@ -202,6 +202,7 @@ async def _stream(
     if not refused:
         _name(response, recorder)
     await response.prepare(http)
+    silence = KeepAlive(response, exchange, keep_alive_s)
 
     def take(data: bytes) -> list[bytes]:
         silence.looks = 0
@@ -210,7 +211,6 @@ async def _stream(
         recorder.note_version(exchange)
         return exchange.feed(data)
 
-    silence = KeepAlive(response, exchange, keep_alive_s)
     with silence, Flow(http, answer, response, take=take, enough=lambda: exchange.settled) as flow:
         while True:
             try:
@@ -223,11 +223,11 @@ async def _stream(
             if not data:
                 break
             await _write(response, take(data))
+            if not exchange.settled:
+                await flow.run()
             if exchange.settled and not recorder.ended:
                 await recorder.end(exchange.outcomes)
                 await _write(response, exchange.release())
-            if not exchange.settled:
-                await flow.run()
         rest = exchange.finish()
         await recorder.end(exchange.outcomes)
     await _write(response, rest)

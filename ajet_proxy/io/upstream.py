@@ -53,8 +53,8 @@ class EngineRequest:
 
 
 class Way(asyncio.BaseProtocol):
-    """Stands between a connection and aiohttp's `reader` of it: notes whether anything came back, and tells who follows
-    an answer."""
+    """Stands between a connection and aiohttp's `reader` of it: notes whether anything came back, tells who follows an
+    answer, and sees to it that an answer breaks off with its connection."""
 
     def __init__(self, reader: asyncio.Protocol) -> None:
         self._reader = reader
@@ -64,6 +64,8 @@ class Way(asyncio.BaseProtocol):
     def listen(self) -> None:
         """A request is written: nothing came back to it yet."""
         self.heard = False
+        self.content: aiohttp.StreamReader | None = None
+        """The body of the answer that comes."""
         self._told: Callable[[], None] | None = None
         self.data_received = self._first
 
@@ -92,6 +94,8 @@ class Way(asyncio.BaseProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reader.connection_lost(exc)
+        if self.content is not None:
+            break_off(self.content)
 
     def pause_writing(self) -> None:
         self._reader.pause_writing()
@@ -105,10 +109,17 @@ _WAY: ContextVar[Way | None] = ContextVar("way")
 
 
 def way_of(answer: aiohttp.ClientResponse) -> Way | None:
-    """The way that `answer` comes, if it is not all there and came from the pool."""
+    """The way that `answer` comes; None once it is all there, when others may have the connection, or broken off."""
     connection = answer.connection
     way = None if connection is None or connection.transport is None else connection.transport.get_protocol()
     return way if isinstance(way, Way) else None
+
+
+def break_off(content: aiohttp.StreamReader) -> None:
+    """Nothing more comes of `content`. aiohttp tells it so, but for chunks whose framing is broken: it closes the
+    connection, and whoever reads would wait for ever."""
+    if not content.is_eof() and content.exception() is None:
+        content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
 
 
 class Pool(aiohttp.TCPConnector):
@@ -147,7 +158,7 @@ class Upstream:
 
     async def start(self) -> None:
         self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S))
-        self._fresh = self._session(aiohttp.TCPConnector(limit=0, force_close=True))
+        self._fresh = self._session(Pool(limit=0, force_close=True))
 
     async def close(self) -> None:
         for session in (self._pooled, self._fresh):
@@ -193,10 +204,15 @@ class Upstream:
         self, session: aiohttp.ClientSession | None, url: str, request: EngineRequest
     ) -> aiohttp.ClientResponse:
         assert session is not None, "start() comes first"
-        return await session.request(
+        answer = await session.request(
             request.method, URL(url + request.target, encoded=True), data=request.body, headers=request.headers,
             allow_redirects=False,
         )
+        if (way := way_of(answer)) is not None:
+            way.content = answer.content
+        elif answer.connection is not None:
+            break_off(answer.content)
+        return answer
 
     def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(

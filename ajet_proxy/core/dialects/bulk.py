@@ -1,10 +1,11 @@
 """A document whose bulk, ids and logprobs, is read as what it must be and the rest as JSON: cheaper than JSON alone.
 
 Most of a chat document is what only the proxy asked for. In the form in which vLLM writes it, it is found by its names,
-checked and taken out, and stands for null in what is left; that is read as any JSON is. A name with its quotes cannot
-stand inside a JSON string, where quotes are escaped, so its bytes are found nowhere but where it names a value.
-Invariant: what comes out is what reading the whole as JSON gives, but for the text, in which those values are null. A
-document of any other form is read as JSON as a whole.
+checked and taken out, and stands for null in what is left; that is read as any JSON is. A name with its quotes and the
+comma before it cannot stand inside a JSON string, where quotes are escaped, so it is found nowhere but where it names a
+value. Invariant: what comes out is what reading the whole as JSON gives, but for the text, in which those values are
+null. (A document that has one of the names twice, once written with escapes or with space before its colon, is not
+seen to have it twice.) A document of any other form is read as JSON as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class _Row(Struct):
     logprob: float
 
 
-_LOGPROBS, _SAMPLED, _PROMPT = b'"logprobs":{"content":[', b'"token_ids":[', b'"prompt_token_ids":['
+_LOGPROBS, _SAMPLED, _PROMPT = b',"logprobs":{"content":[', b',"token_ids":[', b',"prompt_token_ids":['
 _END = b']},"finish_reason":'
 _NAMES = (b'"logprobs":', b'"token_ids":', b'"prompt_token_ids":')
 _NULL = b"null"
@@ -46,12 +47,12 @@ class _Bulk(NamedTuple):
     logprobs: list[float]
 
 
-def read(body: bytes, *, taken: bool, spans: bool) -> Document:
-    """The document `body`, whose bulk may be `taken` out of the text. The `answer` may be without `spans` where none
-    are asked for. Raises like `scan`, and for what is not UTF-8.
+def read(body: bytes, *, bulky: bool, spans: bool) -> Document:
+    """The document `body`, whose bulk is taken out of the text where it is `bulky`. The `answer` may be without `spans`
+    where none are asked for. Raises like `scan`, and for what is not UTF-8.
     """
     text = body.decode()
-    if taken and (bulk := _taken(body)) is not None:
+    if bulky and (bulk := _taken(body)) is not None:
         rest = bulk.rest.decode()
         answer = (scan if spans else load)(rest, deep="choices")
         if _belongs(answer):
@@ -64,11 +65,11 @@ def read(body: bytes, *, taken: bool, spans: bool) -> Document:
 def _taken(body: bytes) -> _Bulk | None:
     """The bulk of `body`, each of its values being there once, in vLLM's order."""
     start, end = body.find(_LOGPROBS), body.rfind(_END)
-    ids = body.find(_SAMPLED, max(0, end))
-    prompt = body.find(_PROMPT, max(0, ids))
-    if not 0 <= start < end < ids < prompt:
+    sampled = body.find(_SAMPLED, end)
+    asked = body.find(_PROMPT, sampled)
+    if not 0 <= start < end < sampled < asked:
         return None
-    rows, ids, prompt = start + len(_LOGPROBS) - 1, ids + len(_SAMPLED) - 1, prompt + len(_PROMPT) - 1
+    rows, ids, prompt = start + len(_LOGPROBS) - 1, sampled + len(_SAMPLED) - 1, asked + len(_PROMPT) - 1
     ids_end, prompt_end = body.find(b"]", ids) + 1, body.find(b"]", prompt) + 1
     try:
         logprobs = [row.logprob for row in _rows(body[rows : end + 1])]
@@ -76,7 +77,7 @@ def _taken(body: bytes) -> _Bulk | None:
     except MsgspecError:
         return None
     rest = _NULL.join((
-        body[: start + len(_NAMES[0])], body[end + len(b"]}") : ids], body[ids_end:prompt], body[prompt_end:],
+        body[: start + len(_NAMES[0]) + 1], body[end + len(b"]}") : ids], body[ids_end:prompt], body[prompt_end:],
     ))  # fmt: skip
     if any(rest.count(name) > 1 for name in _NAMES):
         return None

@@ -28,8 +28,8 @@ from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, Lost, Outcome
 from ajet_proxy.core.dialects.messages_error import error_body
-from ajet_proxy.core.dialects.patterns import ID, ROW, STRING, WHOLE
-from ajet_proxy.core.dialects.reading import DONE, UNREADABLE, Ask, OpenAIDialect, Reading, is_utf8
+from ajet_proxy.core.dialects.patterns import ID, ROW, STRING, WHOLE, is_utf8
+from ajet_proxy.core.dialects.reading import DONE, UNREADABLE, Ask, OpenAIDialect, Reading
 from ajet_proxy.core.dialects.spans import scan
 from ajet_proxy.core.sse import SseEvent
 

@@ -16,3 +16,14 @@ ROW = (
     rb',"top_logprobs":\[\]\}'
 )
 """What a chat answer tells of one token; its group is the logprob."""
+
+
+def is_utf8(raw: bytes) -> bool:
+    """Whether `raw` is UTF-8, which no pattern of bytes can tell."""
+    if raw.isascii():
+        return True
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -30,6 +30,7 @@ from ajet_proxy.core.call import (
 from ajet_proxy.core.dialects.bulk import read
 from ajet_proxy.core.dialects.given import Piece, joined
 from ajet_proxy.core.dialects.lax import flag, integer
+from ajet_proxy.core.dialects.patterns import is_utf8
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Edits, Spanned, scan, splice
 from ajet_proxy.core.sse import SseEvent
@@ -163,17 +164,6 @@ class OpenAIDialect(Protocol):
         """Whether the engine sends this event only because ids or logprobs were asked for."""
 
 
-def is_utf8(raw: bytes) -> bool:
-    """Whether `raw` is UTF-8, which no pattern of bytes can tell."""
-    if raw.isascii():
-        return True
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def choices_of(request: Mapping[str, Any]) -> int:
     """``n``; one where it is left out or where the engine will refuse it."""
     return max(1, integer(request, "n") or 1)
@@ -291,7 +281,7 @@ class Reading:
         """Read `body`; what is in it, its text and the spans of that to be put back."""
         hidden = self._hides_all and not self._ask.show_prompt and len(self._tallies) == 1
         spans = self._ask.hide_versions or self._puts_back
-        text, answer, logprobs = read(body, taken=self._dialect.bulky and hidden, spans=spans)
+        text, answer, logprobs = read(body, bulky=self._dialect.bulky and hidden, spans=spans)
         edits = self._read(answer, answer.values.get("choices"), text)
         self._tallies[0].logprobs += logprobs
         return answer, text, edits
@@ -396,4 +386,7 @@ def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
 
 
 def _all_finite(values: list[Any]) -> bool:
-    return set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))
+    try:
+        return set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))
+    except OverflowError:  # an integer beyond all floats
+        return False

@@ -34,8 +34,8 @@ from ajet_proxy.core.call import (
     Unscored,
 )
 from ajet_proxy.core.dialects.parts import beyond_text
-from ajet_proxy.core.dialects.patterns import NUMBER, STRING, WHOLE
-from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, UNREADABLE, Ask, is_utf8
+from ajet_proxy.core.dialects.patterns import NUMBER, STRING, WHOLE, is_utf8
+from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, UNREADABLE, Ask
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice
 from ajet_proxy.core.sse import SseEvent

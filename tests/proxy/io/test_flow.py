@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.base_protocol import BaseProtocol
 
 from ajet_proxy.io.flow import Flow
@@ -48,6 +50,18 @@ class Client:
         return self.closing
 
 
+class Incoming:
+    """Stands for the engine's answer, which has a connection until it is all there."""
+
+    def __init__(self, content: aiohttp.StreamReader, protocol: object) -> None:
+        self.content = content
+        self._connection = SimpleNamespace(transport=SimpleNamespace(get_protocol=lambda: protocol))
+
+    @property
+    def connection(self) -> SimpleNamespace | None:
+        return None if self.content.is_eof() else self._connection
+
+
 class Scene:
     """A flow with nothing real around it but the reader; `ended` is what `enough` says."""
 
@@ -58,10 +72,8 @@ class Scene:
         self.reader, self.client, self.ended = Reader(), Client(), False
         self.content = self.reader.content
         self.way = Way(self.reader)
-        protocol = self.way if pooled else self.reader
-        connection = SimpleNamespace(transport=SimpleNamespace(get_protocol=lambda: protocol))
         http: Any = SimpleNamespace(transport=self.client if client else None)
-        answer: Any = SimpleNamespace(content=self.content, connection=connection)
+        answer: Any = Incoming(self.content, self.way if pooled else self.reader)
         response: Any = SimpleNamespace(headers=CHUNKED if headers is None else headers)
         self.flow = Flow(http, answer, response, take=take, enough=lambda: self.ended)
 
@@ -160,13 +172,61 @@ async def test_the_task_wakes_when_the_answer_breaks_off_and_what_came_with_that
         assert scene.content._read_nowait(-1) == b"rest"
 
 
-async def test_after_the_end_there_is_nothing_to_wait_for() -> None:
+@pytest.mark.parametrize("broken", [True, False])
+@pytest.mark.parametrize("ran", [True, False])
+async def test_after_the_end_there_is_nothing_to_wait_for(broken: bool, ran: bool) -> None:
     scene = Scene()
     with scene.flow:
-        scene.content.feed_eof()
+        if ran:
+            task = await running(scene)
+            scene.ended = True
+            scene.come(b"hello")
+            await task
+        if broken:
+            scene.content.set_exception(aiohttp.ClientPayloadError("broken"))
+        else:
+            scene.content.feed_eof()
         async with asyncio.timeout(5):
             await scene.flow.run()
             await scene.flow.run()
+
+
+async def test_a_break_before_the_end_is_waited_for_wakes_the_task() -> None:
+    scene = Scene()
+    with scene.flow:
+        task = asyncio.ensure_future(scene.flow.run())
+        asyncio.get_running_loop().call_soon(scene.content.set_exception, aiohttp.ClientPayloadError("broken"))
+        async with asyncio.timeout(5):
+            await task
+
+
+async def test_what_goes_wrong_with_a_piece_is_the_tasks_to_handle() -> None:
+    def take(data: bytes) -> list[bytes]:
+        raise ValueError(data)
+
+    scene = Scene(take=take)
+    with scene.flow:
+        task = await running(scene)
+        scene.come(b"hello")
+        with pytest.raises(ValueError, match="hello"):
+            await task
+
+
+async def test_a_connection_that_has_gone_on_to_another_request_is_left_alone() -> None:
+    """aiohttp gives a connection back when its answer is all there, which may be while the task still writes."""
+    scene, heard = Scene(), []
+    scene.come(b"all of it")
+    scene.content.feed_eof()
+    scene.reader.data_received = heard.append  # type: ignore[method-assign, assignment]
+    scene.way.listen()
+    scene.way.data_received(b"another's head")
+    scene.way.follow(lambda: heard.append(b"another's flow"))
+    with scene.flow:
+        await scene.flow.run()
+    scene.way.data_received(b"another's piece")
+    assert heard == [b"another's head", b"another's piece", b"another's flow"]
+    assert scene.client.written == []
+    assert await scene.content.readany() == b"all of it"
 
 
 @pytest.mark.parametrize("kind", [{"headers": {"Content-Length": "5"}}, {"pooled": False}, {"client": False}])
@@ -186,6 +246,7 @@ async def test_whoever_has_left_hears_no_more() -> None:
         task = await running(scene)
         task.cancel()
         await asyncio.wait([task])
+    scene.flow._woken = asyncio.get_running_loop().create_future()
     scene.come(b"late")
     assert scene.client.written == []
     assert await scene.content.readany() == b"late"
@@ -202,7 +263,7 @@ async def test_leaving_late_disturbs_nobody_who_has_the_connection_by_then() -> 
 
     way.listen()
     way.leave(lambda: None)
-    assert not way.heard
+    assert way.data_received == way._first
     way.data_received(b"a")
     assert way.heard
     way.follow(second)
@@ -240,3 +301,99 @@ async def test_a_client_that_reads_late_gets_every_byte_and_holds_the_engine_bac
             await asyncio.sleep(0.5)
         assert 0 < sent < len(events)
         assert await response.read() == b"".join(events)
+
+
+EVENT = (
+    b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
+    b'{"content":"a"},"logprobs":{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[]}]},'
+    b'"finish_reason":%b,"token_ids":[5]}]%b}\n\n'
+)
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+FIRST, TOKEN, LAST = EVENT % (b"null", b',"prompt_token_ids":[1]'), EVENT % (b"null", b""), EVENT % (b'"stop"', b"")
+
+
+@asynccontextmanager
+async def engine(*pieces: bytes, gap_s: float = 0.0) -> AsyncIterator[str]:
+    """An engine that answers with `pieces`, each in a chunk, and leaves it at that: the answer has no end."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(HEAD)
+        for piece in pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await asyncio.sleep(gap_s)
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}"
+
+
+async def test_a_front_carries_tokens_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+
+    async def write(response: web.StreamResponse, data: bytes) -> None:
+        written.append(data)
+        await through(response, data)
+
+    through = web.StreamResponse.write
+    monkeypatch.setattr(web.StreamResponse, "write", write)
+    async with (
+        engine(FIRST, *[TOKEN] * 20, LAST, gap_s=0.01) as url, Front(url) as front, aiohttp.ClientSession() as client,
+        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
+    ):  # fmt: skip
+        for _ in range(22):
+            await response.content.readuntil(b"\n\n")
+        assert len(written) < 10
+        (call,) = front.calls
+        assert call.token_ids == (5,) * 22
+
+
+async def test_the_end_of_the_calls_does_not_wait_for_the_end_of_the_answer() -> None:
+    async with (
+        engine(FIRST, TOKEN, LAST, b"data: [DONE]\n\n", gap_s=0.01) as url, Front(url) as front,
+        aiohttp.ClientSession() as client, asyncio.timeout(10),
+        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
+    ):  # fmt: skip
+        events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
+        assert events[-1] == b"data: [DONE]\n\n"
+        assert len(front.calls) == 1
+
+
+async def test_a_piece_that_was_carried_is_no_silence() -> None:
+    async with (
+        engine(FIRST, *[TOKEN] * 12, gap_s=0.1) as url, Front(url, keep_alive=0.8) as front,
+        aiohttp.ClientSession() as client,
+        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
+    ):  # fmt: skip
+        for _ in range(13):
+            assert (await response.content.readuntil(b"\n\n")).startswith(b"data: ")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_chunks_whose_framing_breaks_are_a_break(stream: bool) -> None:
+    """aiohttp closes such a connection and tells nobody who reads."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(HEAD if stream else HEAD.replace(b"text/event-stream", b"application/json"))
+        await asyncio.sleep(0.05)
+        writer.write(b"%x\r\n%b\r\n" % (len(FIRST), FIRST))
+        await asyncio.sleep(0.05)
+        writer.write(b"zz\r\nnonsense")
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with (
+        server, Front(f"http://{host}:{port}") as front, aiohttp.ClientSession() as client, asyncio.timeout(10),
+        client.post(f"{front.url}/e/x{CHAT}", json={"stream": stream, "messages": []}) as response,
+    ):  # fmt: skip
+        assert response.status == (200 if stream else 502)
+        if stream:
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await response.read()
+    assert front.lost == ["truncated"]

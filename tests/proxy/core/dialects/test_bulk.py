@@ -43,20 +43,25 @@ def test_what_is_taken_is_what_json_reads(
     slow._hides_all = False  # which nothing is taken for
     assert fast.document(body) == slow.document(body)
     assert (fast.outcomes(), fast.given()) == (slow.outcomes(), slow.given())
-    taken = bulk.read(body, taken=True, spans=True)
+    taken = bulk.read(body, bulky=True, spans=True)
     assert len(taken.logprobs) == len(sampled)
 
 
 @pytest.mark.parametrize("spans", [True, False])
 def test_the_bulk_is_out_of_the_text(spans: bool) -> None:
     document = body_of([("a", 5, -0.5), ("b", 6, -1.25)], [1, 2], "ab")
-    text, answer, logprobs = bulk.read(written(document), taken=True, spans=spans)
+    text, answer, logprobs = bulk.read(written(document), bulky=True, spans=spans)
     document["prompt_token_ids"] = None
     document["choices"][0] |= {"token_ids": None, "logprobs": None}
     assert (json.loads(text), logprobs) == (document, [-0.5, -1.25])
     assert answer.values["prompt_token_ids"] == [1, 2]
     assert answer.values["choices"][0].values["token_ids"] == [5, 6]
     assert bool(answer.spans) == spans
+
+
+def test_nothing_is_taken_where_the_client_wants_to_see_it() -> None:
+    body = written(body_of([("a", 5, -0.5)], [1], "a"))
+    assert bulk.read(body, bulky=False, spans=True) == (body.decode(), scan(body.decode(), deep="choices"), [])
 
 
 ONE = [("a", 5, -0.5)]
@@ -76,6 +81,9 @@ CHOICE = PLAIN["choices"][0]
         PLAIN | {"choices": [CHOICE, {"index": 1}]},
         PLAIN | {"choices": {"0": CHOICE}},
         {"prompt_token_ids": [1]} | PLAIN,
+        PLAIN | {"choices": [{"token_ids": CHOICE["token_ids"]} | CHOICE]},
+        PLAIN | {"choices": [dict(reversed(CHOICE.items()))]},
+        PLAIN | {"prompt_token_ids": [-1]},
         body_of(ONE, [1], "a", token_ids=None),
         body_of(ONE, [1], "a", token_ids=None, more={"token_ids": [5]}),
         body_of(ONE, [1], "a", message={"content": "a", "token_ids": [5]}),
@@ -88,7 +96,7 @@ CHOICE = PLAIN["choices"][0]
 )  # fmt: skip
 def test_any_other_form_is_read_as_json(document: dict[str, Any]) -> None:
     body = written(document)
-    assert bulk.read(body, taken=True, spans=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
+    assert bulk.read(body, bulky=True, spans=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
 
 
 @pytest.mark.parametrize(
@@ -98,13 +106,15 @@ def test_any_other_form_is_read_as_json(document: dict[str, Any]) -> None:
         (b'"prompt_token_ids":[1]}', b'"prompt_token_ids" :[1],"inner":{"prompt_token_ids":[9]}}'),
         (b'"index":0', b'"index":0,"prompt_token_ids" :[9]'),
         (b'"index":0', rb'"index":0,"\u0070rompt_token_ids":[9]'),
+        (b'"token_ids":[5]', rb'"y,\"token_ids":[9],"token_ids" :null'),
+        (b'"logprobs":{', b'"inner":{"logprobs":{"content":[{"logprob":-1}]},"finish_reason":1},"logprobs":{'),
     ],
 )
 def test_a_namesake_elsewhere_is_not_taken_for_a_value_that_is_written_otherwise(
     value: bytes, otherwise: bytes
 ) -> None:
     body = written(PLAIN).replace(value, otherwise)
-    assert bulk.read(body, taken=True, spans=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
+    assert bulk.read(body, bulky=True, spans=False) == (body.decode(), scan(body.decode(), deep="choices"), [])
 
 
 @pytest.mark.parametrize(
@@ -115,7 +125,7 @@ def test_a_namesake_elsewhere_is_not_taken_for_a_value_that_is_written_otherwise
 def test_a_row_may_have_any_form_that_tells_a_logprob(old: bytes, new: bytes) -> None:
     body = written(body_of([*ONE, *ONE], [1], "a")).replace(old, new)
     rows = json.loads(body)["choices"][0]["logprobs"]["content"]
-    assert bulk.read(body, taken=True, spans=False).logprobs == [row["logprob"] for row in rows]
+    assert bulk.read(body, bulky=True, spans=False).logprobs == [row["logprob"] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +144,7 @@ def test_a_row_of_another_form_is_left_to_json(old: bytes, new: bytes) -> None:
 
 def read(body: bytes) -> Any:
     try:
-        return bulk.read(body, taken=True, spans=False).answer
+        return bulk.read(body, bulky=True, spans=False).answer
     except ValueError:
         return None
 
@@ -143,4 +153,4 @@ def test_what_is_cut_off_or_no_text_is_refused() -> None:
     body = written(PLAIN)
     assert [read(body[:end]) for end in range(len(body))] == [None] * len(body)
     with pytest.raises(UnicodeDecodeError):
-        bulk.read(body.replace(b'"a"', b'"\xff"'), taken=True, spans=False)
+        bulk.read(body.replace(b'"a"', b'"\xff"'), bulky=True, spans=False)

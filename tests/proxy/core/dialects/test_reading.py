@@ -159,6 +159,7 @@ def test_a_document_with_nothing_to_hide_is_the_same_bytes() -> None:
     ({"logprobs": {"content": [{"logprob": -1.0}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "x"}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -(10**400)}]}}, "no_logprobs"),
     ({"finish_reason": "abort"}, "engine_aborted"),
     ({"finish_reason": None}, "truncated"),
     ({"finish_reason": 7}, "capture_failed"),
