@@ -5,8 +5,8 @@ it. So that task sleeps while there is nothing to decide. Whatever is not an eve
 itself: the end or a break, calls to be recorded, a client that reads more slowly than the engine writes.
 
 Invariant: the client gets the same bytes in the same order on either way. The short one begins behind the first bytes
-that aiohttp has written, writes only while nothing waits to be sent before, and frames what it writes as aiohttp does
-(RFC 9112, section 7.1).
+that aiohttp has written, writes only while the client's transport keeps nothing back, and frames what it writes as
+aiohttp does (RFC 9112, section 7.1).
 """
 
 from __future__ import annotations
