@@ -25,8 +25,10 @@ class Answer:
         return json.loads(self.body)
 
     def events(self) -> list[Any]:
-        """The JSON of each ``data:`` event of a stream; ``[DONE]`` stays a string."""
-        data = [event.removeprefix(b"data: ") for event in self.body.split(b"\n\n") if event]
+        """The JSON of each ``data:`` event of a stream; ``[DONE]`` stays a string, and comments, which keep a slow
+        answer alive, are none."""
+        events = [event for event in self.body.split(b"\n\n") if event and not event.startswith(b":")]
+        data = [event.removeprefix(b"data: ") for event in events]
         return [item.decode() if item == b"[DONE]" else json.loads(item) for item in data]
 
 

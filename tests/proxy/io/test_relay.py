@@ -148,6 +148,7 @@ async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, s
     assert all(event.startswith(b"data: ") for event in others[:-1]) and others[-1] == b""
     finished = next(place for place, event in enumerate(events) if b'"finish_reason":"' in event)
     assert all(place < finished for place in comments), "never after the end"
+    assert answer.events()[-1] == "[DONE]", "who reads by the standard skips comments"
     assert len(front.calls) == 1
 
 
