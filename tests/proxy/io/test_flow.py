@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -275,34 +275,6 @@ async def test_leaving_late_disturbs_nobody_who_has_the_connection_by_then() -> 
     assert reader.content.read_nowait() == b"abc"
 
 
-async def test_a_client_that_reads_late_gets_every_byte_and_holds_the_engine_back_meanwhile() -> None:
-    events, sent = [b"data: %07d %s\n\n" % (number, b"x" * 16_000) for number in range(1500)], 0
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal sent
-        await reader.readuntil(b"}")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        for event in events:
-            writer.write(b"%x\r\n%b\r\n" % (len(event), event))
-            await writer.drain()
-            sent += 1
-        writer.write(b"0\r\n\r\n")
-        writer.close()
-
-    engine = await asyncio.start_server(answer, "127.0.0.1", 0)
-    host, port = engine.sockets[0].getsockname()
-    async with (
-        engine, Front(f"http://{host}:{port}") as front, aiohttp.ClientSession() as client,
-        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True}) as response,
-    ):  # fmt: skip
-        before = -1
-        while before < sent:
-            before = sent
-            await asyncio.sleep(0.5)
-        assert 0 < sent < len(events)
-        assert await response.read() == b"".join(events)
-
-
 EVENT = (
     b'data: {"id":"x","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
     b'{"content":"a"},"logprobs":{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[]}]},'
@@ -310,6 +282,21 @@ EVENT = (
 )
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 FIRST, TOKEN, LAST = EVENT % (b"null", b',"prompt_token_ids":[1]'), EVENT % (b"null", b""), EVENT % (b'"stop"', b"")
+
+
+def framed(piece: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+@asynccontextmanager
+async def answering(
+    answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    """An engine that does `answer` with each connection; its URL."""
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}"
 
 
 @asynccontextmanager
@@ -320,15 +307,39 @@ async def engine(*pieces: bytes, gap_s: float = 0.0) -> AsyncIterator[str]:
         await reader.readuntil(b"}")
         writer.write(HEAD)
         for piece in pieces:
-            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            writer.write(framed(piece))
             await asyncio.sleep(gap_s)
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        host, port = server.sockets[0].getsockname()
-        yield f"http://{host}:{port}"
+    async with answering(answer) as url:
+        yield url
+
+
+async def test_a_client_that_reads_late_gets_every_byte_and_holds_the_engine_back_meanwhile() -> None:
+    events, sent = [b"data: %07d %s\n\n" % (number, b"x" * 16_000) for number in range(1500)], 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"}")
+        writer.write(HEAD)
+        for event in events:
+            writer.write(framed(event))
+            await writer.drain()
+            sent += 1
+        writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    async with (
+        answering(answer) as url, Front(url) as front, aiohttp.ClientSession() as client,
+        client.post(f"{front.url}/e/x{CHAT}", json={"stream": True}) as response,
+    ):  # fmt: skip
+        before = -1
+        while before < sent:
+            before = sent
+            await asyncio.sleep(0.5)
+        assert 0 < sent < len(events)
+        assert await response.read() == b"".join(events)
 
 
 async def test_a_front_carries_tokens_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,16 +391,14 @@ async def test_chunks_whose_framing_breaks_are_a_break(stream: bool) -> None:
         await reader.readuntil(b"}")
         writer.write(HEAD if stream else HEAD.replace(b"text/event-stream", b"application/json"))
         await asyncio.sleep(0.05)
-        writer.write(b"%x\r\n%b\r\n" % (len(FIRST), FIRST))
+        writer.write(framed(FIRST))
         await asyncio.sleep(0.05)
         writer.write(b"zz\r\nnonsense")
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    host, port = server.sockets[0].getsockname()
     async with (
-        server, Front(f"http://{host}:{port}") as front, aiohttp.ClientSession() as client, asyncio.timeout(10),
+        answering(answer) as url, Front(url) as front, aiohttp.ClientSession() as client, asyncio.timeout(10),
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": stream, "messages": []}) as response,
     ):  # fmt: skip
         assert response.status == (200 if stream else 502)
