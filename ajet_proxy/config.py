@@ -100,8 +100,8 @@ class Config:
         (), "Further engine route that agents may call, such as /v2/rerank; repeatable.", metavar="PATH"
     )
     group_size: int = _opt(8, "Episodes of one task that make a complete group, unless the trainer says otherwise.")
-    idle_timeout: float = _opt(1800.0, "An open episode without a sign of life for this long is discarded.")
-    wall_timeout: float = _opt(86400.0, "An open episode older than this is discarded.")
+    idle_timeout: float = _opt(1800.0, "An open episode silent for this long is discarded, unless it asked otherwise.")
+    wall_timeout: float = _opt(86400.0, "An open episode older than this is discarded; it may ask for less.")
     merge_policy: str = _opt(
         "strict", "How calls become samples: strict, repair (joins one text in other tokens, too) or off."
     )

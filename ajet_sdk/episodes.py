@@ -336,7 +336,7 @@ def episode(
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> Episode:
-    """Opens an episode; timeouts and `deadline` are in seconds.
+    """Opens an episode; timeouts and `deadline` are in seconds, and `wall_timeout` at most what the proxy's own is.
 
     `eval` episodes are recorded and never trained. Episodes of one `task` form the group that their advantages are
     relative to; without a task, the first prompt is the task. `deadline` is how long each operation may try to be

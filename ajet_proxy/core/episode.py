@@ -19,7 +19,8 @@ from typing import Any
 
 from ajet_proxy.core.timeline import Packed, Policy, Timeline, Turn, merge_packed
 from ajet_proxy.core.tokens import common_prefix, count, cut
-from ajet_sdk.errors import Conflict
+from ajet_sdk.errors import BadRequest, Conflict
+from ajet_sdk.routes import OpenEpisode
 
 NEXT: Mapping[str, frozenset[str]] = {
     "open": frozenset({"sealed", "discarded"}),
@@ -280,6 +281,18 @@ class Episode:
         if any(self.shares.values()):
             return "leased"
         return "ready" if None in self.shares.values() else "trained"
+
+
+def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float]:
+    """The idle and the wall timeout, in seconds, of an episode that is opened as `asked` where the proxy's own are
+    `idle` and `wall`. No episode holds its memory for longer than `wall`."""
+    for name in ("idle_timeout", "wall_timeout"):
+        value = getattr(asked, name)
+        if value is not None and value <= 0:
+            raise BadRequest(f"{name} must be positive", param=name)
+    if (asked.wall_timeout or 0) > wall:
+        raise BadRequest(f"wall_timeout may be at most {wall:g} seconds, the proxy's own", param="wall_timeout")
+    return asked.idle_timeout or idle, asked.wall_timeout or wall
 
 
 def repeats(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
 from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.call import RESTARTED, prompt_hash
-from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes, total
+from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes, timeouts, total
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState
 from ajet_proxy.core.history import Beginnings, Mark
@@ -46,15 +46,11 @@ class Ledger(State):
     ) -> Events:
         if self.find(episode) is not None:
             raise Conflict(f"episode {episode} exists already", code="episode_exists")
-        for name in ("idle_timeout", "wall_timeout"):
-            value = getattr(body, name)
-            if value is not None and value <= 0:
-                raise BadRequest(f"{name} must be positive", param=name)
+        idle, wall = timeouts(body, self.settings.idle_timeout, self.settings.wall_timeout)
         return (
             ev.EpisodeOpened(
                 at=self._time(at), episode=episode, task=body.task, model=body.model, agent=body.agent, eval=body.eval,
-                idle_timeout=body.idle_timeout or self.settings.idle_timeout,
-                wall_timeout=body.wall_timeout or self.settings.wall_timeout, tenant=tenant, metadata=body.metadata,
+                idle_timeout=idle, wall_timeout=wall, tenant=tenant, metadata=body.metadata,
                 identified_by=identified_by, members=body.members,
             ),
         )

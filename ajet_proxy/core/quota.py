@@ -1,7 +1,8 @@
 """Quotas: how much one tenant may ask, so that it cannot take the engine from the others.
 
 Idea: what a tenant does is an event before it is anything else, so quotas look at events alone: an episode that opens,
-a call that starts, the tokens of a call that ended. Requests and tokens are buckets that hold one minute's worth and
+a call that starts, the tokens of a call that ended. A request is a call, or an episode that opens without one. Requests
+and tokens are buckets that hold one minute's worth and
 refill all the time: a burst is fine, a rate above the quota is not. Tokens are known at a call's end only, so a bucket
 may go below zero, and the next call waits until it is above it. What passes through uncaptured is no event; it takes
 from the same buckets by `pass_one` and `use`.
@@ -57,9 +58,9 @@ class _Bucket:
         self.at = max(self.at, at)
         return self.left
 
-    def wait_for(self, amount: float) -> float:
-        """Seconds until `amount` is there."""
-        return max(0.0, amount - self.left) * MINUTE_S / self.limit
+    def wait(self) -> float:
+        """Seconds until there is one."""
+        return max(0.0, 1.0 - self.left) * MINUTE_S / self.limit
 
 
 class Quotas:
@@ -74,18 +75,24 @@ class Quotas:
     def check(self, events: Sequence[ev.Event]) -> None:
         """`OverQuota` if the tenant of one of `events` has used up what it takes; its ``code`` names the quota."""
         opened = {event.episode: event.tenant for event in events if isinstance(event, ev.EpisodeOpened)}
+        called = _called(events)
         for event in events:
             if isinstance(event, ev.EpisodeOpened):
                 self._may_open(event.tenant, event.at)
+                if event.episode not in called:
+                    self._may_take(event.tenant, "requests_per_minute", event.at)
             elif isinstance(event, ev.CallStarted):
                 tenant = opened.get(event.episode)
                 self._may_call(self._tenant(event.episode) if tenant is None else tenant, event.at)
 
     def spend(self, events: Sequence[ev.Event]) -> None:
         """`events` have happened."""
+        called = _called(events)
         for event in events:
             if isinstance(event, ev.CallStarted):
                 self._take(self._tenant(event.episode), "requests_per_minute", 1, event.at)
+            elif isinstance(event, ev.EpisodeOpened) and event.episode not in called:
+                self._take(event.tenant, "requests_per_minute", 1, event.at)
             elif isinstance(event, ev.CallFinished):
                 used = len(event.call.prompt_token_ids) + len(event.call.token_ids)
                 self._take(self._tenant(event.call.episode), "tokens_per_minute", used, event.at)
@@ -116,13 +123,15 @@ class Quotas:
             )
 
     def _may_call(self, tenant: str, at: float) -> None:
-        for name, amount in (("requests_per_minute", 1.0), ("tokens_per_minute", 1.0)):
-            bucket = self._bucket(tenant, name, at)
-            if bucket is not None and bucket.fill(at) < amount:
-                raise _refusal(
-                    f"has used its {bucket.limit} {name.replace('_', ' ')}", name.partition("_")[0],
-                    bucket.wait_for(amount),
-                )
+        self._may_take(tenant, "requests_per_minute", at)
+        self._may_take(tenant, "tokens_per_minute", at)
+
+    def _may_take(self, tenant: str, name: str, at: float) -> None:
+        bucket = self._bucket(tenant, name, at)
+        if bucket is not None and bucket.fill(at) < 1.0:
+            raise _refusal(
+                f"has used its {bucket.limit} {name.replace('_', ' ')}", name.partition("_")[0], bucket.wait()
+            )
 
     def _take(self, tenant: str, name: str, amount: float, at: float) -> None:
         bucket = self._bucket(tenant, name, at)
@@ -150,6 +159,10 @@ class Quotas:
             total = sum(_size(one) for one in self._state.episodes.values() if one.tenant == tenant)
             seen = self._bytes[tenant] = (at, total)
         return seen[1]
+
+
+def _called(events: Sequence[ev.Event]) -> set[str]:
+    return {event.episode for event in events if isinstance(event, ev.CallStarted)}
 
 
 def parse(table: Any) -> dict[str, Quota]:

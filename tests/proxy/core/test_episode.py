@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, Text, repeats, takes, total
+from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, Text, repeats, takes, timeouts, total
 from ajet_proxy.core.timeline import merge, pack
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_sdk.errors import Conflict
-from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES
+from ajet_sdk.errors import BadRequest, Conflict
+from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES, OpenEpisode
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import conversations, make_call, tangled_calls
@@ -318,3 +318,17 @@ def test_what_is_archived_takes_nothing_but_repetitions() -> None:
     assert not takes("seal", episode)
     with pytest.raises(Conflict, match="archived"):
         takes("reward", episode)
+
+
+def test_an_episode_may_ask_for_other_timeouts_but_not_to_stay_open_for_longer_than_any() -> None:
+    assert timeouts(OpenEpisode(), 100.0, 1000.0) == (100.0, 1000.0)
+    assert timeouts(OpenEpisode(idle_timeout=5000.0, wall_timeout=7.0), 100.0, 1000.0) == (5000.0, 7.0)
+    assert timeouts(OpenEpisode(wall_timeout=1000.0), 100.0, 1000.0) == (100.0, 1000.0)
+    for asked, words in (
+        (OpenEpisode(wall_timeout=1000.1), "wall_timeout may be at most 1000 seconds"),
+        (OpenEpisode(wall_timeout=-1.0), "wall_timeout must be positive"),
+        (OpenEpisode(idle_timeout=0.0), "idle_timeout must be positive"),
+    ):
+        with pytest.raises(BadRequest, match=words) as caught:
+            timeouts(asked, 100.0, 1000.0)
+        assert caught.value.param == words.split()[0]

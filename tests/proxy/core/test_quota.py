@@ -74,12 +74,31 @@ def test_no_window_has_more_requests_than_its_minutes_and_one_burst(gaps: list[f
 
 def test_who_comes_back_when_told_is_let_in() -> None:
     rig = Rig(others=Quota(requests_per_minute=3))
-    episode = rig.open(tenant="x")
+    episode = "opened by its first call"
     assert [refusal(rig, "x", episode=episode) for _ in range(3)] == [None] * 3
     told = refusal(rig, "x", episode=episode)
     assert told == ("requests_quota", 20.0)
     rig.at += 20.0
     assert refusal(rig, "x", episode=episode) is None
+
+
+def test_an_episode_that_opens_without_a_call_is_a_request() -> None:
+    rig = Rig(a=Quota(requests_per_minute=3))
+    episode = rig.open(tenant="a")
+    assert refusal(rig, "a") is None
+    assert refusal(rig, "a", episode="opened by its first call") is None
+    assert refusal(rig, "a") == refusal(rig, "a", episode=episode) == ("requests_quota", 20.0)
+    assert refusal(rig, "b") is None
+    rig.at += 20.0
+    assert refusal(rig, "a") is None
+
+
+def test_an_episode_may_open_while_its_tenant_waits_for_tokens() -> None:
+    rig = Rig(a=Quota(tokens_per_minute=60))
+    episode = rig.open(tenant="a")
+    rig.call(episode, tenant="a", prompt=tuple(range(80)), sampled=tuple(range(10)))
+    assert refusal(rig, "a", episode=episode) == ("tokens_quota", 31.0)
+    assert refusal(rig, "a") is None
 
 
 def test_tokens_are_paid_after_the_call_and_hold_up_the_next() -> None:
@@ -141,9 +160,8 @@ def test_a_table_that_cannot_be_used_says_why(table: object, words: str) -> None
 
 def test_what_passes_through_takes_from_the_same_minute() -> None:
     rig = Rig(a=Quota(requests_per_minute=2, tokens_per_minute=10))
-    episode = rig.open(tenant="a")
     rig.quotas.pass_one("a", rig.at)
-    assert refusal(rig, "a", episode=episode) is None
+    assert refusal(rig, "a", episode="opened by its first call") is None
     with pytest.raises(OverQuota) as caught:
         rig.quotas.pass_one("a", rig.at)
     assert (caught.value.code, caught.value.retry_after) == ("requests_quota", 30.0)
