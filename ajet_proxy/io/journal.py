@@ -20,6 +20,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,8 @@ FRAME = Struct(">II")
 SEGMENT_BYTES = 16 << 20
 RETRY_S = 1.0
 MAX_RECORD = 1 << 30
+BEGINNING = re.compile(rb"\x92[\xa0-\xbf][A-Z]")
+"""How every record begins (`ajet_proxy.io.codec`): a list of two, of which the first is an event's name."""
 NUMBER = "[0-9]" * 8
 """What the names of segments and snapshots are, before their suffix."""
 
@@ -147,13 +150,10 @@ def read_segment(path: Path, *, last: bool) -> Iterator[tuple[bytes, int]]:
 
 
 def _more_follows(data: bytes, end: int) -> bool:
-    """Whether a whole record stands right behind the one at `end`, which is damaged, or behind the damaged beginning of
-    a segment: then it is no torn tail."""
-    start = max(end, len(MAGIC))
-    if start + FRAME.size > len(data):
-        return False
-    behind = start + FRAME.size + FRAME.unpack_from(data, start)[0]
-    return _stands(data, start) > start or _stands(data, behind) > behind
+    """Whether a whole record stands anywhere behind `end`, or behind the damaged beginning of a segment: then it is no
+    torn tail. It is looked for by how it begins, since damage may have taken the length that says where."""
+    begins = (found.start() - FRAME.size for found in BEGINNING.finditer(data, max(end, len(MAGIC)) + FRAME.size))
+    return any(_stands(data, at) > at for at in begins)
 
 
 class Journal:

@@ -15,6 +15,7 @@ from ajet_proxy.core import events as ev
 from ajet_proxy.core.history import Mark
 from ajet_proxy.io import snapshot
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
+from ajet_proxy.io.journal import BEGINNING
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig, picture
 from tests.kit.strategies import EPISODE, make_call, tangled_calls
@@ -69,6 +70,11 @@ def test_what_is_written_is_what_is_read(event: ev.Event) -> None:
     back = decode(encode(event))
     assert back == event
     assert repr(back) == repr(event)
+
+
+@given(any_event())
+def test_every_record_begins_as_the_journal_looks_for_it(event: ev.Event) -> None:
+    assert BEGINNING.match(encode(event))
 
 
 @pytest.mark.parametrize("logprob", [-0.1, -1e-300, -0.0, math.nextafter(-1.0, 0.0)])
