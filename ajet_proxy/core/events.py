@@ -53,7 +53,8 @@ class EpisodeMarkedEval:
 
 @dataclass(frozen=True, slots=True)
 class CallStarted:
-    """A request went to the engine. ``calls`` has one id for each choice; ``body_hash`` recognises a retry."""
+    """A request went to the engine. ``calls`` has one id for each choice; ``body_hash`` recognises a retry; ``route``
+    is the path that was asked, such as ``/v1/messages``."""
 
     at: float
     episode: str
@@ -63,6 +64,7 @@ class CallStarted:
     identified_by: str
     body_hash: str
     idempotency_key: str | None = None
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)

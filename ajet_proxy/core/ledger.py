@@ -58,12 +58,12 @@ class Ledger(State):
     def begin_call(
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
         identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, is_retry: bool,
-        metadata: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None, route: str = "",
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
         `metadata`."""
         at = self._time(at)
-        started = ev.CallStarted(at, episode, calls, model, agent, identified_by, body_hash, idempotency_key)
+        started = ev.CallStarted(at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route)
         known = self.find(episode)
         if known is None:
             body = OpenEpisode(task=task, eval=eval, metadata=metadata or {})

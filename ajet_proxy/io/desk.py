@@ -46,14 +46,15 @@ MAX_NOTED = 10
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """A request that may become calls, one for each of its `choices`. ``sent`` is its `core.attempt`; ``model`` the one
-    that it asks for."""
+    """A request to `route` that may become calls, one for each of its `choices`. ``sent`` is its `core.attempt`;
+    ``model`` the one that it asks for."""
 
     identity: Identity
     history: Beginnings | None
     sent: Mapping[str, Any]
     model: str
     choices: int
+    route: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,8 @@ class LedgerDesk:
         model = given or asking.model
         opening = partial(
             ledger.begin_call, model=model, agent=agent, task=identity.task, eval=identity.eval,
-            identified_by=identity.identified_by, tenant=tenant, metadata=metadata, **asking.sent,
+            identified_by=identity.identified_by, tenant=tenant, metadata=metadata,
+            route=asking.route, **asking.sent,
         )
         if ledger.gate != "open" or not self._engines.candidates(model):  # waiting takes memory
             self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))

@@ -186,7 +186,8 @@ class HttpFront:
             identity = await self._desk.find(identity, history, sent)
             await self._reward(http, identity, body)
         exchange = self._exchange(dialect, asked)
-        async with self._desk.begin(Asking(identity, history, sent, request.model, exchange.choices)) as begun:
+        asking = Asking(identity, history, sent, request.model, exchange.choices, dialect.path)
+        async with self._desk.begin(asking) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)
             if suited is not dialect or begun.given is not None:
                 asked = asked if suited is dialect else suited.translate(request)

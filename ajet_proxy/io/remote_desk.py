@@ -55,7 +55,7 @@ def _marks(packed: Sequence[Any]) -> tuple[Mark, ...]:
 def _asking(asking: Asking) -> list[Any]:
     history = asking.history if asking.identity.episode is None else None
     told = history.told() if history is not None else None
-    return [asking.identity, told, dict(asking.sent), asking.model, asking.choices]
+    return [asking.identity, told, dict(asking.sent), asking.model, asking.choices, asking.route]
 
 
 VALUES = Values((

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ajet_proxy.config import ConfigError
+from ajet_proxy.core.dialects.completions import COMPLETIONS
 from ajet_proxy.core.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.io.store import Store
 from ajet_sdk import __version__
@@ -66,15 +67,15 @@ class Traces:
         match event:
             case CallStarted():
                 self._started |= dict.fromkeys(event.calls, event)
-            case CallFinished(call=call) if self._started.pop(call.call, None) is not None:
-                span = self._span(call.episode, call.call, call.model, call.agent, call.started_at)
+            case CallFinished(call=call) if (started := self._started.pop(call.call, None)) is not None:
+                span = self._span(started, call.call, call.model)
                 span.set_attribute("gen_ai.usage.input_tokens", len(call.prompt_token_ids))
                 span.set_attribute("gen_ai.usage.output_tokens", len(call.token_ids))
                 span.set_attribute("gen_ai.response.finish_reasons", [call.finish_reason])
                 span.set_attribute("ajet.policy_versions", sorted({version for version, _ in call.policy_versions}))
                 span.end(_nanoseconds(event.at))
             case CallLost() if (started := self._started.pop(event.call, None)) is not None:
-                span = self._span(event.episode, event.call, started.model, started.agent, started.at)
+                span = self._span(started, event.call, started.model)
                 span.set_attribute("error.type", event.reason)
                 span.set_status(self._failed(event.reason))
                 span.end(_nanoseconds(event.at))
@@ -87,13 +88,15 @@ class Traces:
             await asyncio.gather(self._reader, return_exceptions=True)
         await asyncio.to_thread(self._provider.shutdown)
 
-    def _span(self, episode: str, call: str, model: str, agent: str, at: float) -> Any:
+    def _span(self, started: CallStarted, call: str, model: str) -> Any:
+        operation = "text_completion" if started.route == COMPLETIONS.path else "chat"
         attributes = {
-            "session.id": episode, "gen_ai.response.id": call, "gen_ai.request.model": model,
-            **({"gen_ai.agent.name": agent} if agent else {}),
+            "session.id": started.episode, "gen_ai.operation.name": operation, "gen_ai.response.id": call,
+            "gen_ai.request.model": model, **({"gen_ai.agent.name": started.agent} if started.agent else {}),
         }
         return self._tracer.start_span(
-            "ajet.call", kind=self._kind, attributes=attributes, start_time=_nanoseconds(at)
+            f"{operation} {model}".rstrip(), kind=self._kind, attributes=attributes,
+            start_time=_nanoseconds(started.at),
         )
 
 

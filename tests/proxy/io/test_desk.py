@@ -21,7 +21,8 @@ from tests.proxy.io.front import Front, leave, until
 def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **headers: str) -> Asking:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     identity = identify(path=path, headers=named, body=None, claims=EVERYTHING)
-    return Asking(identity, None, attempt(MappingProxyType({}), identity.path, b"{}", scope=b""), "m", choices)
+    sent = attempt(MappingProxyType({}), identity.path, b"{}", scope=b"")
+    return Asking(identity, None, sent, "m", choices, "/v1/messages")
 
 
 def losses(front: Front) -> list[tuple[str, str]]:

@@ -47,10 +47,10 @@ def played(traces: Traces) -> tuple[LedgerRig, str, list[str]]:
     """An episode of a whole call, a lost one and one under way; its events are given to `traces`."""
     rig = LedgerRig()
     episode = rig.open(task="t")
-    (whole,) = rig.begin(episode, model="m", agent="solver")
+    (whole,) = rig.begin(episode, model="m", agent="solver", route="/v1/completions")
     rig.at = 1002.5
     rig.finish(episode, whole, (1, 2, 3), (4, 5), version=7)
-    (lost,) = rig.begin(episode, model="m")
+    (lost,) = rig.begin(episode, model="m", route="/v1/messages")
     rig.at = 1003.0
     rig.lose(episode, lost, "truncated")
     rig.begin(episode, model="m")
@@ -64,16 +64,18 @@ def test_each_ended_call_is_one_span() -> None:
     spans = Spans()
     _, episode, (first, second) = played(Traces(spans.provider))
     whole, lost = spans.done
-    assert whole.name == lost.name == "ajet.call"
+    assert (whole.name, lost.name) == ("text_completion m", "chat m")
     assert dict(whole.attributes) == {
-        "session.id": episode, "gen_ai.response.id": first, "gen_ai.request.model": "m", "gen_ai.agent.name": "solver",
+        "session.id": episode, "gen_ai.operation.name": "text_completion", "gen_ai.response.id": first,
+        "gen_ai.request.model": "m", "gen_ai.agent.name": "solver",
         "gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 2, "gen_ai.response.finish_reasons": ("stop",),
         "ajet.policy_versions": (7,),
     }
     assert (whole.start_time, whole.end_time) == (1_000_000_000_000, 1_002_500_000_000)
     assert whole.status.is_ok
     assert dict(lost.attributes) == {
-        "session.id": episode, "gen_ai.response.id": second, "gen_ai.request.model": "m", "error.type": "truncated",
+        "session.id": episode, "gen_ai.operation.name": "chat", "gen_ai.response.id": second,
+        "gen_ai.request.model": "m", "error.type": "truncated",
     }
     assert (lost.status.is_ok, lost.status.description) == (False, "truncated")
 
@@ -100,7 +102,11 @@ async def test_the_daemon_makes_spans_and_sends_the_last_one_when_it_ends(
         stub.faults.append(Fault("status", status=500))
         assert (await client.chat("run-1")).status == 500
         assert (await client.chat("run-2")).status == 200
-    bad, good = spans.done
+        text = {"model": CHAT["model"], "prompt": "Hello"}
+        assert (await client.ask("POST", "/e/run-3/v1/completions", text)).status == 200
+    bad, good, completed = spans.done
+    assert [span.name.split()[0] for span in spans.done] == ["chat", "chat", "text_completion"]
+    assert completed.attributes["session.id"] == "run-3"
     assert (bad.attributes["session.id"], bad.status.is_ok) == ("run-1", False)
     assert (good.attributes["session.id"], good.attributes["gen_ai.request.model"]) == ("run-2", CHAT["model"])
     assert good.attributes["gen_ai.usage.output_tokens"] > 0
