@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from pathlib import Path
@@ -13,11 +14,16 @@ from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TrainerProcess, living
 
-GROUPS, SIZE = 2, 4
+GROUPS, SIZE, SAVE_FREQ = 2, 4, 2
 
 
 def steps(trainer: TrainerProcess) -> list[int]:
     return [line["step"] for line in trainer.metrics()]
+
+
+def beginnings(trainer: TrainerProcess) -> list[int]:
+    """The steps from which each of its lives went on."""
+    return [int(step) for step in re.findall(r"training from step (\d+)", trainer.log.read_text())]
 
 
 @pytest.mark.slow
@@ -27,7 +33,7 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
     with ProxyProcess(None, tmp_path / "proxy") as proxy:
         ours = {
             "model": str(model), "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 256,
-            "save_freq": 2, "lease_s": 15.0,
+            "save_freq": SAVE_FREQ, "lease_s": 15.0,
         }  # fmt: skip
         with (
             TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-4}) as trainer,
@@ -41,9 +47,11 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
             killed_at = trainer.metrics()
 
             trainer.start()
-            trainer.until(lambda: "training from step 2" in trainer.log.read_text(), 400)
+            trainer.until(lambda: len(beginnings(trainer)) == 2, 400)
+            resumed = beginnings(trainer)[1]
+            assert resumed % SAVE_FREQ == 0 and abs(resumed - len(killed_at)) < SAVE_FREQ
             assert living(first_life, 5) == []
-            trainer.until(lambda: len(steps(trainer)) > 3, 200)
+            trainer.until(lambda: len(steps(trainer)) > resumed + 1, 200)
             engine = [process for process in trainer.below() if "EngineCore" in " ".join(process.cmdline())]
             engine[0].kill()
             assert trainer.wait(120) == 1
@@ -62,7 +70,8 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
 
     metrics = trainer.metrics()
     assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
-    assert [line["batch"] for line in metrics[:2]] == [line["batch"] for line in killed_at[:2]]
+    kept = min(resumed, len(killed_at))
+    assert [line["batch"] for line in metrics[:kept]] == [line["batch"] for line in killed_at[:kept]]
     batches = [line["batch"] for line in metrics]
     assert len(set(batches)) == len(batches)
     episodes = status["episodes"]
