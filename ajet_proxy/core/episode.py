@@ -48,12 +48,16 @@ answer. ``refuse``: 409."""
 
 
 def takes(command: str, episode: Episode) -> bool:
-    """Whether `command` has something to do in this state; `Conflict` if the state refuses it."""
-    verdict = TAKES[command][episode.state]
+    """Whether `command` has something to do in this state; `Conflict` if the state refuses it. What a trainer has had
+    and may yet acknowledge, or has trained in part, is as good as leased."""
+    state = "leased" if episode.state == "ready" and episode.taken else episode.state
+    verdict = TAKES[command][state]
     if verdict == REFUSE:
         why = f" ({episode.reason})" if episode.reason else ""
         message = f"episode {episode.id} is {episode.state}{why}: too late for this {command}"
-        raise Conflict(message, code=f"episode_{episode.state}")
+        if state != episode.state:
+            message += ", since a trainer has had it"
+        raise Conflict(message, code=f"episode_{state}")
     if verdict == DO and episode.stored is not None:
         raise Conflict(f"episode {episode.id} is archived: too late for this {command}", code="episode_archived")
     return verdict == DO
@@ -164,6 +168,8 @@ class Episode:
     timelines: tuple[Timeline, ...] = ()
     shares: dict[str, str | None] = field(default_factory=dict)
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
+    taken: bool = False
+    """Whether a trainer has had it, and has not said that it trained nothing of it."""
     tallied: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None

@@ -166,7 +166,7 @@ class Ledger(State):
                 yield model, episode
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
-        """The batch is trained. A lease that ran out is acknowledged all the same while nobody else took an episode."""
+        """The batch is trained. A returned one is acknowledged all the same while its episodes are as it had them."""
         known = self._batch(batch)
         if body.policy_version < 0:
             raise BadRequest("policy_version must be at least 0", param="policy_version")
@@ -176,7 +176,10 @@ class Ledger(State):
             return ()
         if known.state == "returned":
             episodes = [self._episode(episode) for episode in known.episodes()]
-            if any(one.state == "discarded" or one.shares.get(known.model, "") is not None for one in episodes):
+            if any(
+                one.state == "discarded" or one.shares.get(known.model, "") is not None
+                or len(one.rewards) != known.given[one.id] for one in episodes
+            ):
                 raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
         return (ev.BatchTrained(self._time(at), batch, body.policy_version, body.filtered),)
 

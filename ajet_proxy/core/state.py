@@ -269,10 +269,15 @@ class State:
             self.tally.correct(kind, episode.tallied, episode.id, episode.named_task, reward, before)
 
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
+        """Of an episode that a model has trained its share of, only the rest is dropped."""
         episode = self.episodes[event.episode]
-        for model, share in episode.shares.items():
-            if share is None:
-                self.queues.remove(model, episode.named_task, episode.id)
+        idle = [model for model, share in episode.shares.items() if share is None]
+        for model in idle:
+            self.queues.remove(model, episode.named_task, episode.id)
+        if "" in episode.shares.values():
+            for model in idle:
+                self._filtered(episode, model, event.reason, event.at)
+            return
         episode.keep_timelines(self.merge_policy)
         self._move(episode, "discarded", event.at, event.reason, event.detail)
 
@@ -288,6 +293,7 @@ class State:
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             batch.given[episode.id] = len(episode.rewards)
             self.queues.remove(batch.model, episode.named_task, episode.id)
+            episode.taken = True
             self._share(episode, batch.model, batch.id, event.at)
 
     def _extended(self, event: ev.LeaseExtended) -> None:
@@ -299,6 +305,7 @@ class State:
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             self.queues.add(batch.model, episode.named_task, episode.id)
             self._share(episode, batch.model, None, event.at)
+            episode.taken = event.reason != "nack" or any(share is not None for share in episode.shares.values())
 
     def _trained(self, event: ev.BatchTrained) -> None:
         batch = self.batches[event.batch]

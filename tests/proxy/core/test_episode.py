@@ -332,3 +332,17 @@ def test_an_episode_may_ask_for_other_timeouts_but_not_to_stay_open_for_longer_t
         with pytest.raises(BadRequest, match=words) as caught:
             timeouts(asked, 100.0, 1000.0)
         assert caught.value.param == words.split()[0]
+
+
+def test_what_a_trainer_has_had_is_as_good_as_leased() -> None:
+    rig = LedgerRig()
+    episode = rig.ledger.episodes[rig.in_state("ready")]
+    assert takes("reward", episode) and takes("abort", episode)
+    episode.taken = True
+    for command in COMMANDS:
+        if EXPECTED["leased"][COMMANDS.index(command)] == "refuse":
+            with pytest.raises(Conflict, match="a trainer has had it") as caught:
+                takes(command, episode)
+            assert caught.value.code == "episode_leased"
+        else:
+            assert not takes(command, episode)

@@ -143,14 +143,16 @@ def test_a_late_acknowledgement_counts_while_nobody_else_took_the_episodes(rig: 
     assert rig.lease(group_size=1) is None
 
 
-def test_a_late_acknowledgement_is_refused_when_an_episode_went_elsewhere(rig: LedgerRig) -> None:
-    for spoil in ("lease", "train", "abort"):
+def test_a_late_acknowledgement_is_refused_when_an_episode_went_elsewhere_or_changed(rig: LedgerRig) -> None:
+    for spoil in ("lease", "train", "abort", "reward"):
         episode = rig.ready(spoil)
         batch = rig.lease(group_size=1)
         assert batch is not None
         rig.nack(batch)
         if spoil == "abort":
             rig.abort(episode)
+        elif spoil == "reward":
+            rig.reward(episode, 0.25)
         else:
             other = rig.lease(group_size=1)
             if spoil == "train" and other is not None:
@@ -168,6 +170,25 @@ def test_an_unknown_batch(rig: LedgerRig) -> None:
     ):
         with pytest.raises(NotFound):
             command()
+
+
+def test_what_a_trainer_may_yet_acknowledge_is_rewarded_as_it_was_delivered(rig: LedgerRig) -> None:
+    episode = rig.ready()
+    batch = rig.lease(group_size=1, lease_s=10.0)
+    assert batch is not None
+    rig.at += 10.0
+    rig.expire()
+    assert rig.state(episode) == "ready"
+    for command in (rig.abort, rig.reward):
+        with pytest.raises(Conflict, match="a trainer has had it") as caught:
+            command(episode)
+        assert caught.value.code == "episode_leased"
+    again = rig.lease(group_size=1)
+    assert again is not None
+    rig.nack(again)
+    rig.reward(episode, -1.0)
+    rig.abort(episode)
+    assert rig.state(episode) == "discarded"
 
 
 def test_an_evaluation_never_enters_a_batch(rig: LedgerRig) -> None:
@@ -197,6 +218,9 @@ def test_an_episode_of_several_models_is_trained_when_all_are(rig: LedgerRig) ->
         rig.abort(episode)
     rig.ack(solver)
     assert rig.state(episode) == "ready"
+    for command in (rig.abort, rig.reward):
+        with pytest.raises(Conflict, match="a trainer has had it"):
+            command(episode)
     critic = rig.lease(model="n", group_size=1)
     assert critic is not None
     ((delivered,),) = (group.episodes for group in rig.ledger.batch(critic).groups)

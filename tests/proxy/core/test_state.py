@@ -298,17 +298,16 @@ def test_a_part_that_is_returned_leaves_the_rest_leased() -> None:
     assert list(rig.ledger.queues.ready(None)) == [("m", episode)]
 
 
-def test_an_episode_of_which_a_part_is_trained_can_still_be_discarded() -> None:
+def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> None:
     rig = LedgerRig(watch=True)
+    rig.announce("n", 9)
     episode = rig.open(task="t", members={"a": "m", "b": "n"})
     for model in "mn":
-        rig.call(episode, model=model)
+        rig.call(episode, model=model, version=1)
     rig.reward(episode)
-    batch = rig.lease(model="m", group_size=1)
-    assert batch is not None
-    rig.ack(batch)
-    rig.abort(episode)
-    assert rig.state(episode) == "discarded"
+    rig.ack(rig.lease(model="m", group_size=1) or "")
+    assert rig.lease(model="n", group_size=1, max_staleness=1) is None
+    assert (rig.state(episode), rig.ledger.episodes[episode].shares) == ("trained", {"m": ""})
     assert list(rig.ledger.queues.ready(None)) == []
 
 
