@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
-from ajet_proxy.config import Config, ConfigError, load
+from ajet_proxy.config import NO_KEY, Config, ConfigError, load, split_upstream
 from ajet_sdk.routes import KEY_PREFIX
 
 if TYPE_CHECKING:
@@ -83,13 +83,17 @@ def serve(file: str | None, **flags: Any) -> None:
 def merge(calls: TextIO, policy: Policy, tree: bool, upstream: str | None) -> None:
     """Turn calls (JSON lines; - is stdin) into samples on stdout."""
     from ajet_proxy import offline
+    from ajet_sdk.address import is_key
     from ajet_sdk.errors import BadRequest
 
     try:
         if upstream is None:
             _write(offline.merge_lines(calls, policy, tree))
         else:
-            with offline.engine_text(upstream, os.environ.get("AJET_UPSTREAM_KEY")) as text:
+            key = os.environ.get("AJET_UPSTREAM_KEY")
+            if key is not None and not is_key(key):
+                raise ConfigError(NO_KEY)
+            with offline.engine_text(split_upstream(upstream)[1], key) as text:
                 _write(offline.merge_lines(calls, policy, tree, text))
     except BadRequest as error:
         raise click.UsageError(error.message) if error.param in ("policy", "tree") else error from error

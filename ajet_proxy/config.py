@@ -20,10 +20,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from ajet_proxy.core import quota
 from ajet_proxy.core.quota import Quota
+from ajet_sdk.address import is_key, server
+
+NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
 
 
 class ConfigError(Exception):
@@ -204,6 +206,8 @@ def check(config: Config) -> None:
     for item in config.upstream:
         if _server(split_upstream(item)[1]) == (host.replace("localhost", "127.0.0.1"), port):
             raise ConfigError(f"upstream {item!r} is the proxy's own address: give that of the engine")
+    if config.upstream_key is not None and not is_key(config.upstream_key):
+        raise ConfigError(NO_KEY)
     if config.public_url is not None and _server(config.public_url) is None:
         raise ConfigError(f"public_url must be http://HOST:PORT or https://HOST, not {config.public_url!r}")
     for name, allowed in (
@@ -299,14 +303,8 @@ def split_upstream(text: str) -> tuple[str, str]:
 
 
 def _server(url: str) -> tuple[str, int] | None:
-    """Host and port of a base URL; None for what is none."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-    except ValueError:
-        return None
-    odd = parts.scheme not in ("http", "https") or parts.query or parts.fragment or " " in url
-    return None if odd or not parts.hostname else (parts.hostname.replace("localhost", "127.0.0.1"), port)
+    found = server(url)
+    return found and (found[0].replace("localhost", "127.0.0.1"), found[1])
 
 
 def is_loopback(host: str) -> bool:
@@ -335,7 +333,7 @@ def _from_toml(file: str) -> dict[str, Any]:
             table = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     known = [f.name for f in dataclasses.fields(Config) if f.name not in ("admin_secret", "upstream_key")]
     for name in (name for name in table if name not in known):

@@ -122,11 +122,11 @@ def _delivered(batch: Batch) -> Iterator[str]:
 def _call(line: str, number: int) -> Call:
     try:
         return Call.from_json(json.loads(line))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"line {number} is not JSON: {error}") from error
     except BadRequest as error:
         raise BadRequest(f"line {number}: {error.message}", param=error.param) from error
 
 
 def _line(sample: Sample) -> str:
-    return json.dumps(sample.to_json(), ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(sample.to_json(), separators=(",", ":"))

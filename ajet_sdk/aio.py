@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk import routes
-from ajet_sdk.client import http_options
+from ajet_sdk.client import connected
 from ajet_sdk.episodes import EpisodeLife, Opened, aborting, current_episode, opening, rewarding
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
@@ -70,7 +70,7 @@ class Client:
             await asyncio.sleep(effect.seconds)
             return None
         if self._http is None:
-            self._http = httpx.AsyncClient(transport=self._transport, **http_options(self.target))
+            self._http = connected(httpx.AsyncClient, self.target, self._transport)
         try:
             answer = await self._http.request(
                 effect.method, effect.url, headers=effect.headers, content=effect.content, timeout=effect.timeout

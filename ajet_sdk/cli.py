@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
@@ -31,6 +32,34 @@ INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
 
 
+@contextmanager
+def usage() -> Iterator[None]:
+    """What cannot be used as it was given is bad usage, before anything is asked of a proxy."""
+    try:
+        yield
+    except AjetError as error:
+        raise click.UsageError(error.message) from None
+
+
+def episode_id(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Refuses what can name no episode."""
+    from ajet_sdk.routes import check_id
+
+    with usage():
+        return value and check_id(value)
+
+
+def text(_context: click.Context, _option: click.Parameter, value: str) -> str:
+    """Refuses what is empty, or bytes that are no text in this locale."""
+    if not value:
+        raise click.BadParameter("it is empty: an unset variable?")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise click.BadParameter("it holds bytes that are no text") from None
+    return value
+
+
 def proxy_option(command: F) -> F:
     return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
 
@@ -45,7 +74,7 @@ def ajet() -> None:
 
 
 @ajet.command(context_settings={"allow_interspersed_args": False})
-@click.option("--task", required=True, help="What the program attempts; runs of one task form a group.")
+@click.option("--task", required=True, callback=text, help="What the program attempts; runs of one task form a group.")
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="How many episodes.")
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="P", help="How many at once.")
 @click.option("--reward-cmd", metavar="CMD", help="Run CMD by a shell after the program; its last number counts.")
@@ -83,8 +112,6 @@ def run(
 
     if reward_cmd is not None and reward_from is not None:
         raise click.UsageError("--reward-cmd and --reward-from cannot both say what the reward is")
-    if not task:
-        raise click.UsageError("--task is empty: an unset variable?")
     check_program(program[0])
     with client_for(proxy) as client, ExitStack() as stack:
         await_proxy(client)
@@ -95,7 +122,7 @@ def run(
 
 @ajet.command(context_settings={"ignore_unknown_options": True})
 @click.argument("value", type=float)
-@click.option("--episode", metavar="ID", help=EPISODE_HELP)
+@click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
 @click.option("--call", metavar="ID", help="Reward this call only.")
 @click.option("--agent", metavar="NAME", help="Reward this agent's samples only.")
 @click.option("--not-final", is_flag=True, help="More rewards will come: do not seal the episode.")
@@ -105,13 +132,10 @@ def reward(
 ) -> None:
     """Give an episode the reward VALUE (a finite number; -1 is one too)."""
     from ajet_sdk.episodes import current_episode, finite, rewarding
-    from ajet_sdk.errors import BadRequest
 
-    try:
+    with usage():
         value = finite(value)
-    except BadRequest as error:
-        raise click.BadParameter(error.message, param_hint="VALUE") from None
-    found = current_episode(episode)
+        found = current_episode(episode)
     with client_for(proxy) as client:
         client.drive(
             rewarding(
@@ -122,14 +146,15 @@ def reward(
 
 
 @ajet.command()
-@click.option("--episode", metavar="ID", help=EPISODE_HELP)
+@click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
 @click.option("--reason", help="Why, in your own words.")
 @proxy_option
 def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
     """Give an episode up: none of it is trained."""
     from ajet_sdk.episodes import aborting, current_episode
 
-    found = current_episode(episode)
+    with usage():
+        found = current_episode(episode)
     with client_for(proxy) as client:
         client.drive(aborting(client.target, found, reason, client.patience))
 
@@ -146,7 +171,7 @@ def status(as_json: bool, proxy: str | None) -> None:
 
 
 @ajet.command()
-@click.argument("episode")
+@click.argument("episode", callback=episode_id)
 @click.option("--json", "as_json", is_flag=True, help="Print the record, with token ids and logprobs.")
 @proxy_option
 def show(episode: str, as_json: bool, proxy: str | None) -> None:
@@ -173,7 +198,8 @@ def client_for(proxy: str | None, deadline: float | None = None) -> Client:
     from ajet_sdk.client import Client
     from ajet_sdk.protocol import DEADLINE_S
 
-    return Client(proxy, deadline=DEADLINE_S if deadline is None else deadline)
+    with usage():
+        return Client(proxy, deadline=DEADLINE_S if deadline is None else deadline)
 
 
 def show_json_or(as_json: bool, answer: Any, view: Callable[[Any], str]) -> None:

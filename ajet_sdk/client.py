@@ -10,14 +10,17 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet_sdk.errors import BadRequest
 from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
 
 if TYPE_CHECKING:
     import httpx
 
+H = TypeVar("H")
 MAX_CONNECTIONS = 256
 
 
@@ -29,6 +32,16 @@ def http_options(target: Target) -> dict[str, Any]:
     verify = httpx.create_ssl_context() if target.url.startswith("https:") else False
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=64, keepalive_expiry=15.0)
     return {"verify": verify, "trust_env": not target.local, "limits": limits}
+
+
+def connected(kind: Callable[..., H], target: Target, transport: Any) -> H:
+    """A client of httpx for `target`; `BadRequest` where the environment names a proxy that httpx cannot use."""
+    import httpx
+
+    try:
+        return kind(transport=transport, **http_options(target))
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        raise BadRequest(f"the environment's HTTP proxy cannot be used: {error}", param="HTTP_PROXY") from error
 
 
 class Client:
@@ -89,7 +102,7 @@ class Client:
             self._process, self._http, self._making = os.getpid(), None, threading.Lock()
         with self._making:
             if self._http is None:
-                self._http = httpx.Client(transport=self._transport, **http_options(self.target))
+                self._http = connected(httpx.Client, self.target, self._transport)
             return self._http
 
     def close(self) -> None:

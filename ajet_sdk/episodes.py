@@ -21,7 +21,7 @@ from typing import Any
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
-from ajet_sdk.protocol import DEADLINE_S, Patience, Talk, Target, exchange
+from ajet_sdk.protocol import DEADLINE_S, Patience, Reply, Talk, Target, exchange
 
 ABORT_DEADLINE_S = 10.0
 """How long an abort on the way out of an exception may try to be acknowledged."""
@@ -88,15 +88,15 @@ def rewarding(
         value=finite(value), call=call, agent=agent, final=final, id=f"rew-{uuid.uuid4().hex}", note=note
     )
     reply = yield from exchange(target, "reward", body, id=episode, patience=patience)
-    answer = reply.json()
-    discarded = isinstance(answer, dict) and answer.get("state") == "discarded"
-    return str(answer.get("reason")) if discarded else None
+    answer = _told(target, reply)
+    return str(answer.get("reason")) if answer.get("state") == "discarded" else None
 
 
 def aborting(target: Target, episode: str, reason: str | None, patience: Patience) -> Talk[None]:
     """Gives the episode up; an episode that was aborted before stays so."""
     try:
-        yield from exchange(target, "abort", routes.Abort(reason), id=episode, patience=patience)
+        reply = yield from exchange(target, "abort", routes.Abort(reason), id=episode, patience=patience)
+        _told(target, reply)
     except Conflict:
         record = yield from reading(target, episode, False, patience)
         if (record.get("state"), record.get("reason")) != ("discarded", "aborted"):
@@ -106,7 +106,8 @@ def aborting(target: Target, episode: str, reason: str | None, patience: Patienc
 def sealing(target: Target, episode: str, patience: Patience) -> Talk[None]:
     """No more will come; an episode that was sealed before stays so."""
     try:
-        yield from exchange(target, "seal", routes.Empty(), id=episode, patience=patience)
+        reply = yield from exchange(target, "seal", routes.Empty(), id=episode, patience=patience)
+        _told(target, reply)
     except Conflict:
         record = yield from reading(target, episode, False, patience)
         if record.get("state") in ("open", "discarded"):
@@ -116,11 +117,15 @@ def sealing(target: Target, episode: str, patience: Patience) -> Talk[None]:
 def reading(target: Target, episode: str, tokens: bool, patience: Patience) -> Talk[dict[str, Any]]:
     """The episode's record (contract section 5), with token ids and logprobs if `tokens`."""
     query = {"tokens": 1} if tokens else None
-    reply = yield from exchange(target, "get_episode", id=episode, query=query, patience=patience)
-    record = reply.json()
-    if not isinstance(record, dict):
-        raise AjetError(f"{target.url} is no ajet proxy: it answered {repr(record)[:120]}")
-    return record
+    return _told(target, (yield from exchange(target, "get_episode", id=episode, query=query, patience=patience)))
+
+
+def _told(target: Target, reply: Reply) -> dict[str, Any]:
+    """The object that a proxy acknowledges with; whatever else answers acknowledges nothing."""
+    answer = reply.json()
+    if not isinstance(answer, dict):
+        raise AjetError(f"{target.url} is no ajet proxy: it answered {repr(answer)[:120]}")
+    return answer
 
 
 def finite(value: Any) -> float:

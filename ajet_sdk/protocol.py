@@ -5,9 +5,10 @@ returns its result. `ajet_sdk.client` carries the effects out with blocking call
 the two faces of the SDK share every decision: what is retried, for how long, and what counts as acknowledged.
 
 Invariant: an operation returns only what the proxy has acknowledged. Otherwise it raises: a refusal (4xx) at once and
-as the error that the proxy named; anything that may pass (no answer, 429, 502, 503, 504) after it was tried again, with
-jittered backoff or when ``Retry-After`` says, until the deadline. Repeating is safe: rewards carry an id, sealing and
-aborting twice is the same as once, and an episode opened twice leaves one that nobody uses and that idles out.
+as the error that the proxy named; anything that may pass (no answer, 408, 429, 500, 502, 503, 504) after it was tried
+again, with jittered backoff or when ``Retry-After`` says, until the deadline. Repeating is safe: rewards carry an id,
+sealing and aborting twice is the same as once, and an episode opened twice leaves one that nobody uses and that idles
+out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from ajet_sdk import routes
+from ajet_sdk.address import is_key, server
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, OverQuota, ProxyUnreachable, from_body
 
 DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
@@ -33,7 +35,7 @@ LEAST_S = 0.001
 """Less time than this before the deadline is none."""
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
-PASSING = (429, 502, 503, 504)
+PASSING = (408, 429, 500, 502, 503, 504)
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 """What OpenSSL says of a certificate that nobody here trusts, which no waiting changes."""
 
@@ -55,16 +57,11 @@ class Target:
         """
         environ = os.environ if environ is None else environ
         url = (url or environ.get("AJET_PROXY_URL") or DEFAULT_PROXY_URL).rstrip("/")
-        try:
-            parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        except ValueError:
-            usable = False
-        if not usable or parts.query or parts.fragment:
+        if server(url) is None:
             raise BadRequest(f"the proxy's URL must look like {DEFAULT_PROXY_URL}, not {url!r}", param="AJET_PROXY_URL")
         issued = environ.get("OPENAI_API_KEY", "")
         key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(routes.KEY_PREFIX) else None)
-        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+        if key is not None and not is_key(key):
             raise BadRequest("the API key holds characters that no key has", param="AJET_API_KEY")
         return cls(url=url, key=key)
 
@@ -117,7 +114,7 @@ class Reply:
         """The decoded body, or its text where it is not JSON."""
         try:
             return json.loads(self.content)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.content.decode("utf-8", "replace")
 
 

@@ -22,6 +22,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest
 
 if sys.version_info >= (3, 11):
@@ -144,7 +145,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     for table, content in document.items():
         if not isinstance(content, dict):
@@ -250,6 +251,8 @@ def check_daemons(config: Config) -> None:
     urls = [url.rstrip("/") for url in config.proxy_url]
     if not urls:
         raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
+    if odd := [url for url in urls if server(url) is None]:
+        raise ConfigError(f"proxy_url must be http://HOST:PORT, not {odd[0]!r}", param="proxy_url")
     doubled = sorted({url for url in urls if urls.count(url) > 1})
     if doubled:
         raise ConfigError(f"proxy_url names {doubled[0]} twice", param="proxy_url")

@@ -15,6 +15,7 @@ import pytest
 from ajet_proxy.cli import _load, cli, main
 from ajet_proxy.core.keys import key_id
 from tests.kit.proxy_process import PROXY
+from tests.kit.strategies import make_call
 
 
 def run(*arguments: str, stdin: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -79,6 +80,8 @@ def test_version() -> None:
         (("install-service", "--print", "--data-dir", "/x"), "leave --data-dir out"),
         (("install-service", "--print", "--config", "a.toml"), "absolute paths"),
         (("doctor", "--upstream", "ftp://x"), "upstream must be"),
+        (("doctor", "--upstream", "http://a..b:1"), "upstream must be"),
+        (("merge", "-", "--policy", "repair", "--upstream", "http://999.1.1.1:1"), "upstream must be"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(arguments: tuple[str, ...], words: str) -> None:
@@ -87,6 +90,38 @@ def test_bad_usage_is_one_line_and_exit_2(arguments: tuple[str, ...], words: str
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert words in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("[" * 200_000, "line 1 is not JSON"), ('{"x":' * 200_000, "line 1 is not JSON"), ("{}", "line 1: token_ids")],
+)
+def test_a_line_that_is_no_call_is_said_in_one_line(line: str, words: str) -> None:
+    done = run("merge", "-", stdin=line)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert words in done.stderr
+
+
+def test_what_json_can_say_and_utf8_cannot_is_merged_all_the_same() -> None:
+    call = make_call("\ud800", (1, 2), (3,))
+    done = run("merge", "-", stdin=json.dumps(call.to_json()))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["calls"] == ["\ud800"]
+
+
+@pytest.mark.parametrize("key", ["abc\n", "ключ"])
+def test_a_key_that_no_header_can_carry_is_said_in_one_line(key: str) -> None:
+    for command in (("doctor",), ("merge", "-", "--policy", "repair", "--upstream", "http://127.0.0.1:1")):
+        done = run(*command, AJET_UPSTREAM_KEY=key)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "AJET_UPSTREAM_KEY holds characters" in done.stderr
+
+
+def test_a_file_that_is_nested_without_end_is_said_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("x = " + "[" * 5000)
+    done = run("serve", "--config", str(tmp_path / "a.toml"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is not TOML" in done.stderr
 
 
 def test_what_is_no_text_is_said_in_one_line(tmp_path: Path) -> None:

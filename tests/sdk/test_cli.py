@@ -56,7 +56,9 @@ def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
         ("run", "--task", "t", "--repeat", "0", "--", "true"), ("run", "--task", "t", "--", "no-such-program-anywhere"),
         ("run", "--task", "t", "--reward-from", "luck", "--", "true"),
         ("run", "--task", "t", "--reward-from", "stdout", "--reward-cmd", "echo 1", "--", "true"),
-        ("run", "--task", "", "--", "true"),
+        ("run", "--task", "", "--", "true"), ("run", "--task", "\udcff", "--", "true"), ("reward", "1"), ("abort",),
+        ("status", "--proxy", "nowhere"), ("status", "--proxy", "http://a..b:1"), ("show", "../status"),
+        ("reward", "1", "--episode", "bad id"),
     ],
     ids=" ".join,
 )
@@ -77,26 +79,27 @@ def test_help_and_version(ajet: Ajet, argv: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "env", "says"),
+    ("argv", "env", "exit", "says"),
     [
-        (("reward", "1"), {}, "AJET_EPISODE is not set"),
-        (("abort",), {}, "AJET_EPISODE is not set"),
-        (("status", "--proxy", "nowhere"), {}, "must look like http://127.0.0.1:8484"),
-        (("show", "ep-none"), {}, "no such episode"),
-        (("show", "../status"), {}, "letters, digits"),
-        (("reward", "1", "--episode", "ep-none"), {}, "no such episode"),
-        (("status",), {"AJET_API_KEY": "a b"}, "characters that no key has"),
+        (("reward", "1"), {}, 2, "AJET_EPISODE is not set"),
+        (("status", "--proxy", "nowhere"), {}, 2, "must look like http://127.0.0.1:8484"),
+        (("status",), {"AJET_PROXY_URL": "http://127.0.0.1:1\n"}, 2, "must look like http://127.0.0.1:8484"),
+        (("show", "../status"), {}, 2, "letters, digits"),
+        (("status",), {"AJET_API_KEY": "a b"}, 2, "characters that no key has"),
+        (("show", "ep-none"), {}, 1, "no such episode"),
+        (("reward", "1", "--episode", "ep-none"), {}, 1, "no such episode"),
+        (("status", "--proxy", "http://192.0.2.1"), {"HTTP_PROXY": "socks5://x"}, 1, "HTTP proxy cannot be used"),
     ],
 )
-def test_failure_is_one_line_and_exit_1(
-    ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch, argv: Any, env: dict[str, str], says: str
+def test_a_fault_is_one_line_that_says_it(
+    ajet: Ajet, stub: ControlStub, monkeypatch: pytest.MonkeyPatch, argv: Any, env: dict[str, str], exit: int, says: str
 ) -> None:
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     code, out, err = ajet(*argv)
-    assert (code, out) == (1, "")
+    assert (code, out) == (exit, "")
     assert err.count("\n") == 1
-    assert err.startswith("ajet: ")
+    assert err.startswith("ajet")
     assert says in err
 
 

@@ -235,9 +235,11 @@ async def test_opening_at_what_is_no_proxy(face: Any, stub: ControlStub) -> None
         with pytest.raises(errors.AjetError, match="no ajet proxy"):
             await face.episode("t")
     ep = await face.episode("t")
-    stub.faults.append(Say(200, []))
-    with pytest.raises(errors.AjetError, match="no ajet proxy"):
-        await ep.record()
+    for answer in ([], "OK", ""):
+        for ask in (ep.record, lambda: ep.reward(1.0), ep.seal, ep.abort):
+            stub.faults.append(Say(200, answer))
+            with pytest.raises(errors.AjetError, match="no ajet proxy"):
+                await ask()
     await ep.aclose()
 
 

@@ -99,7 +99,7 @@ def test_what_the_proxy_would_refuse_is_never_sent(name: str, body: Any, id: str
     assert not script.sent
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 500])
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 501])
 def test_a_refusal_is_raised_at_once(status: int) -> None:
     script = Script([reply(status, errors.BadRequest("because", code="c", param="p").to_body())])
     with pytest.raises(errors.AjetError, match="because") as caught:
@@ -116,7 +116,7 @@ def test_a_web_page_is_no_acknowledgement() -> None:
     assert len(script.sent) == 1
 
 
-@pytest.mark.parametrize("passing", [NoReply("gone"), *(reply(status) for status in (429, 502, 503, 504))])
+@pytest.mark.parametrize("passing", [NoReply("gone"), *(reply(status) for status in (408, 429, 500, 502, 503, 504))])
 def test_what_may_pass_is_tried_again(passing: Reply | NoReply) -> None:
     script = Script([passing, passing, passing, reply(body={"ok": 1})])
     assert script.ask().json() == {"ok": 1}

@@ -67,6 +67,7 @@ def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
         (["engine_urls=http://a"], {}, "belongs to placement 'attached'"),
         (["model="], {}, "model is required"),
         (["proxy_url="], {}, "proxy_url is required"),
+        (["proxy_url=http://a,http://b..c:1"], {}, "proxy_url must be http://HOST:PORT, not 'http://b..c:1'"),
         (["proxy_url=http://a,http://a/"], {}, "proxy_url names http://a twice"),
         (["tls_key=k.pem"], {}, "tls_key belongs to tls_cert"),
         (["tls_ca=ca.pem"], {}, "tls_ca is of no use to a proxy_url without https"),
@@ -93,6 +94,7 @@ def test_a_mistake_is_one_clear_line(file: Path, words: list[str], environ: dict
         ("[trainer]\nmodel = 3", "model must be a string, not 3"),
         ("[trainer]\nmodel = 'x'\nengine_urls = [1]", "engine_urls must be a list of strings"),
         ("[trainer", "run.toml"),
+        ("[verl]\nx = " + "[" * 5000, "run.toml"),
     ],
 )
 def test_a_bad_file_names_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:

@@ -1,0 +1,44 @@
+"""What can be the address of a proxy or an engine, and a key for it: what every library on the way takes.
+
+`urllib.parse.urlsplit` takes nearly anything, and what it lets pass fails later, in a library's own words, at a place
+that knows nothing of settings. Hosts are names (RFC 1123, with underscores; international ones in their ASCII form,
+RFC 5890) or IP addresses.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+_URL = re.compile(
+    r"(?P<scheme>https?)://([^/?#@\[\]\\]*@)?(\[(?P<six>[0-9a-f:.]+)\]|(?P<host>[a-z0-9._-]+))(:(?P<port>[0-9]{1,5})?)?"
+    r"(/[^?#\\ ]*)?",
+    re.IGNORECASE | re.ASCII,
+).fullmatch
+_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?").fullmatch
+_NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}").fullmatch
+
+
+def server(url: str) -> tuple[str, int] | None:
+    """Host and port of a base URL, such as ``http://127.0.0.1:8484`` or ``https://gpu.example.com/front``; None for
+    what is none."""
+    found = _URL(url) if url.isprintable() else None
+    if found is None:
+        return None
+    host = (found["six"] or found["host"]).lower()
+    try:
+        if found["six"]:
+            ipaddress.IPv6Address(host)
+        elif _NUMBERS(host):
+            ipaddress.IPv4Address(host)
+        elif not _NAME(host) or not host.encode("ascii").decode("idna"):
+            return None
+    except ValueError:
+        return None
+    port = int(found["port"] or (443 if found["scheme"].lower() == "https" else 80))
+    return (host, port) if 0 < port < 65536 else None
+
+
+def is_key(text: str) -> bool:
+    """Whether a header can carry `text` behind ``Bearer`` (RFC 6750 allows less)."""
+    return text.isascii() and text.isprintable() and " " not in text
