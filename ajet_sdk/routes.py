@@ -41,6 +41,8 @@ DISCARD_REASONS = (
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
 KEY_PREFIX = "ajet-"
 MAX_NESTING = 32
+MAX_VERSION = 2**31 - 1
+"""No policy version is larger: batches say them in 32 bits."""
 MAX_REWARD = 1e12
 """No reward is larger, on either side of 0: sums of as many as there are, and their squares, stay finite numbers."""
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import MAX_VERSION
+
 GateState = Literal["open", "closing", "closed"]
 
 
@@ -33,3 +36,9 @@ class Gate:
         if not self.shut:
             return "open"
         return "closing" if in_flight else "closed"
+
+
+def check_version(version: int, param: str) -> None:
+    """`BadRequest` for what is no policy version."""
+    if not 0 <= version <= MAX_VERSION:
+        raise BadRequest(f"{param} must be 0 to {MAX_VERSION}", param=param)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
@@ -22,11 +21,12 @@ from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.call import RESTARTED, prompt_hash
 from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes, timeouts, total
 from ajet_proxy.core.events import Event
-from ajet_proxy.core.gate import GateState
+from ajet_proxy.core.gate import GateState, check_version
 from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.samples import samples_of
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_proxy.core.timeline import Packed
+from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import MAX_REWARD, Abort, Ack, Extend, GateClose, GateOpen, Lease, OpenEpisode, Policy, Reward
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group
@@ -168,8 +168,7 @@ class Ledger(State):
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one is acknowledged all the same while its episodes are as it had them."""
         known = self._batch(batch)
-        if body.policy_version < 0:
-            raise BadRequest("policy_version must be at least 0", param="policy_version")
+        check_version(body.policy_version, "policy_version")
         if not body.filtered.keys() <= set(known.episodes()):
             raise BadRequest(f"filtered names an episode that batch {batch} does not have", param="filtered")
         if known.state == "trained":
@@ -200,10 +199,11 @@ class Ledger(State):
     # -- weights
 
     def announce(self, body: Policy, *, at: float) -> Events:
-        if body.version < 0 or not body.model:
-            raise BadRequest("a policy needs a model and a version of at least 0", param="version")
+        if not body.model:
+            raise BadRequest("a policy needs a model", param="model")
+        check_version(body.version, "version")
         for url in body.upstreams or ():
-            if not _is_base_url(url):
+            if server(url) is None or "@" in url:
                 raise BadRequest(f"upstream {url.rpartition('@')[2][:200]!r} is no http://HOST:PORT", param="upstreams")
         known = self.served.get(body.model)
         if known is not None and known.version == body.version and body.upstreams in (None, known.upstreams):
@@ -214,8 +214,7 @@ class Ledger(State):
         return () if self.gate_now.shut else (ev.GateClosed(self._time(at), body.reason),)
 
     def gate_open(self, body: GateOpen, *, at: float) -> Events:
-        if body.policy_version < 0:
-            raise BadRequest("policy_version must be at least 0", param="policy_version")
+        check_version(body.policy_version, "policy_version")
         if not self.gate_now.shut and self.default_version == body.policy_version:
             return ()
         return (ev.GateOpened(self._time(at), body.policy_version),)
@@ -381,15 +380,6 @@ def _late(episode: Episode, call: str, entry: CallEntry, marks: tuple[Mark, ...]
     """A call that a retry has replaced is answered all the same, and its client may go on from there."""
     goes_on = marks and entry.reason == "retried" and episode.stored is None
     return (ev.CallLost(at, episode.id, call, "retried", marks),) if goes_on else ()
-
-
-def _is_base_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:
-        return False
-    return usable and not parts.query and not parts.fragment and url.isprintable() and not set(url) & set(" @")
 
 
 def _check_lease(lease_s: float) -> None:

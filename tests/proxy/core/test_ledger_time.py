@@ -35,7 +35,11 @@ def test_announcing_a_policy(rig: LedgerRig) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [Policy("m", -1), Policy("", 1), Policy("m", 1, ("ftp://x",)), Policy("m", 1, ("localhost:8000",))]
+    "body",
+    [
+        Policy("m", -1), Policy("m", 2**31), Policy("", 1), Policy("m", 1, ("ftp://x",)),
+        Policy("m", 1, ("localhost:8000",)),
+    ],
 )
 def test_announcing_nonsense(rig: LedgerRig, body: Policy) -> None:
     with pytest.raises(BadRequest):
@@ -44,7 +48,7 @@ def test_announcing_nonsense(rig: LedgerRig, body: Policy) -> None:
 
 @pytest.mark.parametrize(
     "url", ["http://", "http://[x", "http://a b", "http://a?x=1", "http://a#b", "http://a:99999", "http://a\n", "",
-            "http://me:sesame@a"]
+            "http://a..b", "http://999.1.1.1", "http://me:sesame@a"]
 )  # fmt: skip
 def test_an_engine_that_has_no_base_url(rig: LedgerRig, url: str) -> None:
     with pytest.raises(BadRequest) as caught:
@@ -60,6 +64,17 @@ def close(rig: LedgerRig) -> None:
 
 def unlock(rig: LedgerRig, version: int) -> object:
     return rig.run(rig.ledger.gate_open(GateOpen(version), at=rig.at))
+
+
+def test_a_version_that_no_batch_could_say_opens_no_gate_and_acknowledges_nothing(rig: LedgerRig) -> None:
+    rig.ready()
+    batch = rig.lease(group_size=1)
+    assert batch is not None
+    for version in (-1, 2**31):
+        with pytest.raises(BadRequest, match="policy_version must be 0 to 2147483647"):
+            unlock(rig, version)
+        with pytest.raises(BadRequest, match="policy_version must be 0 to 2147483647"):
+            rig.ack(batch, version)
 
 
 def test_the_gate_closes_when_nothing_is_in_flight(rig: LedgerRig) -> None:
