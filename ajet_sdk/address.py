@@ -1,8 +1,8 @@
 """What can be the address of a proxy or an engine, and a key for it: what every library on the way takes.
 
 `urllib.parse.urlsplit` takes nearly anything, and what it lets pass fails later, in a library's own words, at a place
-that knows nothing of settings. Hosts are names (RFC 1123, with underscores; international ones in their ASCII form,
-RFC 5890) or IP addresses.
+that knows nothing of settings. Hosts are names (RFC 1123, with underscores; international ones in their ASCII form) or
+IP addresses. The scheme is written small, so that nobody who looks for ``https:`` overlooks it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import ipaddress
 import re
 
 _URL = re.compile(
-    r"(?P<scheme>https?)://([^/?#@\[\]\\]*@)?(\[(?P<six>[0-9a-f:.]+)\]|(?P<host>[a-z0-9._-]+))(:(?P<port>[0-9]{1,5})?)?"
-    r"(/[^?#\\ ]*)?",
-    re.IGNORECASE | re.ASCII,
+    r"(?P<scheme>https?)://([^/?#@\[\]\\]*@)?(\[(?P<six>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9._-]+))"
+    r"(:(?P<port>[0-9]{1,5})?)?(/[^?#\\ ]*)?",
+    re.ASCII,
 ).fullmatch
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?").fullmatch
 _NUMBERS = re.compile(r"[0-9]+(\.[0-9]+){3}").fullmatch
@@ -31,11 +31,11 @@ def server(url: str) -> tuple[str, int] | None:
             ipaddress.IPv6Address(host)
         elif _NUMBERS(host):
             ipaddress.IPv4Address(host)
-        elif not _NAME(host) or not host.encode("ascii").decode("idna"):
+        elif not _NAME(host):
             return None
     except ValueError:
         return None
-    port = int(found["port"] or (443 if found["scheme"].lower() == "https" else 80))
+    port = int(found["port"] or (443 if found["scheme"] == "https" else 80))
     return (host, port) if 0 < port < 65536 else None
 
 

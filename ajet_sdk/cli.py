@@ -46,15 +46,13 @@ def episode_id(_context: click.Context, _option: click.Parameter, value: str | N
     from ajet_sdk.routes import check_id
 
     with usage():
-        return value and check_id(value)
+        return None if value is None else check_id(value)
 
 
-def text(_context: click.Context, _option: click.Parameter, value: str) -> str:
-    """Refuses what is empty, or bytes that are no text in this locale."""
-    if not value:
-        raise click.BadParameter("it is empty: an unset variable?")
+def text(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """Refuses bytes that are no text in this locale."""
     try:
-        value.encode()
+        (value or "").encode()
     except UnicodeEncodeError:
         raise click.BadParameter("it holds bytes that are no text") from None
     return value
@@ -85,8 +83,8 @@ def ajet() -> None:
     "AJET_REWARD_FILE names.  [default: what the program gives itself, else exit-code]",
 )
 @click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")
-@click.option("--agent", metavar="NAME", help="The agent's name in the records.")
-@click.option("--model", metavar="NAME", help="The model whose episodes these are.")
+@click.option("--agent", metavar="NAME", callback=text, help="The agent's name in the records.")
+@click.option("--model", metavar="NAME", callback=text, help="The model whose episodes these are.")
 @click.option(
     "--intercept", is_flag=True,
     help="Catch PROGRAM at its provider's address, for one that takes no base URL; needs ajet-proxy serve --intercept.",
@@ -112,6 +110,8 @@ def run(
 
     if reward_cmd is not None and reward_from is not None:
         raise click.UsageError("--reward-cmd and --reward-from cannot both say what the reward is")
+    if not task:
+        raise click.UsageError("--task is empty: an unset variable?")
     check_program(program[0])
     with client_for(proxy) as client, ExitStack() as stack:
         await_proxy(client)
@@ -123,8 +123,8 @@ def run(
 @ajet.command(context_settings={"ignore_unknown_options": True})
 @click.argument("value", type=float)
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
-@click.option("--call", metavar="ID", help="Reward this call only.")
-@click.option("--agent", metavar="NAME", help="Reward this agent's samples only.")
+@click.option("--call", metavar="ID", callback=text, help="Reward this call only.")
+@click.option("--agent", metavar="NAME", callback=text, help="Reward this agent's samples only.")
 @click.option("--not-final", is_flag=True, help="More rewards will come: do not seal the episode.")
 @proxy_option
 def reward(
@@ -132,10 +132,11 @@ def reward(
 ) -> None:
     """Give an episode the reward VALUE (a finite number; -1 is one too)."""
     from ajet_sdk.episodes import current_episode, finite, rewarding
+    from ajet_sdk.routes import check_id
 
     with usage():
         value = finite(value)
-        found = current_episode(episode)
+        found = check_id(current_episode(episode))
     with client_for(proxy) as client:
         client.drive(
             rewarding(
@@ -147,14 +148,15 @@ def reward(
 
 @ajet.command()
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
-@click.option("--reason", help="Why, in your own words.")
+@click.option("--reason", callback=text, help="Why, in your own words.")
 @proxy_option
 def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
     """Give an episode up: none of it is trained."""
     from ajet_sdk.episodes import aborting, current_episode
+    from ajet_sdk.routes import check_id
 
     with usage():
-        found = current_episode(episode)
+        found = check_id(current_episode(episode))
     with client_for(proxy) as client:
         client.drive(aborting(client.target, found, reason, client.patience))
 

@@ -93,6 +93,8 @@ class Client:
             )
         except httpx.RequestError as error:
             return NoReply(f"{type(error).__name__}: {error}")
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise BadRequest(f"{self.target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
         return Reply(answer.status_code, answer.headers, answer.content)
 
     def _connections(self) -> httpx.Client:

@@ -134,8 +134,9 @@ def finite(value: Any) -> float:
         number = float(value) if not isinstance(value, (str, bytes)) else math.nan
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise BadRequest(f"a reward must be a finite number, not {repr(value)[:80]}", param="value")
+    if not abs(number) <= routes.MAX_REWARD:
+        most = f"a finite number of at most {routes.MAX_REWARD:g}"
+        raise BadRequest(f"a reward must be {most}, not {repr(value)[:80]}", param="value")
     return number
 
 

@@ -36,6 +36,7 @@ LEAST_S = 0.001
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 PASSING = (408, 429, 500, 502, 503, 504)
+"""Answers after which the same may be asked again."""
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 """What OpenSSL says of a certificate that nobody here trusts, which no waiting changes."""
 
@@ -58,7 +59,10 @@ class Target:
         environ = os.environ if environ is None else environ
         url = (url or environ.get("AJET_PROXY_URL") or DEFAULT_PROXY_URL).rstrip("/")
         if server(url) is None:
-            raise BadRequest(f"the proxy's URL must look like {DEFAULT_PROXY_URL}, not {url!r}", param="AJET_PROXY_URL")
+            shown = url.rpartition("@")[2]  # a password is for nobody to see
+            raise BadRequest(
+                f"the proxy's URL must look like {DEFAULT_PROXY_URL}, not {shown!r}", param="AJET_PROXY_URL"
+            )
         issued = environ.get("OPENAI_API_KEY", "")
         key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(routes.KEY_PREFIX) else None)
         if key is not None and not is_key(key):

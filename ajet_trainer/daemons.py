@@ -23,13 +23,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
+from ajet_sdk.protocol import PASSING
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer import tls
 from ajet_trainer.config import Config
 from ajet_trainer.history import ANY
 from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
-from ajet_trainer.link import RETRIED, Link
+from ajet_trainer.link import Link
 
 PATIENCE_S = 5.0
 """How long one of several daemons may be out of reach before the others go on without it; a restart takes less."""
@@ -317,7 +318,7 @@ class Daemons:
 
 def gone(error: AjetError) -> bool:
     """Whether `error` speaks of the daemon's condition, which may pass, and not of what was asked."""
-    return error.status in RETRIED and error.code != "gate_closing"
+    return error.status in PASSING and error.code != "gate_closing"
 
 
 def _side_by_side(members: Sequence[Member], action: Callable[[Link], object]) -> Iterable[AjetError | None]:

@@ -23,10 +23,10 @@ import httpx
 from ajet_sdk import routes
 from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, from_body
 from ajet_sdk.frame import CONTENT_TYPE, VERSION, FrameError, decode_batch
+from ajet_sdk.protocol import PASSING
 from ajet_sdk.sample import Batch
 from ajet_trainer.tls import Judge
 
-RETRIED = (429, 500, 502, 503, 504)
 ANSWER_S = 30.0
 
 
@@ -154,7 +154,7 @@ class Link:
                 if answer.is_success:
                     return answer
                 failure = from_body(answer.status_code, _json(answer), retry_after=_retry_after(answer))
-                if answer.status_code not in RETRIED:
+                if answer.status_code not in PASSING:
                     raise failure
             wait = max(pause, failure.retry_after or 0.0)
             if self._clock() + wait > give_up:

@@ -15,10 +15,10 @@ def attempt(headers: Mapping[str, str], path: str, body: bytes, *, scope: bytes)
     """What a request has in common with its other attempts, and whether it says of itself that it is not the first.
     `scope` keeps clients apart that do not name their episodes. Names in `headers` are found however they are written.
     """
-    key, said = retry_key(headers), hashlib.sha256(scope + path.encode() + b"\n" + body)
+    key = retry_key(headers)
     return {
-        "body_hash": said.hexdigest(),
-        "idempotency_key": key and hashlib.sha256(said.digest() + key.encode()).hexdigest(),
+        "body_hash": hashlib.sha256(scope + path.encode() + b"\n" + body).hexdigest(),
+        "idempotency_key": key and hashlib.sha256(scope + key.encode() + body).hexdigest(),
         "is_retry": is_retry(headers),
     }
 

@@ -31,7 +31,8 @@ NEXT: Mapping[str, frozenset[str]] = {
     "recorded": frozenset(),
     "discarded": frozenset(),
 }
-"""``ready → trained``: an acknowledgement after the lease had run out and before anyone else took the episode.
+"""``ready → trained``: an acknowledgement after the lease had run out and before anyone else took the episode, or the
+share that was left of a trained one is dropped as stale.
 ``leased → discarded``: the trainer acknowledges a batch and says that it did not train this episode of it."""
 
 DO, DONE, REFUSE = "do", "done", "refuse"
@@ -168,8 +169,8 @@ class Episode:
     timelines: tuple[Timeline, ...] = ()
     shares: dict[str, str | None] = field(default_factory=dict)
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
-    taken: bool = False
-    """Whether a trainer has had it, and has not said that it trained nothing of it."""
+    taken: set[str] = field(default_factory=set)
+    """The models whose trainer has had their share, and has not said that it trained nothing of it."""
     tallied: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None

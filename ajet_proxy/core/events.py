@@ -109,12 +109,14 @@ class EpisodeSealed:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeDiscarded:
-    """``reason`` is from the closed list of contract section 1; ``detail`` is free text."""
+    """``reason`` is from the closed list of contract section 1; ``detail`` is free text. Where another model has
+    trained its share, only those of ``models`` are dropped, and the episode goes on without them."""
 
     at: float
     episode: str
     reason: str
     detail: str | None = None
+    models: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,11 +144,16 @@ class Ledger(State):
                 raise BadRequest(f"{name} must be at least {least}", param=name)
         _check_lease(body.lease_s)
         stale = set(self._stale(body))
+        why = f"more than {body.max_staleness} versions behind"
         discarded = [
-            ev.EpisodeDiscarded(at, episode, "stale", f"more than {body.max_staleness} versions behind")
-            for episode in sorted({episode for _, episode in stale}) if self.episodes[episode].state == "ready"
+            ev.EpisodeDiscarded(at, name, "stale", why, tuple(sorted(m for m, one in stale if one == name))
+                                if "" in self.episodes[name].shares.values() else ())
+            for name in sorted({name for _, name in stale}) if self.episodes[name].state == "ready"
         ]
-        chosen = self.queues.choose(body.groups, size, body.model, lambda model, episode: (model, episode) not in stale)
+        gone = {event.episode for event in discarded if not event.models}
+        chosen = self.queues.choose(
+            body.groups, size, body.model, lambda model, name: (model, name) not in stale and name not in gone
+        )
         if chosen is None:
             return tuple(discarded)
         model, groups = chosen

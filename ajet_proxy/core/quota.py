@@ -2,10 +2,9 @@
 
 Idea: what a tenant does is an event before it is anything else, so quotas look at events alone: an episode that opens,
 a call that starts, the tokens of a call that ended. A request is a call, or an episode that opens without one. Requests
-and tokens are buckets that hold one minute's worth and
-refill all the time: a burst is fine, a rate above the quota is not. Tokens are known at a call's end only, so a bucket
-may go below zero, and the next call waits until it is above it. What passes through uncaptured is no event; it takes
-from the same buckets by `pass_one` and `use`.
+and tokens are buckets that hold one minute's worth and refill all the time: a burst is fine, a rate above the quota is
+not. Tokens are known at a call's end only, so a bucket may go below zero, and the next call waits until it is above it.
+What passes through uncaptured is no event; it takes from the same buckets by `pass_one` and `use`.
 
 Invariant: `check` changes nothing; what it let pass is counted by `spend`. Tenants without a quota cost nothing. What
 quotas refuse is intake: what is under way is rewarded, sealed and trained.
@@ -16,7 +15,7 @@ Next: ajet_proxy/io/limits.py
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -74,32 +73,27 @@ class Quotas:
 
     def check(self, events: Sequence[ev.Event]) -> None:
         """`OverQuota` if the tenant of one of `events` has used up what it takes; its ``code`` names the quota."""
-        opened = {event.episode: event.tenant for event in events if isinstance(event, ev.EpisodeOpened)}
-        called = _called(events)
         for event in events:
             if isinstance(event, ev.EpisodeOpened):
                 self._may_open(event.tenant, event.at)
-                if event.episode not in called:
-                    self._may_take(event.tenant, "requests_per_minute", event.at)
-            elif isinstance(event, ev.CallStarted):
-                tenant = opened.get(event.episode)
-                self._may_call(self._tenant(event.episode) if tenant is None else tenant, event.at)
+        for tenant, request in self._requests(events):
+            self._may_take(tenant, "requests_per_minute", request.at)
+            if isinstance(request, ev.CallStarted):
+                self._may_take(tenant, "tokens_per_minute", request.at)
 
     def spend(self, events: Sequence[ev.Event]) -> None:
         """`events` have happened."""
-        called = _called(events)
+        for tenant, request in self._requests(events):
+            self._take(tenant, "requests_per_minute", 1, request.at)
         for event in events:
-            if isinstance(event, ev.CallStarted):
-                self._take(self._tenant(event.episode), "requests_per_minute", 1, event.at)
-            elif isinstance(event, ev.EpisodeOpened) and event.episode not in called:
-                self._take(event.tenant, "requests_per_minute", 1, event.at)
-            elif isinstance(event, ev.CallFinished):
+            if isinstance(event, ev.CallFinished):
                 used = len(event.call.prompt_token_ids) + len(event.call.token_ids)
                 self._take(self._tenant(event.call.episode), "tokens_per_minute", used, event.at)
 
     def pass_one(self, tenant: str, at: float) -> None:
         """Count a request that makes no call, or `OverQuota`."""
-        self._may_call(tenant, at)
+        self._may_take(tenant, "requests_per_minute", at)
+        self._may_take(tenant, "tokens_per_minute", at)
         self._take(tenant, "requests_per_minute", 1, at)
 
     def use(self, tenant: str, tokens: int, at: float) -> None:
@@ -122,9 +116,15 @@ class Quotas:
                 EPISODES_RETRY_S,
             )
 
-    def _may_call(self, tenant: str, at: float) -> None:
-        self._may_take(tenant, "requests_per_minute", at)
-        self._may_take(tenant, "tokens_per_minute", at)
+    def _requests(self, events: Sequence[ev.Event]) -> Iterator[tuple[str, ev.CallStarted | ev.EpisodeOpened]]:
+        """The requests among `events`, which may or may not have happened yet, each with its tenant."""
+        opened = {event.episode: event for event in events if isinstance(event, ev.EpisodeOpened)}
+        for event in events:
+            if isinstance(event, ev.CallStarted):
+                own = opened.pop(event.episode, None)
+                yield self._tenant(event.episode) if own is None else own.tenant, event
+        for event in opened.values():
+            yield event.tenant, event
 
     def _may_take(self, tenant: str, name: str, at: float) -> None:
         bucket = self._bucket(tenant, name, at)
@@ -159,10 +159,6 @@ class Quotas:
             total = sum(_size(one) for one in self._state.episodes.values() if one.tenant == tenant)
             seen = self._bytes[tenant] = (at, total)
         return seen[1]
-
-
-def _called(events: Sequence[ev.Event]) -> set[str]:
-    return {event.episode for event in events if isinstance(event, ev.CallStarted)}
 
 
 def parse(table: Any) -> dict[str, Quota]:

@@ -269,17 +269,14 @@ class State:
             self.tally.correct(kind, episode.tallied, episode.id, episode.named_task, reward, before)
 
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
-        """Of an episode that a model has trained its share of, only the rest is dropped."""
         episode = self.episodes[event.episode]
-        idle = [model for model, share in episode.shares.items() if share is None]
-        for model in idle:
+        for model in event.models or [model for model, share in episode.shares.items() if share is None]:
             self.queues.remove(model, episode.named_task, episode.id)
-        if "" in episode.shares.values():
-            for model in idle:
+            if event.models:
                 self._filtered(episode, model, event.reason, event.at)
-            return
-        episode.keep_timelines(self.merge_policy)
-        self._move(episode, "discarded", event.at, event.reason, event.detail)
+        if not event.models:
+            episode.keep_timelines(self.merge_policy)
+            self._move(episode, "discarded", event.at, event.reason, event.detail)
 
     def _touched(self, event: ev.EpisodeTouched) -> None:
         self.episodes[event.episode].active_at = event.at
@@ -293,7 +290,7 @@ class State:
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             batch.given[episode.id] = len(episode.rewards)
             self.queues.remove(batch.model, episode.named_task, episode.id)
-            episode.taken = True
+            episode.taken.add(batch.model)
             self._share(episode, batch.model, batch.id, event.at)
 
     def _extended(self, event: ev.LeaseExtended) -> None:
@@ -305,7 +302,8 @@ class State:
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             self.queues.add(batch.model, episode.named_task, episode.id)
             self._share(episode, batch.model, None, event.at)
-            episode.taken = event.reason != "nack" or any(share is not None for share in episode.shares.values())
+            if event.reason == "nack":
+                episode.taken.discard(batch.model)
 
     def _trained(self, event: ev.BatchTrained) -> None:
         batch = self.batches[event.batch]
@@ -313,6 +311,7 @@ class State:
             if batch.state == "returned":
                 self.queues.remove(batch.model, episode.named_task, episode.id)
             if (why := event.filtered.get(episode.id)) is None:
+                episode.taken.add(batch.model)
                 self._share(episode, batch.model, "", event.at)
             else:
                 self._filtered(episode, batch.model, why, event.at)
@@ -331,8 +330,9 @@ class State:
             self.leaving_batches[name] = self.batches.pop(name)
 
     def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
-        """`model` learns nothing from it; it is discarded if no other one does."""
+        """`model` learns nothing from it, because of `why`; it is discarded if no other one does."""
         del episode.shares[model]
+        episode.taken.discard(model)
         self.queues.forget(model, episode.id)
         if episode.shares:
             self._add_up(episode, at)

@@ -333,16 +333,13 @@ class HttpFront:
 
     async def _reward(self, http: web.Request, identity: Identity, sent: bytes) -> None:
         """Record the reward that rides on a request with the body `sent`. A request that is sent again, by an equal
-        ``Idempotency-Key`` or a count of retries, gives the same one."""
+        ``Idempotency-Key`` or a count of retries, gives the same one, or with a key is refused for another value."""
         if identity.episode is not None:
             http[SUBJECT] = identity.episode
         key = retry_key(http.headers)
-        if key is not None:
-            await self._desk.reward(identity, f"rew-{key[:32]}", None)
-            return
-        said = repr((http.method, identity.path, identity.agent, identity.reward)).encode("utf-8", "surrogatepass")
-        name = f"rew-{hashlib.sha256(said + sent).hexdigest()[:32]}"
-        await self._desk.reward(identity, name, is_retry(http.headers))
+        said = key or repr((http.method, identity.path, identity.agent, identity.reward))
+        digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + sent).hexdigest()
+        await self._desk.reward(identity, f"rew-{digest[:32]}", None if key else is_retry(http.headers))
 
     def _engine_request(
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool

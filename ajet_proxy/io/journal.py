@@ -150,10 +150,25 @@ def read_segment(path: Path, *, last: bool) -> Iterator[tuple[bytes, int]]:
 
 
 def _more_follows(data: bytes, end: int) -> bool:
-    """Whether a whole record stands anywhere behind `end`, or behind the damaged beginning of a segment: then it is no
-    torn tail. It is looked for by how it begins, since damage may have taken the length that says where."""
-    begins = (found.start() - FRAME.size for found in BEGINNING.finditer(data, max(end, len(MAGIC)) + FRAME.size))
-    return any(_stands(data, at) > at for at in begins)
+    """Whether whole records stand behind what is damaged at `end`: then it is no torn tail. One may stand right there
+    (behind the damaged beginning of a segment), or where the damaged one says that it ends. Damage may have taken what
+    says so; then records are looked for by how they begin, and count if they go on to the end, as nothing does that an
+    agent may have put into a record that is torn."""
+    start = max(end, len(MAGIC))
+    if start + FRAME.size > len(data):
+        return False
+    behind = start + FRAME.size + FRAME.unpack_from(data, start)[0]
+    if _stands(data, start) > start or _stands(data, behind) > behind:
+        return True
+    reached = start
+    for found in BEGINNING.finditer(data, start + FRAME.size):
+        if found.start() - FRAME.size >= reached:
+            reached = found.start() - FRAME.size
+            while (end := _stands(data, reached)) > reached:
+                reached = end
+            if reached == len(data):
+                return True
+    return False
 
 
 class Journal:

@@ -58,7 +58,9 @@ def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
         ("run", "--task", "t", "--reward-from", "stdout", "--reward-cmd", "echo 1", "--", "true"),
         ("run", "--task", "", "--", "true"), ("run", "--task", "\udcff", "--", "true"), ("reward", "1"), ("abort",),
         ("status", "--proxy", "nowhere"), ("status", "--proxy", "http://a..b:1"), ("show", "../status"),
-        ("reward", "1", "--episode", "bad id"),
+        ("reward", "1", "--episode", "bad id"), ("show", ""), ("abort", "--episode", ""), ("reward", "1e13"),
+        ("reward", "1", "--episode", "e", "--agent", "\udcff"), ("abort", "--episode", "e", "--reason", "\udcff"),
+        ("run", "--task", "t", "--model", "\udcff", "--", "true"),
     ],
     ids=" ".join,
 )
@@ -82,6 +84,8 @@ def test_help_and_version(ajet: Ajet, argv: tuple[str, ...]) -> None:
     ("argv", "env", "exit", "says"),
     [
         (("reward", "1"), {}, 2, "AJET_EPISODE is not set"),
+        (("reward", "1"), {"AJET_EPISODE": "bad id"}, 2, "letters, digits"),
+        (("status", "--proxy", "http://me:ses@ame@host"), {}, 2, "not 'host'"),
         (("status", "--proxy", "nowhere"), {}, 2, "must look like http://127.0.0.1:8484"),
         (("status",), {"AJET_PROXY_URL": "http://127.0.0.1:1\n"}, 2, "must look like http://127.0.0.1:8484"),
         (("show", "../status"), {}, 2, "letters, digits"),

@@ -76,7 +76,7 @@ async def test_failures_are_results(face: Any, stub: ControlStub) -> None:
     assert told["rewards itself"] == ("rewarded", 0.5, None)
     assert told["seals"] == ("aborted", None, "discarded by the proxy: no_reward")
     assert told["nothing"] == ("aborted", None, "left without a reward")
-    assert told["text"][2] == "BadRequest: a reward must be a finite number, not 'seven'"
+    assert told["text"][2] == "BadRequest: a reward must be a finite number of at most 1e+12, not 'seven'"
     assert told["nan"][0] == "aborted"
     assert told["fine"] == ("rewarded", 1.0, None)
     assert "open" not in {record["state"] for record in stub.episodes.values()}

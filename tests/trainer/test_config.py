@@ -64,6 +64,7 @@ def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
         (["max_staleness=1.5"], {}, "max_staleness must be an integer"),
         (["no_signal=maybe"], {}, "no_signal must be one of keep, drop, not 'maybe'"),
         (["placement=attached"], {}, "needs engine_urls"),
+        (["placement=attached", "engine_urls=http://a,b:1"], {}, "engine_urls must be http://HOST:PORT, not 'b:1'"),
         (["engine_urls=http://a"], {}, "belongs to placement 'attached'"),
         (["model="], {}, "model is required"),
         (["proxy_url="], {}, "proxy_url is required"),

@@ -34,7 +34,7 @@ def test_attempts_of_two_clients_or_at_two_requests_have_nothing_in_common() -> 
     assert one() == one()
     others = [one(path="/q"), one(body=b"[]"), one(scope=b"t")]
     assert len({one()[0], *(body for body, _ in others)}) == 4
-    assert len({one()[1], one(key="l")[1], *(key for _, key in others)}) == 5
+    assert one()[1] not in (one(key="l")[1], one(body=b"[]")[1], one(scope=b"t")[1])
     assert attempt({}, "/p", b"{}", scope=b"s") == {
         "body_hash": one()[0], "idempotency_key": None, "is_retry": False
     }  # fmt: skip

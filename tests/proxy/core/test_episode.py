@@ -338,7 +338,7 @@ def test_what_a_trainer_has_had_is_as_good_as_leased() -> None:
     rig = LedgerRig()
     episode = rig.ledger.episodes[rig.in_state("ready")]
     assert takes("reward", episode) and takes("abort", episode)
-    episode.taken = True
+    episode.taken.add("m")
     for command in COMMANDS:
         if EXPECTED["leased"][COMMANDS.index(command)] == "refuse":
             with pytest.raises(Conflict, match="a trainer has had it") as caught:

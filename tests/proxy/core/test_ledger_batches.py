@@ -244,3 +244,61 @@ def test_a_stale_part_waits_while_another_is_leased_and_then_ends_the_whole(rig:
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
     assert rig.ledger.episodes[episode].reason == "stale"
     assert rig.lease(group_size=1) is None
+
+
+def shared_by(rig: LedgerRig, *models: str, versions: dict[str, int]) -> str:
+    """A ready episode that each of `models` is to train, sampled under its version."""
+    episode = rig.open(task="t", members={model: model for model in models})
+    for model in models:
+        rig.call(episode, model=model, agent=model, version=versions.get(model, 0))
+    rig.reward(episode)
+    return episode
+
+
+def test_a_lease_for_any_model_takes_no_share_of_what_it_drops_as_stale(rig: LedgerRig) -> None:
+    rig.announce("m", 9)
+    episode = shared_by(rig, "m", "n", versions={})
+    assert rig.lease(group_size=1, max_staleness=1) is None
+    assert rig.state(episode) == "discarded"
+
+
+def test_only_the_stale_share_of_a_partly_trained_episode_is_dropped(rig: LedgerRig) -> None:
+    rig.announce("m", 9)
+    rig.announce("n", 9)
+    episode = shared_by(rig, "m", "n", "o", versions={"n": 9})
+    rig.ack(rig.lease(model="o", group_size=1) or "")
+    batch = rig.lease(group_size=1, max_staleness=1)
+    assert batch is not None
+    assert rig.ledger.episodes[episode].shares == {"n": batch, "o": ""}
+    rig.ack(batch)
+    assert rig.state(episode) == "trained"
+
+
+def test_whether_a_trainer_has_had_it_is_known_for_each_model(rig: LedgerRig) -> None:
+    def corrected(episode: str) -> bool:
+        try:
+            rig.reward(episode, 0.5)
+        except Conflict:
+            return False
+        return True
+
+    late = shared_by(rig, "m", "n", versions={})
+    batch = rig.lease(model="m", group_size=1) or ""
+    rig.nack(batch)
+    assert corrected(late) is True
+    batch = rig.lease(model="m", group_size=1) or ""
+    rig.nack(batch)
+    rig.ack(batch)
+    assert corrected(late) is False
+    rig.ack(rig.lease(model="n", group_size=1) or "")
+
+    expired = shared_by(rig, "m", "n", versions={})
+    rig.lease(model="m", group_size=1, lease_s=1.0)
+    rig.at += 1.0
+    rig.expire()
+    rig.nack(rig.lease(model="n", group_size=1) or "")
+    assert corrected(expired) is False
+    rig.nack(rig.lease(model="m", group_size=1) or "")
+    assert corrected(expired) is True
+    rig.ack(rig.lease(model="m", group_size=1) or "", 1, **{expired: "too_long"})
+    assert corrected(expired) is True

@@ -46,6 +46,19 @@ async def test_a_request_that_is_sent_again_rewards_once() -> None:
         assert len(front.of(RewardGiven)) == 1
 
 
+async def test_another_body_under_the_same_key_is_another_request() -> None:
+    """As from an agent that sends one key with everything."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep{CHAT}"
+        for seed, reward in ((1, "0.5"), (2, "0.5"), (3, "0.25")):
+            answer = await send(url, body=BODY | {"seed": seed}, headers=KEY | {"X-AJet-Reward": reward})
+            assert answer.status == 200
+        assert [event.value for event in front.of(RewardGiven)] == [0.5, 0.5, 0.25]
+        assert len(counted(front)) == 3 and front.lost == []
+        told = await send(url, body=BODY | {"seed": 3}, headers=KEY | {"X-AJet-Reward": "0.75"})
+        assert (told.status, told.json()["error"]["code"]) == (409, "reward_exists")
+
+
 def counted(front: Front, episode: str = "ep") -> list[str]:
     """The calls that count."""
     entries = front.store.ledger.episodes[episode].calls.items()

@@ -136,6 +136,29 @@ def test_damage_with_whole_records_behind_it_is_no_torn_tail(tmp_path: Path, whe
     assert path.read_bytes() == whole
 
 
+def test_a_record_that_an_agent_wrote_into_a_torn_one_is_none(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS[:1])
+    (path,) = segments(tmp_path)
+    whole = path.read_bytes()
+    inner = framed([RECORDS[1]])
+    torn = framed([RECORDS[0] + inner * 3 + b"z" * 100])
+    first = FRAME.size + len(RECORDS[0])
+    for cut in range(1, len(torn)):
+        path.write_bytes(whole + torn[:cut])
+        if cut not in {first + len(inner) * number for number in (1, 2, 3)}:  # a tear right behind one: nobody can tell
+            assert list(records(tmp_path)) == RECORDS[:1]
+
+
+def test_damage_in_mid_segment_is_found_though_the_tail_is_torn_too(tmp_path: Path) -> None:
+    write(tmp_path, RECORDS * 3)
+    (path,) = segments(tmp_path)
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(b"Second")] ^= 1
+    path.write_bytes(whole[:-3])
+    with pytest.raises(JournalDamaged):
+        list(records(tmp_path))
+
+
 def test_a_flipped_bit_yields_no_wrong_record_and_is_refused_where_a_whole_one_follows(tmp_path: Path) -> None:
     write(tmp_path, RECORDS)
     (path,) = segments(tmp_path)
