@@ -35,13 +35,15 @@ def http_options(target: Target) -> dict[str, Any]:
 
 
 def connected(kind: Callable[..., H], target: Target, transport: Any) -> H:
-    """A client of httpx for `target`; `BadRequest` where the environment names a proxy that httpx cannot use."""
+    """A client of httpx for `target`; `BadRequest` for what the environment names and httpx cannot use."""
     import httpx
 
     try:
         return kind(transport=transport, **http_options(target))
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         raise BadRequest(f"the environment's HTTP proxy cannot be used: {error}", param="HTTP_PROXY") from error
+    except OSError as error:
+        raise BadRequest(f"the file that SSL_CERT_FILE names cannot be used: {error}", param="SSL_CERT_FILE") from error
 
 
 class Client:
