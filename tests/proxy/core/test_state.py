@@ -315,9 +315,10 @@ def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> No
 def test_a_batch_that_was_acknowledged_late_leaves_the_queue(why: str | None) -> None:
     rig = LedgerRig(watch=True)
     episode = rig.ready()
-    batch = rig.lease(group_size=1)
+    batch = rig.lease(group_size=1, lease_s=1.0)
     assert batch is not None
-    rig.nack(batch)
+    rig.at += 1.0
+    rig.expire()
     rig.ack(batch, 1, **({} if why is None else {episode: why}))
     assert list(rig.ledger.queues.ready(None)) == []
 
