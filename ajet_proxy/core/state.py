@@ -270,11 +270,11 @@ class State:
 
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
         episode = self.episodes[event.episode]
-        for model in event.models or [model for model, share in episode.shares.items() if share is None]:
-            self.queues.remove(model, episode.named_task, episode.id)
-            if event.models:
-                self._filtered(episode, model, event.reason, event.at)
+        for model in event.models:
+            self._filtered(episode, model, event.reason, event.at)
         if not event.models:
+            for model in [model for model, share in episode.shares.items() if share is None]:
+                self.queues.remove(model, episode.named_task, episode.id)
             episode.keep_timelines(self.merge_policy)
             self._move(episode, "discarded", event.at, event.reason, event.detail)
 
@@ -282,15 +282,12 @@ class State:
         self.episodes[event.episode].active_at = event.at
 
     def _leased(self, event: ev.BatchLeased) -> None:
-        batch = LeasedBatch(
+        batch = self.batches[event.batch] = self.leased[event.batch] = LeasedBatch(
             event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases
         )
         self.leases += 1
-        self.batches[event.batch] = self.leased[event.batch] = batch
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             batch.given[episode.id] = len(episode.rewards)
-            self.queues.remove(batch.model, episode.named_task, episode.id)
-            episode.taken.add(batch.model)
             self._share(episode, batch.model, batch.id, event.at)
 
     def _extended(self, event: ev.LeaseExtended) -> None:
@@ -300,7 +297,6 @@ class State:
         batch = self.leased.pop(event.batch)
         batch.state = "returned"
         for episode in map(self.episodes.__getitem__, batch.episodes()):
-            self.queues.add(batch.model, episode.named_task, episode.id)
             self._share(episode, batch.model, None, event.at)
             if event.reason == "nack":
                 episode.taken.discard(batch.model)
@@ -308,10 +304,7 @@ class State:
     def _trained(self, event: ev.BatchTrained) -> None:
         batch = self.batches[event.batch]
         for episode in map(self.episodes.__getitem__, batch.episodes()):
-            if batch.state == "returned":
-                self.queues.remove(batch.model, episode.named_task, episode.id)
             if (why := event.filtered.get(episode.id)) is None:
-                episode.taken.add(batch.model)
                 self._share(episode, batch.model, "", event.at)
             else:
                 self._filtered(episode, batch.model, why, event.at)
@@ -331,7 +324,8 @@ class State:
 
     def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
         """`model` learns nothing from it, because of `why`; it is discarded if no other one does."""
-        del episode.shares[model]
+        if episode.shares.pop(model) is None:
+            self.queues.remove(model, episode.named_task, episode.id)
         episode.taken.discard(model)
         self.queues.forget(model, episode.id)
         if episode.shares:
@@ -340,12 +334,18 @@ class State:
             self._move(episode, "discarded", at, "filtered", why)
 
     def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
+        """A share that is ready stands in its queue; of any other, its trainer has had it."""
+        if episode.shares[model] is None:
+            self.queues.remove(model, episode.named_task, episode.id)
         episode.shares[model] = share
+        if share is None:
+            self.queues.add(model, episode.named_task, episode.id)
+        else:
+            episode.taken.add(model)
         self._add_up(episode, at)
 
     def _add_up(self, episode: Episode, at: float) -> None:
-        state = episode.share_state()
-        if state != episode.state:
+        if (state := episode.share_state()) != episode.state:
             self._move(episode, state, at)
 
     def _announced(self, event: ev.PolicyAnnounced) -> None:
