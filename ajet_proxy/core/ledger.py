@@ -144,18 +144,13 @@ class Ledger(State):
                 raise BadRequest(f"{name} must be at least {least}", param=name)
         _check_lease(body.lease_s)
         stale = set(self._stale(body))
-        why = f"more than {body.max_staleness} versions behind"
-        discarded = [
-            ev.EpisodeDiscarded(at, name, "stale", why, tuple(sorted(m for m, one in stale if one == name))
-                                if "" in self.episodes[name].shares.values() else ())
-            for name in sorted({name for _, name in stale}) if self.episodes[name].state == "ready"
-        ]
+        discarded = tuple(self._dropped(stale, f"more than {body.max_staleness} versions behind", at))
         gone = {event.episode for event in discarded if not event.models}
         chosen = self.queues.choose(
             body.groups, size, body.model, lambda model, name: (model, name) not in stale and name not in gone
         )
         if chosen is None:
-            return tuple(discarded)
+            return discarded
         model, groups = chosen
         version = self.policy_version(model)
         return (*discarded, ev.BatchLeased(at, batch, at + body.lease_s, version, groups, model))
@@ -169,6 +164,15 @@ class Ledger(State):
             oldest = min(version for turn in turns for version, _ in turn.policy_versions)
             if self.policy_version(model) - oldest > body.max_staleness:
                 yield model, episode
+
+    def _dropped(self, stale: set[tuple[str, str]], why: str, at: float) -> Iterator[ev.EpisodeDiscarded]:
+        """Whole episodes, but the stale shares alone of those of which a model has trained its own."""
+        for name in sorted({name for _, name in stale}):
+            episode = self.episodes[name]
+            if episode.state == "ready":
+                trained = "" in episode.shares.values()
+                models = sorted(model for model in episode.shares if (model, name) in stale) if trained else ()
+                yield ev.EpisodeDiscarded(at, name, "stale", why, tuple(models))
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one is acknowledged all the same while its episodes are as it had them."""

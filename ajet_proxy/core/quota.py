@@ -119,12 +119,11 @@ class Quotas:
     def _requests(self, events: Sequence[ev.Event]) -> Iterator[tuple[str, ev.CallStarted | ev.EpisodeOpened]]:
         """The requests among `events`, which may or may not have happened yet, each with its tenant."""
         opened = {event.episode: event for event in events if isinstance(event, ev.EpisodeOpened)}
-        for event in events:
-            if isinstance(event, ev.CallStarted):
-                own = opened.pop(event.episode, None)
-                yield self._tenant(event.episode) if own is None else own.tenant, event
-        for event in opened.values():
-            yield event.tenant, event
+        calls = [event for event in events if isinstance(event, ev.CallStarted)]
+        for call in calls:
+            yield opened[call.episode].tenant if call.episode in opened else self._tenant(call.episode), call
+        called = {call.episode for call in calls}
+        yield from ((event.tenant, event) for name, event in opened.items() if name not in called)
 
     def _may_take(self, tenant: str, name: str, at: float) -> None:
         bucket = self._bucket(tenant, name, at)
