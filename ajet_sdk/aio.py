@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk import routes
-from ajet_sdk.client import connected
+from ajet_sdk.client import connected, no_reply
 from ajet_sdk.episodes import EpisodeLife, Opened, aborting, current_episode, opening, rewarding
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
@@ -75,10 +75,8 @@ class Client:
             answer = await self._http.request(
                 effect.method, effect.url, headers=effect.headers, content=effect.content, timeout=effect.timeout
             )
-        except httpx.RequestError as error:
-            return NoReply(f"{type(error).__name__}: {error}")
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise BadRequest(f"{self.target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
+        except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
+            return no_reply(self.target, error)
         return Reply(answer.status_code, answer.headers, answer.content)
 
     async def aclose(self) -> None:

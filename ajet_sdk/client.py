@@ -46,6 +46,15 @@ def connected(kind: Callable[..., H], target: Target, transport: Any) -> H:
         raise BadRequest(f"the file that SSL_CERT_FILE names cannot be used: {error}", param="SSL_CERT_FILE") from error
 
 
+def no_reply(target: Target, error: Exception) -> NoReply:
+    """What came of a request that raised `error`; `BadRequest` if the URL itself is at fault."""
+    import httpx
+
+    if isinstance(error, httpx.RequestError):
+        return NoReply(f"{type(error).__name__}: {error}")
+    raise BadRequest(f"{target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
+
+
 class Client:
     """A connection to one proxy's control plane.
 
@@ -93,10 +102,8 @@ class Client:
             answer = self._connections().request(
                 effect.method, effect.url, headers=effect.headers, content=effect.content, timeout=effect.timeout
             )
-        except httpx.RequestError as error:
-            return NoReply(f"{type(error).__name__}: {error}")
-        except (httpx.InvalidURL, UnicodeError) as error:
-            raise BadRequest(f"{self.target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
+        except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
+            return no_reply(self.target, error)
         return Reply(answer.status_code, answer.headers, answer.content)
 
     def _connections(self) -> httpx.Client:

@@ -92,6 +92,7 @@ def test_help_and_version(ajet: Ajet, argv: tuple[str, ...]) -> None:
         (("status",), {"AJET_API_KEY": "a b"}, 2, "characters that no key has"),
         (("show", "ep-none"), {}, 1, "no such episode"),
         (("reward", "1", "--episode", "ep-none"), {}, 1, "no such episode"),
+        (("status", "--proxy", "http://xn--a:1"), {}, 1, "http://xn--a:1 cannot be asked"),
         (("status", "--proxy", "https://192.0.2.1"), {"SSL_CERT_FILE": "/no/such"}, 1, "SSL_CERT_FILE names cannot"),
         (("status", "--proxy", "http://192.0.2.1"), {"HTTP_PROXY": "socks5://x"}, 1, "HTTP proxy cannot be used"),
     ],
