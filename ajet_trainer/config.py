@@ -230,6 +230,10 @@ def check(config: Config) -> Config:
         raise ConfigError("model is required: the folder of the model to train", param="model")
     if config.model.startswith(("/", "./", "../")) and not Path(config.model).is_dir():
         raise ConfigError(f"model: there is no folder {config.model}", param="model")
+    for name in ("proxy_url", "engine_urls"):
+        if odd := [url for url in getattr(config, name) if server(url) is None]:
+            shown = odd[0].rpartition("@")[2]  # a password is for nobody to see
+            raise ConfigError(f"{name} must be http://HOST:PORT, not {shown!r}", param=name)
     check_daemons(config)
     for name in ("groups", "group_size", "max_tokens", "keep_checkpoints", "lease_s", "push_timeout_s"):
         if getattr(config, name) <= 0:
@@ -239,9 +243,6 @@ def check(config: Config) -> Config:
             raise ConfigError(f"{name} must not be negative", param=name)
     if config.placement == "attached" and not config.engine_urls:
         raise ConfigError("placement 'attached' needs engine_urls", param="engine_urls")
-    if odd := [url for url in config.engine_urls if server(url) is None]:
-        shown = odd[0].rpartition("@")[2]
-        raise ConfigError(f"engine_urls must be http://HOST:PORT, not {shown!r}", param="engine_urls")
     if config.placement == "hybrid" and config.engine_urls:
         raise ConfigError(
             "engine_urls belongs to placement 'attached'; 'hybrid' launches its own engines", param="engine_urls"
@@ -254,8 +255,6 @@ def check_daemons(config: Config) -> None:
     urls = [url.rstrip("/") for url in config.proxy_url]
     if not urls:
         raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
-    if odd := [url for url in urls if server(url) is None]:
-        raise ConfigError(f"proxy_url must be http://HOST:PORT, not {odd[0].rpartition('@')[2]!r}", param="proxy_url")
     doubled = sorted({url for url in urls if urls.count(url) > 1})
     if doubled:
         raise ConfigError(f"proxy_url names {doubled[0]} twice", param="proxy_url")
