@@ -20,7 +20,7 @@ from urllib.parse import quote
 
 from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.episode import Episode
-from ajet_proxy.core.identity import is_text
+from ajet_proxy.core.headers import is_text
 from ajet_proxy.core.retention import to_remove
 from ajet_proxy.core.state import State
 from ajet_proxy.io.journal import JournalDamaged

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
+from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.identity import key_of
 from ajet_proxy.core.keys import Keys, key_id
 from ajet_proxy.io import client_certificates
@@ -84,7 +85,7 @@ class Log(Protocol):
 
 
 def audited(
-    log: Log, *, keys: Keys, now: Callable[[], float], headers: Callable[[web.Request], Mapping[str, str]]
+    log: Log, *, keys: Keys, now: Callable[[], float], headers: Callable[[web.Request], Headers]
 ) -> Any:
     """A middleware around all others that writes a line to `log`, with the status the caller got."""
 
@@ -137,7 +138,7 @@ def _of_batch(http: web.Request) -> bool:
     return http.path.startswith(f"{PREFIX}/batches/")
 
 
-def _caller(http: web.Request, headers: Mapping[str, str], keys: Keys, now: float) -> dict[str, Any]:
+def _caller(http: web.Request, headers: Headers, keys: Keys, now: float) -> dict[str, Any]:
     key = key_of(http.rel_url.raw_path, headers)
     shown = {"key": None if key is None else key_id(key)}
     try:

@@ -18,7 +18,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-from ajet_proxy.core.identity import is_text
+from ajet_proxy.core.headers import is_text
 from ajet_proxy.core.keys import Keys, key_in
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import client_certificates, relay

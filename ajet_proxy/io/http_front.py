@@ -17,12 +17,12 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any
-from urllib.parse import unquote
 
 from aiohttp import web
+from multidict import CIMultiDict
 
 from ajet_proxy.core.attempt import attempt, is_retry, retry_key
 from ajet_proxy.core.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
@@ -35,10 +35,12 @@ from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.uncarried import Uncarried
 from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.history import History, Mark, marks_of, read
-from ajet_proxy.core.identity import Identity, identify, key_of, misspelt, split_path
+from ajet_proxy.core.identity import Identity, identify, key_of, split_path
 from ajet_proxy.core.keys import Claims, Keys, holds_key
 from ajet_proxy.core.retold import answers, fetched, shown
+from ajet_proxy.core.routing import described, open_route
 from ajet_proxy.core.usage import Tail
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import relay
@@ -58,9 +60,8 @@ from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.routes import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
-OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
-CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
-"""Routes under ``/v1/`` that change the engine."""
+MOST_CLIENTS, LONG_HEADERS = 1000, 4096
+"""The headers of so many clients are remembered, if they have no more bytes."""
 MOST_MISSPELT = 100
 """So many header names that mean nothing are written to the log, each once."""
 
@@ -82,12 +83,21 @@ class FrontSettings:
 
 
 _STARTED = web.RequestKey("started", tuple[str, float])
-_HEADERS = web.RequestKey("headers", Mapping[str, str])
+_HEADERS = web.RequestKey("headers", Headers)
 _CLAIMS = web.RequestKey("claims", Claims)
 
 
-def headers_as_sent(http: web.Request) -> Mapping[str, str]:
-    return as_written(http.raw_headers)
+def headers_as_sent(http: web.Request) -> Headers:
+    """The headers of a request but for the length of its body, without which most requests of a client have the same:
+    those of the latest clients are remembered with what was read from them."""
+    raw = tuple(pair for pair in http.raw_headers if pair[0].lower() != b"content-length")
+    size = sum(len(name) + len(value) for name, value in raw)
+    return _remembered(raw) if size <= LONG_HEADERS else Headers(as_written(raw))
+
+
+@lru_cache(maxsize=MOST_CLIENTS)
+def _remembered(raw: tuple[tuple[bytes, bytes], ...]) -> Headers:
+    return Headers(as_written(raw))
 
 
 class HttpFront:
@@ -95,7 +105,7 @@ class HttpFront:
 
     def __init__(
         self, *, desk: Desk, keys: Keys, engines: Engines, clock: Clock, metrics: Metrics, settings: FrontSettings,
-        headers: Callable[[web.Request], Mapping[str, str]] = headers_as_sent,
+        headers: Callable[[web.Request], Headers] = headers_as_sent,
     ) -> None:
         self._desk = desk
         self._keys = keys
@@ -103,6 +113,7 @@ class HttpFront:
         self._metrics = metrics
         self._settings = settings
         self._headers = headers
+        self._passed_on = lru_cache(maxsize=MOST_CLIENTS)(self._as_engine_gets)
         self._upstream = Upstream(
             engines, clock=clock, metrics=metrics, connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout,
@@ -157,17 +168,10 @@ class HttpFront:
     def _dialect(self, http: web.Request) -> Dialect | None:
         """The dialect to capture this request with, None if it may pass through; `NotFound` if neither."""
         _, written = split_path(http.rel_url.raw_path)
-        path = unquote(written)
-        plain = path.rstrip("/") or "/"
-        allowed = (
-            plain in OPEN_ROUTES or plain in self._settings.allow_routes
-            or (path.startswith("/v1/") and plain not in CONTROL_ROUTES)
-        )
-        disguised = any(part in (".", "..") for part in path.split("/")) or "//" in path or "\\" in path
-        if not allowed or disguised or not path.isprintable():
-            asked = path[:200] or "/e/EPISODE"  # in whose place a key may stand
-            raise NotFound(f"no route {http.method} {asked}{_hint(plain if path else path)}", code="unknown_route")
-        return CAPTURED.get(plain) if http.method == "POST" else None
+        route = open_route(written, self._settings.allow_routes)
+        if route is None:
+            raise NotFound(f"no route {http.method} {described(written)}", code="unknown_route")
+        return CAPTURED.get(route) if http.method == "POST" else None
 
     async def _capture(self, http: web.Request, dialect: Dialect) -> web.StreamResponse:
         """Ask the engine on the agent's behalf, and record the calls that come of it."""
@@ -319,7 +323,7 @@ class HttpFront:
         if holds_key(http.rel_url.raw_query_string):  # which servers on the way write down
             raise BadRequest("a key has no place in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
         http[_HEADERS] = headers = self._headers(http)
-        for name, meant in misspelt(headers).items():
+        for name, meant in headers.misspelt.items():
             if name not in self._misspelt and len(self._misspelt) < MOST_MISSPELT:
                 self._misspelt.add(name)
                 logger.warning("a request has the header %r, which means nothing; was %s meant?", name[:80], meant)
@@ -345,13 +349,14 @@ class HttpFront:
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool
     ) -> EngineRequest:
         query = http.rel_url.raw_query_string
-        headers = request_headers(
-            http[_HEADERS].items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
-            identity=identity,
-        )
         return EngineRequest(
-            method=http.method, target=f"{path}?{query}" if query else path, headers=headers, body=body, model=model,
-            sticky=sticky,
+            method=http.method, target=f"{path}?{query}" if query else path,
+            headers=self._passed_on(http[_HEADERS], identity), body=body, model=model, sticky=sticky,
+        )
+
+    def _as_engine_gets(self, headers: Headers, identity: bool) -> CIMultiDict[str]:
+        return request_headers(
+            headers.sent.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key, identity=identity
         )
 
     def _is_ours(self, key: str) -> bool:
@@ -371,13 +376,6 @@ class HttpFront:
 def _is_preflight(http: web.Request) -> bool:
     """Whether a browser asks what a page of another site may ask."""
     return http.method == "OPTIONS" and "Origin" in http.headers and "Access-Control-Request-Method" in http.headers
-
-
-def _hint(path: str) -> str:
-    """What somebody who asked for `path` most likely wanted."""
-    if not path or f"/v1{path}" in (*CAPTURED, "/v1/models"):
-        return ": the base URL of an OpenAI client ends in /v1"
-    return ": the owner's page is /ajet/" if path == "/" else ""
 
 
 def _model_in(body: bytes) -> str:

@@ -16,8 +16,9 @@ from typing import Any
 from ajet_proxy.core.call import ENGINE_ERROR
 from ajet_proxy.core.continuity import FIRST_TURN, Known, Sought
 from ajet_proxy.core.dialects.reading import Ask
+from ajet_proxy.core.headers import RewardDirective
 from ajet_proxy.core.history import Beginnings, Mark, retold
-from ajet_proxy.core.identity import Identity, RewardDirective
+from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.keys import Claims, Ring
 from ajet_proxy.core.timeline import Packed, Policy, Turn
 from ajet_proxy.io.channel import Channel, Form, Values, fields

@@ -20,6 +20,7 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
+from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.keys import Claims, check_scope, proxy_key_in
 from ajet_proxy.io.errors import Handler, error_response
 from ajet_proxy.io.upstream import as_written
@@ -106,7 +107,7 @@ class Tunnels:
             return error.message
         return None
 
-    def headers(self, http: web.Request) -> CIMultiDict[str]:
+    def headers(self, http: web.Request) -> Headers:
         """The request's headers, with the caller's key of ours in the place of what was meant for its provider."""
         out = CIMultiDict(
             (name, value) for name, value in as_written(http.raw_headers).items()
@@ -115,7 +116,7 @@ class Tunnels:
         key = self._key(http)
         if key is not None and not any(name.lower() in PROVIDER_CREDENTIALS for name in out):
             out["Authorization"] = f"Bearer {key}"
-        return out
+        return Headers(out)
 
     def guard(self) -> Any:
         """A middleware that lets in only what the interceptor relays to a listed host."""

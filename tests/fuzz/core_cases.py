@@ -18,6 +18,7 @@ from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.history import marks_of, read
 from ajet_proxy.core.identity import identify
 from ajet_proxy.core.items import spoken
@@ -253,7 +254,7 @@ def _look(path: str, request: Request) -> None:
     """What else the core reads of a request: whose it is, and what came before it."""
     try:
         identify(
-            path=path, headers={"x-session-id": "é"}, body=request.fields,
+            path=path, headers=Headers({"x-session-id": "é"}), body=request.fields,
             claims=Claims("admin", "", None),
         )
     except AjetError:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from ajet_proxy.core.dialects.spans import Spanned, scan, with_fields
-from ajet_proxy.core.identity import MAX_LABEL, is_text
+from ajet_proxy.core.headers import MAX_LABEL, is_text
 from ajet_sdk.errors import BadRequest
 
 

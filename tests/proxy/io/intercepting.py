@@ -43,7 +43,7 @@ class Front:
     async def answer(self, http: web.Request) -> web.StreamResponse:
         body = await http.read()
         self.seen.append((http.method, http.path, http.host))
-        self.headers.append({name.lower(): value for name, value in self.tunnels.headers(http).items()})
+        self.headers.append({name.lower(): value for name, value in self.tunnels.headers(http).sent.items()})
         if body and json.loads(body).get("stream"):
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(http)

@@ -10,6 +10,7 @@ import pytest
 
 from ajet_proxy.core.attempt import attempt
 from ajet_proxy.core.events import CallLost, CallStarted
+from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.identity import identify
 from ajet_proxy.core.keys import EVERYTHING
 from ajet_proxy.io.desk import Asking, Gone
@@ -20,7 +21,7 @@ from tests.proxy.io.front import Front, leave, until
 
 def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **headers: str) -> Asking:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    identity = identify(path=path, headers=named, body=None, claims=EVERYTHING)
+    identity = identify(path=path, headers=Headers(named), body=None, claims=EVERYTHING)
     sent = attempt(MappingProxyType({}), identity.path, b"{}", scope=b"")
     return Asking(identity, None, sent, "m", choices, "/v1/messages")
 

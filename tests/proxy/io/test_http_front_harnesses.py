@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.events import CallStarted, EpisodeOpened
+from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.identity import identify, key_of
 from ajet_proxy.core.keys import Claims, Keys
 from ajet_proxy.core.timeline import merge
@@ -129,8 +130,8 @@ def test_codex_names_its_session_in_headers_and_body() -> None:
     body = {"model": "stub", "prompt_cache_key": SESSION, "store": False, "stream": True, "input": []}
     for headers, way in ((CODEX, "harness"), ({"authorization": "Bearer none"}, "body")):
         found = identify(
-            path="/v1/responses", headers=headers, body=body,
-            claims=Keys(b"k" * 32).authenticate(key_of("/v1/responses", headers), 0.0),
+            path="/v1/responses", headers=Headers(headers), body=body,
+            claims=Keys(b"k" * 32).authenticate(key_of("/v1/responses", Headers(headers)), 0.0),
         )  # fmt: skip
         assert (found.episode, found.identified_by) == (SESSION, way)
 

@@ -35,7 +35,7 @@ def tunnels(**more: Any) -> Tunnels:
 
 def sent(known: Tunnels, headers: dict[str, str], port: int = 1) -> dict[str, str]:
     http = make_mocked_request("POST", "/v1/x", headers=headers, transport=Transport(port))  # type: ignore[arg-type]
-    return {name.lower(): value for name, value in known.headers(http).items()}
+    return {name.lower(): value for name, value in known.headers(http).sent.items()}
 
 
 @pytest.mark.parametrize("name", sorted(PROVIDER_CREDENTIALS))
