@@ -5,9 +5,11 @@ contract section 6 before it can reach a gradient. One bad sample takes its whol
 part is not the episode that earned the reward. A refused episode is never an error of the run; it is recorded, and its
 batch is acknowledged like any other, so that it does not come back: with the reason, which the daemon discards it for.
 
-`no_signal` groups (all rewards equal) give no group-relative advantage. They are kept by default, because a KL term, an
-entropy bonus, a critic and every estimator with a baseline over the batch still learn from them; dropping them saves
-their share of the compute where none of these is on, and then the mean over tokens runs over fewer tokens.
+A sample that nobody has rewarded, or in which nothing was sampled, is lawful and gives no row.
+
+`no_signal` groups (all rewards that are compared are equal) give no group-relative advantage. They are kept by default,
+because a KL term, an entropy bonus, a critic and every estimator with a baseline over the batch still learn from them;
+dropping them saves their share of the compute where none of these is on, and then the mean over tokens runs over fewer.
 
 Next: ajet_trainer/advantage.py
 """
@@ -19,6 +21,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
+from ajet_trainer.advantage import compared, trainable
 
 ALREADY_TRAINED = "already_trained"
 LOGPROB_SLACK = 1e-3
@@ -74,7 +77,7 @@ def admit(
                 rejected.append(Rejection(episode.episode, *fault))
         if len(kept) == 1 < len(group.episodes):
             rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
-        if no_signal == "drop" and len(kept) > 1 and len({episode.reward for episode in kept}) == 1:
+        if no_signal == "drop" and len(kept) > 1 and not has_signal(Group(group.task, tuple(kept))):
             rejected.extend(
                 Rejection(episode.episode, "no_signal", f"all rewards of task {group.task} are {episode.reward:g}")
                 for episode in kept
@@ -83,6 +86,11 @@ def admit(
         if kept:
             groups.append(Group(group.task, tuple(kept)))
     return Admission(tuple(groups), tuple(rejected))
+
+
+def has_signal(group: Group) -> bool:
+    """Whether any reward differs from one that it is compared with."""
+    return any(len({session.reward for session in sessions}) > 1 for sessions in compared(group))
 
 
 def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: int | None) -> tuple[str, str] | None:
@@ -103,6 +111,8 @@ def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: i
         if doubled:
             return "unlawful_sample", f"{sample.sample}: call {min(doubled)} stands in two samples"
         seen.update(sample.calls)
+    if not trainable(episode):
+        return "no_samples", "nothing was sampled in what was rewarded"
     return None
 
 
@@ -113,9 +123,7 @@ def sample_faults(sample: Sample) -> Iterator[str]:
         yield "tree rows are not trained"
     if set(sample.loss_mask) - {0, 1}:
         yield "the loss mask holds something other than 0 and 1"
-    if sampled == 0:
-        yield "no sampled token"
-    elif sample.loss_mask[0]:
+    if sample.loss_mask[:1] == (1,):
         yield "the first token is marked as sampled, from no prompt"
     for position, (bit, logprob) in enumerate(zip(sample.loss_mask, sample.logprobs, strict=True)):
         if not math.isfinite(logprob) or logprob > LOGPROB_SLACK or (not bit and logprob != 0.0):

@@ -1,12 +1,16 @@
 """Group-relative advantage is a matter of episodes: one that splits into more timelines weighs no more.
 
+*The session.* The samples of an episode that were rewarded together are one session, with one row each and one reward:
+the whole episode, unless a reward was given to an agent or a call alone. Then its samples with equal rewards are one.
+`compared` says which sessions are held against each other.
+
 Two places would break this, and this file holds the arithmetic that mends both.
 
 *The baseline.* Most of verl's group-relative estimators see all rows, so an episode with three rows would count three
 times in the mean of its group. They are given `one_row_a_session`, and the result is spread over the session's rows.
 
 *The denominator.* A loss that is a mean over tokens does not see how tokens are arranged in rows. A loss that is a mean
-over sequences does: `row_weights` scales the advantages so that it becomes a mean over episodes. (The policy losses are
+over sequences does: `row_weights` scales the advantages so that it becomes a mean over sessions. (The policy losses are
 linear in the size of the advantage. A KL or entropy term of such a loss stays a mean over rows.)
 
 Next: ajet_trainer/batch.py
@@ -15,9 +19,57 @@ Next: ajet_trainer/batch.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ajet_sdk.sample import BatchEpisode, Group, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What an episode did for one ``reward``: samples that have sampled tokens, at least one."""
+
+    reward: float
+    samples: tuple[Sample, ...]
+
+
+def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
+    """The sessions of `group` in sets; a session's baseline is that of its set.
+
+    Where rewards have a scope the sessions of each agent are a set, if each agent has more than one: what a proposer
+    gets says nothing of what a critic may expect. Otherwise all are one set. What nobody has rewarded is in none.
+    """
+    if not any(map(_scoped, group.episodes)):
+        return (tuple(Session(episode.reward, trainable(episode)) for episode in group.episodes),)
+    by_agent: dict[str, list[Session]] = {}
+    for episode in group.episodes:
+        parts: dict[tuple[str, float], list[Sample]] = {}
+        for sample in trainable(episode):
+            if (reward := _reward(episode, sample)) is not None:
+                parts.setdefault((sample.agent, reward), []).append(sample)
+        for (agent, reward), samples in parts.items():
+            by_agent.setdefault(agent, []).append(Session(reward, tuple(samples)))
+    if all(len(sessions) > 1 for sessions in by_agent.values()):
+        return tuple(map(tuple, by_agent.values()))
+    return (tuple(session for sessions in by_agent.values() for session in sessions),)
+
+
+def trainable(episode: BatchEpisode) -> tuple[Sample, ...]:
+    """The samples of `episode` that hold a sampled token and that a reward concerns."""
+    return tuple(
+        sample for sample in episode.samples if any(sample.loss_mask) and _reward(episode, sample) is not None
+    )
+
+
+def _scoped(episode: BatchEpisode) -> bool:
+    """Whether a reward of `episode` was given to an agent or a call alone."""
+    return any(given.get("agent") is not None or given.get("call") is not None for given in episode.rewards)
+
+
+def _reward(episode: BatchEpisode, sample: Sample) -> float | None:
+    return sample.reward if _scoped(episode) else episode.reward
 
 
 def session_of(key: str) -> str:
@@ -40,15 +92,15 @@ def row_weights(mode: str, keys: Sequence[str], sampled: Sequence[int]) -> NDArr
     """Factors on the advantages, one a row, or None where nothing is to change.
 
     `mode` is verl's ``loss_agg_mode``; `sampled` counts each row's trained tokens (0 for a row of padding). With these
-    factors a mean over rows equals the mean over episodes of what the rows of an episode hold together.
+    factors a mean over rows equals the mean over sessions of what the rows of a session hold together.
     """
     rows = np.asarray(sampled, dtype=np.float64)
     real = rows > 0
     sessions = [session_of(key) for key in keys]
-    episodes = len({session for session, counts in zip(sessions, real, strict=True) if counts})
-    if not mode.startswith("seq-mean") or episodes == len(keys) or episodes == 0:
+    number = len({session for session, counts in zip(sessions, real, strict=True) if counts})
+    if not mode.startswith("seq-mean") or number == len(keys) or number == 0:
         return None
-    weights = np.full(len(keys), len(keys) / episodes)
+    weights = np.full(len(keys), len(keys) / number)
     if mode == "seq-mean-token-mean":
         totals: dict[str, float] = {}
         for session, count in zip(sessions, rows, strict=True):

@@ -2,8 +2,8 @@
 
 A row splits a sample where its first sampled token stands: before it the prompt, from there on the response, in which
 the mask tells sampled tokens from what the environment or a template put between them. Token ids, logprobs and mask are
-the engine's own, copied and never recomputed. Every row of an episode carries that episode's reward; how an estimator
-turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
+the engine's own, copied and never recomputed. Every row carries the reward of its session; how an estimator turns
+rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
 
 Next: ajet_trainer/step.py
 """
@@ -17,15 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ajet_sdk.sample import BatchEpisode, Group, Sample
+from ajet_sdk.sample import Group, Sample
+from ajet_trainer.advantage import compared
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """One sample. ``P`` prompt tokens and ``R`` response tokens; arrays over the response are aligned with it.
 
-    `group` is a name without ``_``, equal for the rows of one group; `session` counts the group's episodes and `index`
-    the episode's samples, each from 0.
+    `group` is a name without ``_``, equal for the rows whose rewards are compared; `session` counts the sessions of
+    these (see `advantage.Session`) and `index` a session's samples, each from 0.
     """
 
     group: str
@@ -55,22 +56,24 @@ class Row:
 
 
 def to_rows(batch: str, groups: Sequence[Group]) -> list[Row]:
-    """The rows of `groups`, in order of group, episode and sample; names depend on nothing but the batch's id."""
+    """The rows of `groups`, in their order; names depend on nothing but the batch's id."""
     return [
-        to_row(group_name(batch, group_index), session, index, episode, sample)
-        for group_index, group in enumerate(groups)
-        for session, episode in enumerate(group.episodes)
-        for index, sample in enumerate(episode.samples)
+        to_row(group_name(batch, place, part), number, index, session.reward, sample)
+        for place, group in enumerate(groups)
+        for part, sessions in enumerate(compared(group))
+        for number, session in enumerate(sessions)
+        for index, sample in enumerate(session.samples)
     ]
 
 
-def group_name(batch: str, index: int) -> str:
-    """A name that is unique for the group, stable over restarts, and free of the ``_`` that separates keys."""
-    return hashlib.sha256(f"{batch}/{index}".encode()).hexdigest()[:32]
+def group_name(batch: str, place: int, part: int = 0) -> str:
+    """A name that is unique for a set of sessions that are compared, the `part` of the group at `place`; stable over
+    restarts, and free of the ``_`` that separates keys."""
+    return hashlib.sha256(f"{batch}/{place}/{part}".encode()).hexdigest()[:32]
 
 
-def to_row(group: str, session: int, index: int, episode: BatchEpisode, sample: Sample) -> Row:
-    """One admitted sample as a row."""
+def to_row(group: str, session: int, index: int, reward: float, sample: Sample) -> Row:
+    """One sample with a sampled token as a row."""
     first = sample.loss_mask.index(1)
     token_ids = np.asarray(sample.token_ids, dtype=np.int64)
     versions = [version for version, _ in sample.policy_versions]
@@ -82,7 +85,7 @@ def to_row(group: str, session: int, index: int, episode: BatchEpisode, sample: 
         response=token_ids[first:],
         mask=np.asarray(sample.loss_mask[first:], dtype=np.int64),
         logprobs=np.asarray(sample.logprobs[first:], dtype=np.float32),
-        reward=episode.reward,
+        reward=reward,
         turns=len(sample.calls),
         min_version=min(versions),
         max_version=max(versions),

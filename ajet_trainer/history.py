@@ -43,6 +43,8 @@ class History:
         self._saved = list(saved)
         self._trained: list[Entry] = []
         self._lost = set(lost)
+        self.line = ""
+        """What `metrics.jsonl` says of the last step, and lacks where a crash came between checkpoint and line."""
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], daemons: Collection[str] = ()) -> History:
@@ -56,7 +58,9 @@ class History:
             for e in state.get("saved", ())
         ]
         pairs = [(ANY, item) if isinstance(item, str) else (known(item[0]), item[1]) for item in state.get("lost", ())]
-        return cls(entries, pairs)
+        history = cls(entries, pairs)
+        history.line = state.get("line", "")
+        return history
 
     def state(self) -> dict[str, Any]:
         """What goes into a checkpoint that is written now: plain lists, strings and integers."""
@@ -67,6 +71,7 @@ class History:
                 for e in (*self._saved, *self._trained)
             ],
             "lost": sorted([daemon, episode] for daemon, episode in self._lost),
+            "line": self.line,
         }
 
     def trained(self, entry: Entry) -> None:

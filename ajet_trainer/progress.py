@@ -45,13 +45,16 @@ class Progress:
     def say(self, line: str) -> None:
         self._say(line)
 
-    def resume_at(self, step: int) -> None:
-        """The run goes on after `step`: later lines of `metrics.jsonl` belong to weights that are gone."""
+    def resume_at(self, step: int, line: str = "") -> None:
+        """The run goes on after `step`: later lines of `metrics.jsonl` belong to weights that are gone, and the
+        checkpoint's own `line` may be lacking."""
         self.step = step
-        if not self.metrics_path.exists():
+        lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
+        kept = [line for line in lines if (_step(line) or step + 1) <= step]
+        if line and _step(line) == step and step not in map(_step, kept):
+            kept.append(line)
+        if kept == lines:
             return
-        lines = self.metrics_path.read_text().splitlines()
-        kept = [line for line in lines if _step(line) is not None and (_step(line) or 0) <= step]
         temporary = self.run_dir / ".metrics.jsonl.new"
         temporary.write_text("".join(line + "\n" for line in kept))
         os.replace(temporary, self.metrics_path)
@@ -60,7 +63,7 @@ class Progress:
         """Appends one step to `metrics.jsonl` and says it in a line."""
         self.step = int(metrics["step"])
         with self.metrics_path.open("a") as file:
-            file.write(json.dumps(finite(metrics)) + "\n")
+            file.write(line_of(metrics) + "\n")
         of = f"/{self.total_steps}" if self.total_steps else ""
         parts = [f"step {self.step}{of}", f"reward {metrics['reward_mean']:.3f} ± {metrics['reward_std']:.3f}"]
         parts.append(f"{metrics['episodes']} episodes, {metrics['sampled_tokens']} sampled tokens")
@@ -74,6 +77,11 @@ class Progress:
             " ".join(f"{name} {seconds:.1f}s" for name, seconds in metrics["timing"].items() if seconds >= 0.05)
         )
         self._say(" · ".join(parts))
+
+
+def line_of(metrics: Mapping[str, Any]) -> str:
+    """`metrics` as they stand in `metrics.jsonl`."""
+    return json.dumps(finite(metrics))
 
 
 def finite(value: Any) -> Any:

@@ -29,7 +29,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Leased
 from ajet_trainer.history import Entry, History
 from ajet_trainer.keeper import Keeper
-from ajet_trainer.progress import Progress
+from ajet_trainer.progress import Progress, line_of
 
 CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
@@ -92,7 +92,7 @@ class Run:
 
     def start(self) -> None:
         """Settles with the proxy what the checkpoint holds, and says where the engines are and what they serve."""
-        self.progress.resume_at(self.learner.version)
+        self.progress.resume_at(self.learner.version, self.history.line)
         self.acknowledge()
         self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
         self.daemons.open_gate(self.learner.version)
@@ -129,12 +129,13 @@ class Run:
         if self.learner.colocated:
             self.close_gate()
         metrics = self.train(hand, admissions, rows)
+        self.history.line = line_of(self.figures(hand, admissions, rows, metrics))
         if self.save_due:
             self.save()
         self.close_gate()
         self.push()
         self.open_gate()
-        self.record(hand, admissions, rows, metrics)
+        self.progress.record(self.figures(hand, admissions, rows, metrics))
         self.acknowledge()
 
     def lease(self) -> Sequence[Leased]:
@@ -259,29 +260,27 @@ class Run:
                 self.history.acknowledged(entry)
             self.keeper.release(entry.daemon, entry.batch)
 
-    def record(
+    def figures(
         self,
         hand: Sequence[Leased],
         admissions: Sequence[Admission],
         rows: Sequence[Row],
         metrics: Mapping[str, float],
-    ) -> None:
-        """One line of `metrics.jsonl`."""
+    ) -> dict[str, Any]:
+        """What `metrics.jsonl` says of the step, with the times that it took so far."""
         timing = {
             **self.timing,
             **{k.removeprefix("timing_s/"): v for k, v in metrics.items() if k.startswith("timing_s/")},
         }
-        self.progress.record(
-            {
-                "step": self.learner.version,
-                "policy_version": self.served,
-                "batch": ",".join(leased.batch.batch for leased in hand),
-                "daemons": {url: groups_in(one for one in hand if one.daemon == url) for url in self.daemons.urls},
-                **batch_figures(hand, admissions, rows),
-                **learner_figures(metrics),
-                "timing": {name: round(seconds, 3) for name, seconds in timing.items()},
-            }
-        )
+        return {
+            "step": self.learner.version,
+            "policy_version": self.learner.version,
+            "batch": ",".join(leased.batch.batch for leased in hand),
+            "daemons": {url: groups_in(one for one in hand if one.daemon == url) for url in self.daemons.urls},
+            **batch_figures(hand, admissions, rows),
+            **learner_figures(metrics),
+            "timing": {name: round(seconds, 3) for name, seconds in timing.items()},
+        }
 
     def close(self) -> None:
         """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
@@ -36,6 +37,17 @@ def episode(name: str = "e", reward: float = 1.0, *, samples: int = 1, task: str
     """An episode that came apart into `samples` timelines."""
     made = tuple(sample(f"{name}/{index}", **kwargs) for index in range(samples))
     return BatchEpisode(name, task, "policy", reward, (), made)
+
+
+def duel(name: str, reward: float) -> BatchEpisode:
+    """An episode of two agents, of which one gets what the other loses."""
+    shares = {"proposer": reward, "critic": -reward}
+    samples = tuple(
+        replace(sample(f"{name}/{index}"), agent=agent, reward=value)
+        for index, (agent, value) in enumerate(shares.items())
+    )
+    rewards = tuple({"value": value, "agent": agent} for agent, value in shares.items())
+    return BatchEpisode(name, "t", "policy", 0.0, rewards, samples)
 
 
 def batch(name: str = "b", *groups: Group, version: int = 0) -> Batch:

@@ -7,7 +7,7 @@ import pytest
 
 from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.admission import admit, episode_fault, sample_faults
-from tests.trainer.making import batch, episode, sample
+from tests.trainer.making import batch, duel, episode, sample
 
 GOOD = sample("e/0", turns=2)
 
@@ -32,7 +32,6 @@ def changed(values: tuple[float, ...], index: int, value: float) -> tuple[float,
     [
         (broken(parents=(-1, *range(len(GOOD.token_ids) - 1))), "tree"),
         (broken(loss_mask=tuple(2 * bit for bit in GOOD.loss_mask)), "other than 0 and 1"),
-        (broken(loss_mask=(0,) * 12, logprobs=(0.0,) * 12, spans=(), policy_versions=()), "no sampled token"),
         (broken(loss_mask=(1, *GOOD.loss_mask[1:])), "from no prompt"),
         (broken(logprobs=changed(GOOD.logprobs, 5, math.nan)), "logprob nan at token 5"),
         (broken(logprobs=changed(GOOD.logprobs, 5, -math.inf)), "logprob -inf"),
@@ -57,6 +56,31 @@ def test_a_call_may_stand_in_one_sample_only() -> None:
     double = BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, replace(GOOD, sample="e/1")))
     fault = episode_fault(double, (), None)
     assert fault == ("unlawful_sample", "e/1: call e/0/c0 stands in two samples")
+
+
+SILENT = broken(
+    sample="e/1", loss_mask=(0,) * 12, logprobs=(0.0,) * 12, calls=("quiet",), spans=(("quiet", 12, 12),),
+    policy_versions=(),
+)
+
+
+def test_what_sampled_nothing_is_lawful_and_teaches_nothing() -> None:
+    assert not list(sample_faults(SILENT))
+    assert episode_fault(BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, SILENT)), (), None) is None
+    alone = BatchEpisode("e", "t", "policy", 1.0, (), (SILENT,))
+    assert episode_fault(alone, (), None) == ("no_samples", "nothing was sampled in what was rewarded")
+
+
+def test_a_reward_for_what_is_in_no_sample_trains_nothing() -> None:
+    lost = BatchEpisode("e", "t", "policy", 1.0, ({"value": 1.0, "call": "lost"},), (GOOD,))
+    assert episode_fault(lost, (), None) == ("no_samples", "nothing was sampled in what was rewarded")
+
+
+def test_agents_that_share_out_a_sum_of_zero_have_a_signal() -> None:
+    group = Group("t", (duel("a", 1.0), duel("b", -1.0)))
+    assert len(admit(batch("b", group), no_signal="drop").episodes) == 2
+    flat = Group("t", (duel("a", 1.0), duel("b", 1.0)))
+    assert admit(batch("b", flat), no_signal="drop").episodes == ()
 
 
 def test_other_reasons_for_refusal() -> None:

@@ -1,11 +1,47 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_trainer.advantage import one_row_a_session, row_weights, session_of
+from ajet_sdk.sample import BatchEpisode, Group
+from ajet_trainer.advantage import compared, one_row_a_session, row_weights, session_of
+from tests.trainer.making import duel, episode
+
+CALL, AGENT = {"value": 0.5, "call": "e/1/c0"}, {"value": 1.0, "agent": "solver"}
+
+
+def with_rewards(one: BatchEpisode, given: Mapping[str, Any], *rewards: float | None) -> BatchEpisode:
+    """`one` with its samples' `rewards`, of which one was `given`."""
+    samples = zip(one.samples, rewards, strict=True)
+    return replace(one, rewards=(given,), samples=tuple(replace(sample, reward=value) for sample, value in samples))
+
+
+def rewards_of(*episodes: BatchEpisode) -> list[list[tuple[float, int]]]:
+    """For each set the sessions' rewards, and how many samples they have."""
+    return [
+        [(session.reward, len(session.samples)) for session in sessions]
+        for sessions in compared(Group("t", tuple(episodes)))
+    ]
+
+
+def test_an_episode_is_one_session_unless_its_rewards_are_apart() -> None:
+    plain, other = episode("e", 0.5, samples=3), episode("f", 0.0)
+    assert rewards_of(plain, other) == [[(0.5, 3), (0.0, 1)]]
+    split = with_rewards(plain, CALL, 1.0, 1.5, 1.0)
+    assert rewards_of(split, other) == [[(1.0, 2), (1.5, 1), (0.0, 1)]]
+    assert rewards_of(with_rewards(plain, CALL, None, 0.5, None), other) == [[(0.5, 1), (0.0, 1)]]
+
+
+def test_an_agent_is_compared_with_itself_where_every_agent_can_be() -> None:
+    assert rewards_of(duel("a", 1.0), duel("b", 0.5)) == [[(1.0, 1), (0.5, 1)], [(-1.0, 1), (-0.5, 1)]]
+    lone = with_rewards(episode("e"), AGENT, 0.25)
+    assert rewards_of(duel("a", 1.0), lone) == [[(1.0, 1), (-1.0, 1), (0.25, 1)]]
 
 
 def test_the_last_row_of_each_session_stands_for_it_in_any_order() -> None:

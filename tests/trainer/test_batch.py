@@ -6,12 +6,12 @@ import numpy as np
 
 from ajet_sdk.sample import Group
 from ajet_trainer.batch import group_name, to_row, to_rows
-from tests.trainer.making import episode, sample
+from tests.trainer.making import duel, episode, sample
 
 
 def test_a_row_splits_at_the_first_sampled_token_and_copies_the_rest() -> None:
     one = replace(sample("e/0", turns=2), policy_versions=((3, 4), (5, 2)))
-    row = to_row("g", 1, 0, episode("e", 0.25), one)
+    row = to_row("g", 1, 0, 0.25, one)
     assert row.prompt.tolist() == [1, 2, 3, 4]
     assert row.response.tolist() == [20, 21, 22, 10, 11, 20, 21, 22]
     assert row.mask.tolist() == [1, 1, 1, 0, 0, 1, 1, 1]
@@ -31,3 +31,11 @@ def test_rows_are_named_by_group_session_and_sample_and_carry_the_episodes_rewar
     assert "_" not in first + second
     assert first != second
     assert to_rows("batch_1", groups)[0].key == rows[0].key
+
+
+def test_agents_that_are_rewarded_apart_are_compared_apart() -> None:
+    rows = to_rows("b", [Group("t", (duel("a", 1.0), duel("b", -1.0)))])
+    first, second = group_name("b", 0, 0), group_name("b", 0, 1)
+    assert [(row.key, row.reward) for row in rows] == [
+        (f"{first}_0_0", 1.0), (f"{first}_1_0", -1.0), (f"{second}_0_0", -1.0), (f"{second}_1_0", 1.0),
+    ]

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from ajet_trainer.progress import Progress, finite
+from ajet_trainer.progress import Progress, finite, line_of
 
 
 def line(step: int, **more: object) -> dict[str, object]:
@@ -47,6 +47,15 @@ def test_resuming_drops_the_lines_of_lost_steps_and_a_torn_last_line(tmp_path: P
     with progress.metrics_path.open("a") as file:
         file.write('{"step": 4, "rew')
     Progress(tmp_path, 0, lambda _: None).resume_at(2)
+    assert [json.loads(text)["step"] for text in progress.metrics_path.read_text().splitlines()] == [1, 2]
+
+
+def test_resuming_writes_the_line_that_a_crash_left_out(tmp_path: Path) -> None:
+    progress = Progress(tmp_path, 0, lambda _: None)
+    progress.resume_at(1, line_of(line(1)))
+    progress.resume_at(2, line_of(line(2)))
+    progress.resume_at(2, line_of(line(2)))
+    progress.resume_at(3, line_of(line(2)))
     assert [json.loads(text)["step"] for text in progress.metrics_path.read_text().splitlines()] == [1, 2]
 
 

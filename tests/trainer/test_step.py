@@ -199,6 +199,8 @@ def test_a_batch_in_the_checkpoint_is_not_returned_when_the_push_after_it_fails(
     setting.whole()
     assert "ack lease0 1" in setting.proxy.log
     assert sorted(setting.disk.weights) == sorted(set(setting.disk.weights))
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["batch"]) for line in lines] == [(1, "lease0"), (2, "lease1")]
 
 
 @pytest.mark.parametrize("save_freq", [1, 2, 3])

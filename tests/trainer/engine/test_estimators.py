@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,6 @@ def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **o
 def group(split: bool) -> list[Row]:
     """Two groups of four episodes with different rewards; `split` breaks every other episode into one row a call."""
     from ajet_trainer.batch import to_row
-    from tests.trainer.making import episode
 
     pick = random.Random(7)
     rows = []
@@ -81,8 +79,8 @@ def group(split: bool) -> list[Row]:
         for s in range(4):
             talk = conversation(10 * g + s, turns=3)
             mine = unmerged(talk) if split and s % 2 == 0 else [talk]
-            whole = replace(episode(f"e{g}{s}"), reward=pick.random())
-            rows += [to_row(f"g{g}", s, i, whole, sample) for i, sample in enumerate(mine)]
+            reward = pick.random()
+            rows += [to_row(f"g{g}", s, i, reward, sample) for i, sample in enumerate(mine)]
     return rows
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from ajet_sdk.sample import Sample
 from ajet_trainer.batch import Row, to_row
-from tests.trainer.making import episode
 
 VOCABULARY = 500
 
@@ -54,7 +53,7 @@ def unmerged(sample: Sample) -> list[Sample]:
 def rows_of(samples: list[list[Sample]]) -> list[Row]:
     """Rows of a group whose episodes have these samples."""
     return [
-        to_row("g", s, i, episode(f"e{s}"), sample) for s, mine in enumerate(samples) for i, sample in enumerate(mine)
+        to_row("g", s, i, 1.0, sample) for s, mine in enumerate(samples) for i, sample in enumerate(mine)
     ]
 
 
