@@ -245,6 +245,7 @@ async def run(
     """See `ajet_sdk.run`; the agent is a coroutine function, and `parallel` of them run at once in this event loop."""
     check_counts(repeat, parallel)
     done: dict[int, RunResult] = {}
+    stopped = False
 
     async def attempt_at(client: Client, attempt: Attempt) -> RunResult:
         started, task = time.monotonic(), name(attempt.task)
@@ -260,8 +261,10 @@ async def run(
                 value = await answer
                 if value is not None:
                     await found.reward(value)
-        except (Exception, SystemExit) as caught:
-            error = caught
+        except BaseException as caught:
+            if isinstance(caught, KeyboardInterrupt) or (stopped and isinstance(caught, asyncio.CancelledError)):
+                raise
+            error = caught  # a CancelledError too: it is of a task that the agent awaited
         return result_of(attempt, task, found, error, time.monotonic() - started)
 
     async def work(client: Client, attempts: Iterator[Attempt]) -> None:
@@ -274,8 +277,11 @@ async def run(
         attempts = attempts_at(tasks, repeat)
         workers = [asyncio.ensure_future(work(client, attempts)) for _ in range(parallel)]
         try:
-            await asyncio.gather(*workers)
+            ended, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in ended:
+                worker.result()
         finally:
+            stopped = True
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)

@@ -79,17 +79,19 @@ def rewarding(
     final: bool,
     note: str | None,
     patience: Patience,
-) -> Talk[str | None]:
+) -> Talk[Outcome]:
     """Gives a reward under an id made here, so that it counts once however often it has to be sent.
 
-    Returns the reason if the proxy discarded the episode all the same.
+    Returns the reward that the episode has with it, of all that was given by whomever; and the reason if the proxy
+    discarded the episode all the same.
     """
     body = routes.Reward(
         value=finite(value), call=call, agent=agent, final=final, id=f"rew-{uuid.uuid4().hex}", note=note
     )
     reply = yield from exchange(target, "reward", body, id=episode, patience=patience)
     answer = _told(target, reply)
-    return str(answer.get("reason")) if answer.get("state") == "discarded" else None
+    discarded = str(answer.get("reason")) if answer.get("state") == "discarded" else None
+    return Outcome(reward=answer.get("reward"), discarded=discarded)
 
 
 def aborting(target: Target, episode: str, reason: str | None, patience: Patience) -> Talk[None]:
@@ -153,7 +155,6 @@ class EpisodeLife:
         self._opened = opened
         self._target = replace(target, key=opened.api_key or target.key)
         self._patience = patience
-        self._steps: float | None = None
         self.outcome: Outcome | None = None
         """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
 
@@ -202,14 +203,11 @@ class EpisodeLife:
     def _reward(
         self, value: float, call: str | None, agent: str | None, final: bool, note: str | None
     ) -> Talk[None]:
-        discarded = yield from rewarding(
+        outcome = yield from rewarding(
             self._target, self.id, value, call=call, agent=agent, final=final, note=note, patience=self._patience
         )
-        steps, value = self._steps or 0.0, finite(value)
-        if final:
-            self.outcome = Outcome(reward=steps + value, discarded=discarded)
-        else:
-            self._steps = steps + value
+        if final or self.outcome is not None:
+            self.outcome = outcome
 
     def _seal(self) -> Talk[None]:
         yield from sealing(self._target, self.id, self._patience)
@@ -234,7 +232,7 @@ class EpisodeLife:
         if self.outcome is not None and self.outcome != Outcome():
             return
         record = yield from self._record(False)
-        if record.get("state") == "open" and (self._steps is not None or record.get("rewards")):
+        if record.get("state") == "open" and record.get("rewards"):
             yield from self._seal()
             record = yield from self._record(False)
         elif record.get("state") == "open":

@@ -194,7 +194,9 @@ class Rollouts:
                     value = self._agent(attempt.task, episode)
                     if value is not None:
                         episode.reward(value)
-        except (Exception, SystemExit) as caught:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as caught:  # as SystemExit is, or what an event loop of the agent's own was cancelled with
             error = caught
         finally:
             if episode is not None:

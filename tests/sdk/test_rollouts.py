@@ -53,12 +53,23 @@ async def test_groups_of_rewarded_episodes(face: Any, stub: ControlStub) -> None
     assert {(record["model"], record["agent"]) for record in stub.episodes.values()} == {("m", "x")}
 
 
+class Failed(BaseException):
+    pass
+
+
 async def test_failures_are_results(face: Any, stub: ControlStub) -> None:
     async def agent(task: str, episode: Any) -> Any:
         if task == "raises":
             raise RuntimeError("no idea")
         if task == "exits":
             raise SystemExit(3)
+        if task == "fails":
+            raise Failed("as a test runner says it")
+        if task == "cancels":
+            raise asyncio.CancelledError
+        if task == "rewards another way":
+            stub.episodes[episode.id]["rewards"].append({"id": "header", "value": 0.25, "final": False})
+            return 1.0
         if task == "aborts":
             await episode.abort("its own wish")
         if task == "rewards itself":
@@ -67,11 +78,17 @@ async def test_failures_are_results(face: Any, stub: ControlStub) -> None:
             await episode.seal()
         return {"text": "seven", "nan": float("nan"), "fine": True}.get(task)
 
-    tasks = ["raises", "exits", "aborts", "rewards itself", "seals", "nothing", "text", "nan", "fine"]
+    tasks = [
+        "raises", "exits", "fails", "cancels", "rewards another way", "aborts", "rewards itself",
+        "seals", "nothing", "text", "nan", "fine",
+    ]
     results = await face.run(agent, tasks, repeat=1, parallel=4)
     told = {item.task: (item.outcome, item.reward, item.reason) for item in results}
     assert told["raises"] == ("aborted", None, "RuntimeError: no idea")
     assert told["exits"] == ("aborted", None, "SystemExit: 3")
+    assert told["fails"] == ("aborted", None, "Failed: as a test runner says it")
+    assert told["cancels"] == ("aborted", None, "CancelledError")
+    assert told["rewards another way"] == ("rewarded", 1.25, None)
     assert told["aborts"] == ("aborted", None, "its own wish")
     assert told["rewards itself"] == ("rewarded", 0.5, None)
     assert told["seals"] == ("aborted", None, "discarded by the proxy: no_reward")
@@ -236,6 +253,20 @@ def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeyp
         release.set()
         for thread in rollouts._threads:
             thread.join(20)
+
+
+async def test_what_an_agent_cancels_itself_is_no_end_of_the_run(stub: ControlStub) -> None:
+    async def agent(task: str, episode: aio.Episode) -> float:
+        if task == "odd":
+            waited = asyncio.ensure_future(asyncio.sleep(60))
+            asyncio.get_running_loop().call_soon(waited.cancel)
+            await waited
+        return 1.0
+
+    results = await aio.run(agent, ["odd", "even"], repeat=2, parallel=1)
+    assert [(item.task, item.reward, item.reason) for item in results] == [
+        *[("odd", None, "CancelledError")] * 2, *[("even", 1.0, None)] * 2,
+    ]
 
 
 async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
