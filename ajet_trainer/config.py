@@ -86,7 +86,7 @@ class Config:
     groups: int = option(4, "groups (tasks) in a batch, that is, in a step")
     group_size: int = option(8, "episodes in a group")
     max_staleness: int | None = option(
-        None, "newest policy version minus oldest in an episode, at most; unset: the proxy's default"
+        None, "how many policy versions behind the one that serves a sampled token may be, at most; unset: any"
     )
     no_signal: str = option(
         "keep",
@@ -104,11 +104,12 @@ class Config:
     drain_s: float = option(600.0, "how long closing the gate may wait for calls in flight")
     push_timeout_s: float = option(600.0, "a weight push that takes longer has failed: the run ends with an error")
     connect_timeout_s: float = option(120.0, "how long to keep trying to reach the proxy before giving up")
-    seed: int = option(0, "seed of the training side")
+    seed: int = option(0, "seed of the training side, below 2^32")
     verl: Mapping[str, Any] = option({}, "verl's own keys, as nested tables or dotted names")
 
 
 OPTIONS = {f.name: f for f in fields(Config)}
+MAX_SECONDS = 1e9
 _HINTS = get_type_hints(Config)
 
 
@@ -200,7 +201,7 @@ def coerce(name: str, value: Any) -> Any:
     base, optional = _base(name), type(None) in get_args(_HINTS[name])
     if value is None and optional:
         return None
-    if base is float and type(value) in (int, float):
+    if base is float and type(value) in (int, float) and abs(value) <= MAX_SECONDS:
         return float(value)
     if base is tuple and isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
@@ -208,7 +209,7 @@ def coerce(name: str, value: Any) -> Any:
         return tuple(value)
     if base in (int, str) and type(value) is base:
         return value
-    words = {float: "a number", int: "an integer", str: "a string", tuple: "a list of strings"}
+    words = {float: f"a number up to {MAX_SECONDS:g}", int: "an integer", str: "a string", tuple: "a list of strings"}
     raise ConfigError(f"{name} must be {words[base]}, not {value!r}", param=name)
 
 
@@ -238,9 +239,11 @@ def check(config: Config) -> Config:
     for name in ("groups", "group_size", "max_tokens", "keep_checkpoints", "lease_s", "push_timeout_s"):
         if getattr(config, name) <= 0:
             raise ConfigError(f"{name} must be positive", param=name)
-    for name in ("total_steps", "save_freq", "drain_s", "connect_timeout_s"):
-        if getattr(config, name) < 0:
+    for name in ("total_steps", "save_freq", "drain_s", "connect_timeout_s", "max_staleness", "seed"):
+        if (getattr(config, name) or 0) < 0:
             raise ConfigError(f"{name} must not be negative", param=name)
+    if config.seed >= 2**32:
+        raise ConfigError("seed must be below 2^32, which is as far as NumPy's go", param="seed")
     if config.placement == "attached" and not config.engine_urls:
         raise ConfigError("placement 'attached' needs engine_urls", param="engine_urls")
     if config.placement == "hybrid" and config.engine_urls:
