@@ -128,6 +128,8 @@ def export(
     """Write the samples of a data directory, live and archived, for other programs."""
     from ajet_proxy import export as exported
 
+    if min_reward is not None and math.isnan(min_reward):
+        raise click.UsageError("--min-reward must be a number")
     removed: set[str] = set()
     found = exported.rows(data_dir, form, exported.Choice(states, task, min_reward), removed.add)
     if kind == "parquet":

@@ -5,7 +5,8 @@ that Hugging Face's trainers read: ``input_ids`` and ``labels``, where `NO_LABEL
 ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
 
 A pair is two samples of one task, model and agent that begin with the same prompt and earned different rewards: the
-best with the worst, the next best with the next worst, and so on inwards. Planning needs only each sample's `Place`.
+best with the worst, the next best with the next worst, and so on inwards; two that say the same are no pair. Planning
+needs only each sample's `Place`.
 """
 
 from __future__ import annotations
@@ -27,14 +28,16 @@ class Place(NamedTuple):
     number: int
     reward: float
     kind: tuple[str, str, str, str]
+    answer: str
 
 
 def place(sample: Sample, number: int) -> Place | None:
     """Where `sample`, the one of its episode with this `number`, stands; None if nobody rewarded it."""
     if sample.reward is None:
         return None
-    kind = (sample.task, sample.model, sample.agent, prompt_hash(sample.token_ids[: prompt_length(sample)]))
-    return Place(sample.episode, number, sample.reward, kind)
+    start = prompt_length(sample)
+    kind = (sample.task, sample.model, sample.agent, prompt_hash(sample.token_ids[:start]))
+    return Place(sample.episode, number, sample.reward, kind, prompt_hash(sample.token_ids[start:]))
 
 
 def prompt_length(sample: Sample) -> int:
@@ -58,7 +61,8 @@ def pairs(places: Iterable[Place]) -> Iterator[tuple[Place, Place]]:
     for group in kinds.values():
         ordered = sorted(group, key=lambda known: -known.reward)
         outside_in = zip(ordered, reversed(ordered), strict=True)
-        yield from takewhile(lambda pair: pair[0].reward > pair[1].reward, outside_in)
+        better = takewhile(lambda pair: pair[0].reward > pair[1].reward, outside_in)
+        yield from (pair for pair in better if pair[0].answer != pair[1].answer)
 
 
 def preference_row(chosen: Sample, rejected: Sample) -> dict[str, Any]:

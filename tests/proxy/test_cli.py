@@ -67,6 +67,7 @@ def test_version() -> None:
         (("merge", "/nonexistent.jsonl"), "nonexistent.jsonl"),
         (("merge", "-", "--policy", "loose"), "strict"),
         (("replay", "/nonexistent"), "does not exist"),
+        (("export", ".", "--min-reward", "nan"), "--min-reward must be a number"),
         (("issue-key", "--scope", "root"), "--scope"),
         (("issue-key", "--scope", "agent", "--ttl", "0"), "--ttl"),
         (("issue-key", "--scope", "agent", "--ttl", "nan"), "--ttl"),

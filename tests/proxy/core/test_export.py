@@ -47,7 +47,10 @@ def test_only_samples_of_one_prompt_are_compared() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from("ab")), max_size=9))
 def test_pairs_go_from_the_outside_inwards(rewarded: list[tuple[float, str]]) -> None:
-    places = [Place(str(index), 0, reward, (kind, "", "", "")) for index, (reward, kind) in enumerate(rewarded)]
+    places = [
+        Place(str(index), 0, reward, (kind, "", "", ""), f"answer-{index}")
+        for index, (reward, kind) in enumerate(rewarded)
+    ]
     found = list(pairs(places))
     assert all(better.reward > worse.reward and better.kind == worse.kind for better, worse in found)
     used = [known for pair in found for known in pair]
@@ -56,6 +59,13 @@ def test_pairs_go_from_the_outside_inwards(rewarded: list[tuple[float, str]]) ->
         rewards = sorted(reward for reward, of in rewarded if of == kind)
         expected = sum(low < high for low, high in zip(rewards, reversed(rewards), strict=True))
         assert sum(better.kind[0] == kind for better, _ in found) == expected
+
+
+def test_the_same_answer_is_not_better_than_itself() -> None:
+    good, bad, other = sample_of(3, episode="a"), sample_of(3, episode="b", reward=0.0), sample_of(4, episode="c")
+    places = [known for sample in (good, bad) if (known := place(sample, 0)) is not None]
+    assert list(pairs(places)) == []
+    assert [pair[0].episode for pair in pairs([*places, *filter(None, [place(other, 0)])][1:])] == ["c"]
 
 
 def test_a_pair_is_a_prompt_and_two_answers() -> None:
