@@ -78,6 +78,7 @@ class FrontSettings:
     read_timeout: float = 0.0
     keep_alive: float = 15.0
     max_body: int = 64 << 20
+    max_header: int = 64 << 10
     client_timeout: float = 120.0
     continuity: bool = True
 
@@ -116,7 +117,7 @@ class HttpFront:
         self._passed_on = lru_cache(maxsize=MOST_CLIENTS)(self._as_engine_gets)
         self._upstream = Upstream(
             engines, clock=clock, metrics=metrics, connect_timeout=settings.connect_timeout,
-            read_timeout=settings.read_timeout,
+            read_timeout=settings.read_timeout, max_header=settings.max_header,
         )
         self._foreign = Foreign(self._upstream, engines)
         self._templates = Inquiry(self._upstream, engines, questions, template_of, otherwise=Template())

@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
 
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, STALLED
 from ajet_proxy.core.exchange import Exchange
@@ -23,7 +24,7 @@ from ajet_proxy.io.flow import Flow
 from ajet_proxy.io.keep_alive import KeepAlive
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.server import stalled
-from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers
+from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers, sendable
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 
@@ -48,8 +49,13 @@ class Streamed(web.StreamResponse):
 
     def __init__(self, answer: aiohttp.ClientResponse, *, keep_length: bool) -> None:
         headers = response_headers(as_written(answer.raw_headers), keep_length=keep_length)
-        super().__init__(status=answer.status, reason=answer.reason, headers=headers)
+        super().__init__(status=answer.status, reason=sendable(answer.reason or ""), headers=headers)
         self.lacking = _lacking(headers)
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        if request.version < HttpVersion11 and "Content-Length" not in self.headers:
+            self.force_close()  # nothing else tells such a client where the body ends
+        return await super().prepare(request)
 
 
 class Document(web.Response):
@@ -59,7 +65,7 @@ class Document(web.Response):
         headers = response_headers(as_written(answer.raw_headers), keep_length=True)
         for name in [name for name in headers if name.lower() == "content-length"]:
             headers[name] = str(len(body))  # where it stands and as it is spelled
-        reason = answer.reason if status is None else None
+        reason = sendable(answer.reason or "") if status is None else None
         super().__init__(status=status or answer.status, reason=reason, headers=headers, body=body)
         self.lacking = _lacking(headers)
 
@@ -83,14 +89,16 @@ async def captured(
     is silent for `keep_alive_s` (0: however long) is kept alive in the client's protocol. `own` is what an engine is
     asked that has no route for `request`. `heard` gets an answer that is not captured."""
     try:
-        answer = await _ask(request, exchange, upstream, own)
+        answer, asked = await _ask(request, exchange, upstream, own)
         try:
             exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
             if exchange.settled:
                 await recorder.end(exchange.outcomes)
             told = heard if exchange.skip is not None else None
             if exchange.buffered:
-                return await _document(answer, exchange, recorder, told)
+                response = await _document(answer, exchange, recorder, told)
+                _lead_back(http, answer, asked, response)
+                return response
             return await _stream(http, answer, exchange, recorder, keep_alive_s, told)
         finally:
             answer.close()
@@ -106,22 +114,22 @@ async def captured(
 
 async def _ask(
     request: EngineRequest, exchange: Exchange, upstream: Sender, instead: EngineRequest | None
-) -> aiohttp.ClientResponse:
-    """The engine's answer to `request`, or to what it is asked if it does not take that."""
+) -> tuple[aiohttp.ClientResponse, EngineRequest]:
+    """The engine's answer to `request`, or to what it is asked if it does not take that; and what it was asked."""
     answer = await upstream.send(request)
     if answer.status in _REFUSED and exchange.retreat():
         answer.close()
-        return await upstream.send(replace(request, body=exchange.upstream_body))
+        return await upstream.send(replace(request, body=exchange.upstream_body)), request
     if answer.status in _NO_ROUTE and instead is not None:
         with ExitStack() as refused:
             refused.callback(answer.close)
             own = await upstream.send(instead)
             if own.status not in _NO_ROUTE:
                 exchange.pass_by()
-                return own
+                return own, instead
             own.close()
             refused.pop_all()
-    return answer
+    return answer, request
 
 
 async def passed(
@@ -131,12 +139,7 @@ async def passed(
     answer = await upstream.send(request)
     try:
         response = Streamed(answer, keep_length=True)
-        if (location := response.headers.get("Location")) is not None:
-            path = http.rel_url.raw_path
-            response.headers["Location"] = leading_back(
-                location, engine=str(answer.url).removesuffix(request.target),
-                prefix=path.removesuffix(split_path(path)[1]),
-            )
+        _lead_back(http, answer, request, response)
         await response.prepare(http)
         while True:
             try:
@@ -238,6 +241,18 @@ async def _stream(
 def _left(answer: aiohttp.ClientResponse) -> bytes:
     """What came before an answer broke off and was not read yet: aiohttp tells of the break first, and keeps it."""
     return answer.content._read_nowait(-1)
+
+
+def _lead_back(
+    http: web.Request, answer: aiohttp.ClientResponse, asked: EngineRequest, response: web.StreamResponse
+) -> None:
+    """A client that the engine sends on, having been `asked`, stays with us."""
+    if (location := response.headers.get("Location")) is not None:
+        path = http.rel_url.raw_path
+        response.headers["Location"] = leading_back(
+            location, engine=str(answer.url).removesuffix(asked.target),
+            prefix=path.removesuffix(split_path(path)[1]),
+        )
 
 
 def _name(response: web.StreamResponse, recorder: Recorder) -> None:

@@ -23,6 +23,7 @@ import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
+from ajet_proxy.core.headers import is_text
 from ajet_proxy.core.keys import holds_key
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
@@ -36,7 +37,11 @@ HOP_BY_HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade",
 ))
-_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "content-encoding", "expect"}
+_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
+UNPACKED = frozenset(("gzip", "deflate", "br", "zstd"))
+"""The codings of a request's body that aiohttp takes off."""
+MAX_HEADERS = 1000
+"""Of an engine's answer."""
 _CREDENTIALS = ("authorization", "x-api-key")
 
 
@@ -143,15 +148,17 @@ class Upstream:
     """Sends requests to the engine that should have them."""
 
     def __init__(
-        self, engines: Engines, *, clock: Clock, metrics: Metrics, connect_timeout: float, read_timeout: float
+        self, engines: Engines, *, clock: Clock, metrics: Metrics, connect_timeout: float, read_timeout: float,
+        max_header: int = 64 << 10,
     ) -> None:
-        """Limits in seconds; a `read_timeout` of 0 is none."""
+        """Limits in seconds, where a `read_timeout` of 0 is none, and the bytes of one header of an answer."""
         self._engines = engines
         self._clock = clock
         self._metrics = metrics
         self._timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=connect_timeout, sock_read=read_timeout or None
         )
+        self._max_header = max_header
         self._pooled: aiohttp.ClientSession | None = None
         self._fresh: aiohttp.ClientSession | None = None
         self._down_until: dict[str, float] = {}
@@ -218,6 +225,7 @@ class Upstream:
         return aiohttp.ClientSession(
             connector=connector, timeout=self._timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            max_line_size=self._max_header, max_field_size=self._max_header, max_headers=MAX_HEADERS,
         )
 
     def _failed(self, url: str, error: Exception) -> AjetError:
@@ -227,6 +235,8 @@ class Upstream:
         kind = "connect" if isinstance(error, aiohttp.ClientConnectorError) else "broken"
         self._metrics.inc("ajet_upstream_errors_total", kind=kind)
         what = "cannot be reached" if kind == "connect" else "closed the connection without an answer"
+        if isinstance(error, aiohttp.ClientResponseError):
+            what = "gave an answer whose head is too long, or no HTTP"
         return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
 
 
@@ -235,19 +245,22 @@ def request_headers(
 ) -> CIMultiDict[str]:
     """The client's headers as the engine gets them: what is for us, for one hop or about the body's framing is left
     out, keys of ours (`is_ours`) too; `upstream_key` stands in for any key; with `identity` the answer must not be
-    compressed."""
+    compressed. A name that comes again is spelled as it was first, since aiohttp keeps all values of one spelling."""
     pairs = list(headers)
     dropped = _NOT_FORWARDED | _named_in_connection(pairs)
+    spelled: dict[str, str] = {}
     out: CIMultiDict[str] = CIMultiDict()
     for name, value in pairs:
         lower = name.lower()
+        if lower == "content-encoding" and value.lower() in UNPACKED:
+            continue
         if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
             continue
         if lower in _CREDENTIALS and (upstream_key is not None or any(map(is_ours, _keys(value)))):
             continue
         if holds_key(value):  # as a cookie or in a header of the caller's own
             continue
-        out.add(name, value)
+        out.add(spelled.setdefault(lower, name), sendable(value))
     if identity:
         out["Accept-Encoding"] = "identity"
     if upstream_key is not None:
@@ -267,7 +280,13 @@ def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMult
     the length right."""
     pairs = list(headers.items())
     dropped = HOP_BY_HOP | _named_in_connection(pairs) | (frozenset() if keep_length else {"content-length"})
-    return CIMultiDict((name, value) for name, value in pairs if name.lower() not in dropped)
+    return CIMultiDict((name, sendable(value)) for name, value in pairs if name.lower() not in dropped)
+
+
+def sendable(value: str) -> str:
+    """A header's `value`, or a reason phrase, of which aiohttp writes all: it writes UTF-8 and leaves out what came as
+    anything else. That is taken for Latin-1, which it mostly is."""
+    return value if value.isascii() or is_text(value) else value.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def leading_back(location: str, *, engine: str, prefix: str) -> str:

@@ -98,7 +98,8 @@ class Chat:
 
     def is_filler(self, choice: Spanned) -> bool:
         values = choice.values
-        return values.get("delta") == {} and values.get("finish_reason") is None and bool(values.get("token_ids"))
+        asked_for = values.get("token_ids") or values.get("logprobs")
+        return values.get("delta") == {} and values.get("finish_reason") is None and bool(asked_for)
 
 
 def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:

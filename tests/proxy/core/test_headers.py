@@ -39,6 +39,12 @@ def test_rewards() -> None:
     assert labels(reward="1e0", final="0", reward_call="call-1").reward == RewardDirective(1.0, "call-1", False)
 
 
+def test_the_key_is_read_once() -> None:
+    headers = Headers({"authorization": "Bearer sk-a"})
+    assert headers.key == headers.key == "sk-a"
+    assert Headers({}).key is None
+
+
 def test_names_of_episodes() -> None:
     assert (Headers({}).episode, Headers({}).session) == (None, None)
     assert Headers({"x-ajet-episode": "ep-1", "session-id": ""}).episode == "ep-1"

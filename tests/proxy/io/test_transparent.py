@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ajet_proxy.core.events import Event
+from ajet_proxy.core.events import CallLost, Event
 from tests.proxy.io.front import Front
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -145,9 +145,17 @@ REQUESTS = {
     ),
     "basic": request(b"GET /v1/models", b"Authorization: Basic dTpw"),
     "api-key": request(b"GET /v1/models", b"api-key: azure", b"x-api-key: sk-ant", b"anthropic-version: 2023-06-01"),
+    "packed twice": request(b"POST /v1/files", b"Content-Encoding: gzip, gzip", body=b"packed"),
+    "packed otherwise": request(b"POST /v1/files", b"content-encoding: aes128gcm", body=b"\x00\xff"),
     "chunks": request(b"POST /v1/audio/transcriptions", b"Content-Type: audio/wav", b"Transfer-Encoding: chunked")
     + b"3\r\nabc\r\n1;ext=1\r\n\xff\r\n0\r\nX-Trailer: t\r\n\r\n",
 }  # fmt: skip
+
+
+CHAT = request(
+    b"POST /v1/chat/completions", b"Content-Type: application/json",
+    body=b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "x"}]}',
+)
 
 
 @pytest.mark.parametrize("prefix", ENDS)
@@ -204,6 +212,8 @@ ANSWERS = {
     "gone": answer(b"410 Gone", b"Content-Type: text/plain"),
     "wait": answer(b"429 Too Many Requests", b"Retry-After: 7", b"retry-after-ms: 7000"),
     "broken": answer(b"503 Service Unavailable", b"x-should-retry: false"),
+    "long": answer(b"200 OK", b"X-Long: " + b"x" * 30_000),
+    "many": answer(b"200 OK", *(b"X-%d: %d" % (number, number) for number in range(900))),
     "chunks": answer(b"200 OK", b"Transfer-Encoding: chunked", body=None) + b"2\r\nab\r\n1\r\nc\r\n0\r\nX-T: 1\r\n\r\n",
 }
 
@@ -288,8 +298,50 @@ async def test_the_answer_to_head_says_how_long_a_body_would_be() -> None:
     (b"//elsewhere.example/v1", b"//elsewhere.example/v1"),
 ])  # fmt: skip
 @pytest.mark.parametrize("prefix", ENDS)
-async def test_a_redirection_to_the_engine_leads_through_the_front(prefix: str, location: bytes, seen: bytes) -> None:
+@pytest.mark.parametrize("asked", [REQUESTS["slash at the end"], CHAT], ids=["passed", "captured"])
+async def test_a_redirection_to_the_engine_leads_through_the_front(
+    prefix: str, location: bytes, seen: bytes, asked: bytes
+) -> None:
     """As FastAPI redirects ``/v1/models/``: its client must not end up at the engine, past the episode."""
     async with wire(answer(b"307 Temporary Redirect", b"Location: " + location, body=b"")) as made:
-        _, proxied = await made.both(REQUESTS["slash at the end"], prefix)
-    assert proxied.headers == [b"Location: " + seen.replace(b"PREFIX", prefix.encode())]
+        _, proxied = await made.both(asked, prefix)
+    shown = [line for line in proxied.headers if not line.startswith(b"X-AJet-")]
+    assert shown == [b"Location: " + seen.replace(b"PREFIX", prefix.encode())]
+
+
+async def test_values_of_one_name_in_two_spellings_all_arrive() -> None:
+    """In the first one's: names are alike however they are written (RFC 9110, section 5.1)."""
+    asked = request(b"GET /v1/models", b"X-Tag: a", b"Cookie: a=1", b"x-tag: b", b"cookie: b=2", b"X-TAG: c")
+    async with wire() as made:
+        await made.both(asked, "")
+    assert made.heard[1].headers == [b"X-Tag: a", b"Cookie: a=1", b"X-Tag: b", b"Cookie: b=2", b"X-Tag: c"]
+
+
+async def test_what_is_not_utf8_in_a_header_arrives_as_that() -> None:
+    """aiohttp writes nothing else, and would leave it out."""
+    asked = request(b"GET /v1/models", b"X-Title: caf\xe9", b"X-Name: \xc3\xa9")
+    async with wire(answer(b"200 D\xe9j\xe0 vu", b"X-Own: \xe9t\xe9")) as made:
+        _, proxied = await made.both(asked, "")
+    assert made.heard[1].headers == ["X-Title: café".encode(), "X-Name: é".encode()]
+    assert (proxied.line, proxied.headers) == ("HTTP/1.1 200 Déjà vu".encode(), ["X-Own: été".encode()])
+
+
+@pytest.mark.parametrize("head", [b"200 OK\r\nX: " + b"x" * 70_000, b"200 OK" + b"\r\nX: x" * 1001, b"2000 OK"])
+async def test_a_head_that_cannot_be_read_is_said_to_be_that(head: bytes) -> None:
+    async with wire(b"HTTP/1.1 " + head + b"\r\nContent-Length: 2\r\n\r\nok") as made:
+        proxied = await made.ask(made.front, CHAT)
+    assert proxied.line == b"HTTP/1.1 502 Bad Gateway"
+    assert b"whose head is too long, or no HTTP" in proxied.body
+    assert [event.reason for event in made.events if isinstance(event, CallLost)] == ["engine_error"]
+
+
+@pytest.mark.parametrize("asked", [request(b"GET /v1/models"), CHAT], ids=["passed", "captured"])
+async def test_a_body_without_a_length_ends_with_the_connection_of_an_old_client(asked: bytes) -> None:
+    """HTTP/1.0 knows no chunks (RFC 9112, section 6.3), whatever it asks of the connection."""
+    event = b'data: {"choices": []}\n\ndata: [DONE]\n\n'
+    said = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    said += b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event)
+    old = asked.replace(b"HTTP/1.1", b"HTTP/1.0\r\nConnection: keep-alive")
+    async with wire(said) as made, written(made.front, old) as (reader, _):
+        async with asyncio.timeout(10):
+            assert (await reader.read()).endswith(b"\r\n\r\n" + event)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.call import Captured
+from ajet_proxy.core.call import Captured, Lost
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.given import joined
 from ajet_proxy.core.dialects.reading import Dialect, Reading, with_versions
@@ -106,6 +106,14 @@ def test_an_event_without_text_for_several_tokens_is_taken_out() -> None:
     seen, outcomes = stream(CHAT, [chat_start([1]), filler, chat_event({}, ids=[5], logprobs=[-1.0], finish="stop")])
     assert len(seen) == 2
     assert ids_of(outcomes) == [(3, 4, 5)]
+
+
+def test_an_event_that_only_logprobs_called_for_is_taken_out_too() -> None:
+    """Of an engine that knows no ids; an empty one for which nothing called stays."""
+    filler, own = chat_event({}, logprobs=[-0.5]), chat_event({})
+    seen, outcomes = stream(CHAT, [chat_start(None), filler, own, chat_event({}, logprobs=[-1.0], finish="stop")])
+    assert len(seen) == 3
+    assert [type(outcome) for outcome in outcomes] == [Lost]
 
 
 def test_many_tokens_in_one_event_and_many_choices_in_one_answer() -> None:
