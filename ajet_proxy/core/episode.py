@@ -101,10 +101,17 @@ class Given:
 
 
 def total(rewards: Iterable[Given]) -> float | None:
-    """The sum of those that are not final, and the last final one, which corrects earlier ones; None for none."""
+    """The sum of `rewards`, of which a final one takes the place of earlier final ones: of those given to the same call
+    or agent, or of all if it is the whole episode's. None for none."""
     rewards = list(rewards)
-    finals = [reward.value for reward in rewards if reward.final]
-    return sum([reward.value for reward in rewards if not reward.final], sum(finals[-1:])) if rewards else None
+    finals: dict[tuple[str | None, str | None], float] = {}
+    for reward in rewards:
+        scope = (reward.call, reward.agent)
+        if reward.final and scope == (None, None):
+            finals.clear()
+        if reward.final:
+            finals[scope] = reward.value
+    return sum([reward.value for reward in rewards if not reward.final], sum(finals.values())) if rewards else None
 
 
 @dataclass(slots=True)

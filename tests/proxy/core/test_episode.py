@@ -246,6 +246,20 @@ def test_the_last_final_reward_corrects_those_before(rewards: list[Given]) -> No
     assert total(rewards) == (expected if expected is None else pytest.approx(expected))
 
 
+@pytest.mark.parametrize(("rewards", "expected"), [
+    ([("a", 1.0), ("b", -1.0)], 0.0), ([("a", 1.0), ("b", -1.0), ("a", 3.0)], 2.0), ([("a", 1.0), (None, 5.0)], 5.0),
+    ([(None, 5.0), ("a", 1.0), ("a", 2.0)], 7.0),
+])  # fmt: skip
+def test_a_final_reward_of_an_agent_corrects_its_own(rewards: list[tuple[str | None, float]], expected: float) -> None:
+    for kind in ("agent", "call"):
+        scopes = [{"call": None, "agent": None, kind: name} for name, _ in rewards]
+        given = [
+            Given("r", value, final=True, note=None, at=0.0, **scope)
+            for (_, value), scope in zip(rewards, scopes, strict=True)
+        ]
+        assert total(given) == expected
+
+
 def test_a_reward_as_json_has_what_it_was_given() -> None:
     short = Given("r", 1.0, None, None, True, None, 5.0)
     assert short.to_json() == {"id": "r", "value": 1.0, "final": True, "at": 5.0}
