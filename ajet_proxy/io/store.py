@@ -235,19 +235,20 @@ class Store:
         """Have what is queued written in so many seconds, or before."""
         now = self._loop.time()
         when = max(now + seconds, self._flushed_at + WINDOW_S)
-        if when <= now:
-            self._flushed_at = now
-            self._journal.flush()  # a timer that is set has perhaps nothing to do then, which costs less than another
-        elif self._flush_timer is None or self._flush_timer.when() > when:
-            if self._flush_timer is not None:
-                self._flush_timer.cancel()
+        if self._flush_timer is not None:
+            if self._flush_timer.when() <= when:
+                return
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if when > now:
             self._flush_timer = self._loop.call_at(when, self._flush)
+        else:
+            self._flush()
 
     def _flush(self) -> None:
         self._flush_timer = None
-        if self._journal.durable < self._journal.appended:
-            self._flushed_at = self._loop.time()
-            self._journal.flush()
+        self._flushed_at = self._loop.time()
+        self._journal.flush()
 
     def _tell(self, events: Sequence[Event]) -> None:
         for listener in self._listeners:
