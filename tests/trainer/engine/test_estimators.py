@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.sample import Group
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from tests.trainer.engine.test_gradient import conversation, unmerged
@@ -39,10 +40,17 @@ class MemoryQueue:
         return KVBatchMeta(keys=keys, tags=tags or [{} for _ in keys], partition_id=partition_id)
 
     def kv_batch_get(self, keys: list[str], partition_id: str, select_fields: list[str]) -> Any:
-        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+        import torch
+        from tensordict import NonTensorStack, TensorDict
 
-        return list_of_dict_to_tensordict(
-            [{name: self.rows[key][name] for name in select_fields if name in self.rows[key]} for key in keys]
+        columns = {name: [self.rows[key][name] for key in keys] for name in select_fields if name in self.rows[keys[0]]}
+        return TensorDict(
+            {
+                name: torch.nested.as_nested_tensor(values, layout=torch.jagged)
+                if isinstance(values[0], torch.Tensor) else NonTensorStack(*values)
+                for name, values in columns.items()
+            },
+            batch_size=[len(keys)],
         )
 
 
@@ -105,6 +113,18 @@ def test_a_group_baseline_counts_episodes(
     assert any(value != 0 for values in one.values() for value in values)
     for name, values in one.items():
         assert two[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+
+
+def test_an_agent_is_held_against_itself(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+    """Leave-one-out: what each agent got, less the mean of what it got in the other episodes."""
+    from ajet_trainer.batch import to_rows
+    from tests.trainer.making import duel
+
+    proposers = [1.0, 0.5, -0.75]
+    rows = to_rows("b", [Group("t", tuple(duel(f"e{n}", reward) for n, reward in enumerate(proposers)))])
+    seen = of_episodes(rows, advantages(monkeypatch, tiny, rows, adv_estimator="rloo"))
+    expected = [reward - (sum(proposers) - reward) / 2 for reward in proposers]
+    assert [values[0] for values in seen.values()] == pytest.approx([*expected, *(-value for value in expected)])
 
 
 def test_without_mending_a_row_would_count_as_an_episode(
