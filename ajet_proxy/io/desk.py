@@ -186,6 +186,8 @@ class LedgerDesk:
             )
         tenant = self._tenant(identity, episode)
         if ledger.tenant_of(episode) is None:
+            if identity.reward.call is not None:
+                raise NotFound(f"episode {episode} has no call {identity.reward.call}", code="unknown_call")
             opening = OpenEpisode(task=identity.task, agent=identity.agent, eval=identity.eval)
             await self._store.commit(ledger.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by

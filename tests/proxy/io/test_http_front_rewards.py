@@ -94,6 +94,13 @@ async def test_a_reward_needs_its_episode() -> None:
         assert stub.requests == [] and front.of(RewardGiven) == []
 
 
+async def test_a_reward_for_a_call_of_an_episode_that_nobody_knows_opens_none() -> None:
+    reward = {"X-AJet-Reward": "1", "X-AJet-Reward-Call": "call-1"}
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert error(await get(f"{front.url}/e/new/v1/models", **reward), 404)["code"] == "unknown_call"
+        assert front.of(EpisodeOpened) == []
+
+
 async def test_a_final_reward_on_a_call_leaves_nothing_to_call() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
         front.open("ep")
