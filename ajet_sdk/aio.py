@@ -244,45 +244,66 @@ async def run(
 ) -> RunResults:
     """See `ajet_sdk.run`; the agent is a coroutine function, and `parallel` of them run at once in this event loop."""
     check_counts(repeat, parallel)
-    done: dict[int, RunResult] = {}
-    stopped = False
 
-    async def attempt_at(client: Client, attempt: Attempt) -> RunResult:
-        started, task = time.monotonic(), name(attempt.task)
-        body = routes.OpenEpisode(task=task, model=model, agent=agent_name, eval=eval)
+    def opened_for(task: Any) -> routes.OpenEpisode:
+        return routes.OpenEpisode(task=name(task), model=model, agent=agent_name, eval=eval)
+
+    async with Client(proxy_url, api_key, deadline=deadline) as client:
+        return await _Rollouts(client, agent, attempts_at(tasks, repeat), opened_for, on_result).run(parallel)
+
+
+class _Rollouts:
+    """One run of `agent` at the `attempts`; `ajet_sdk.rollouts.Rollouts` with tasks in place of threads."""
+
+    def __init__(
+        self, client: Client, agent: Agent, attempts: Iterator[Attempt],
+        opened_for: Callable[[Any], routes.OpenEpisode], on_result: Callable[[RunResult], None] | None,
+    ) -> None:
+        self._client, self._agent, self._attempts, self._opened_for = client, agent, attempts, opened_for
+        self._on_result = on_result
+        self._done: dict[int, RunResult] = {}
+        self._stopped = False
+
+    async def run(self, parallel: int) -> RunResults:
+        workers = [asyncio.ensure_future(self._work()) for _ in range(parallel)]
+        try:
+            ended, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
+            for worker in ended:
+                worker.result()
+        finally:
+            self._stopped = True
+            for worker in workers:
+                if not getattr(worker, "cancelling", int)():  # a second one would interrupt what the first one aborts
+                    worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+        return RunResults(tuple(self._done[number] for number in sorted(self._done)))
+
+    async def _work(self) -> None:
+        for attempt in self._attempts:
+            if self._stopped:
+                return
+            # a task of its own, so that an agent that cancels the task it runs in ends nothing else
+            result = self._done[attempt.number] = await asyncio.ensure_future(self._attempt(attempt))
+            if self._on_result is not None:
+                self._on_result(result)
+
+    async def _attempt(self, attempt: Attempt) -> RunResult:
+        started, body = time.monotonic(), self._opened_for(attempt.task)
         found: Episode | None = None
         error: BaseException | None = None
         try:
+            client = self._client
             found = Episode(client, await client.drive(opening(client.target, body, client.patience)))
             async with found:
-                answer = agent(attempt.task, found)
+                answer = self._agent(attempt.task, found)
                 if not inspect.isawaitable(answer):
                     raise BadRequest("the agent is no coroutine function: run it by ajet_sdk.run", param="agent")
                 value = await answer
                 if value is not None:
                     await found.reward(value)
         except BaseException as caught:
-            if isinstance(caught, KeyboardInterrupt) or (stopped and isinstance(caught, asyncio.CancelledError)):
+            ours = (KeyboardInterrupt, GeneratorExit, *([asyncio.CancelledError] if self._stopped else []))
+            if isinstance(caught, ours):
                 raise
-            error = caught  # a CancelledError too: it is of a task that the agent awaited
-        return result_of(attempt, task, found, error, time.monotonic() - started)
-
-    async def work(client: Client, attempts: Iterator[Attempt]) -> None:
-        for attempt in attempts:
-            done[attempt.number] = await attempt_at(client, attempt)
-            if on_result is not None:
-                on_result(done[attempt.number])
-
-    async with Client(proxy_url, api_key, deadline=deadline) as client:
-        attempts = attempts_at(tasks, repeat)
-        workers = [asyncio.ensure_future(work(client, attempts)) for _ in range(parallel)]
-        try:
-            ended, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
-            for worker in ended:
-                worker.result()
-        finally:
-            stopped = True
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-    return RunResults(tuple(done[number] for number in sorted(done)))
+            error = caught  # a CancelledError too: the agent made it
+        return result_of(attempt, body.task or "", found, error, time.monotonic() - started)

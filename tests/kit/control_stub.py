@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
+from ajet_proxy.core.episode import Given, total
 from ajet_sdk import routes
 from ajet_sdk.errors import AjetError, Conflict, NotFound, Unauthorized
 
@@ -134,9 +135,11 @@ class ControlStub:
                 return record
         if record["state"] == "discarded":
             raise Conflict(f"the episode is discarded: {record['reason']}")
-        record["rewards"].append({"id": reward.id, "value": reward.value, "final": reward.final})
-        finals = [item["value"] for item in record["rewards"] if item["final"]]
-        record["reward"] = sum(item["value"] for item in record["rewards"] if not item["final"]) + sum(finals[-1:])
+        scope = {"call": reward.call, "agent": reward.agent}
+        record["rewards"].append({"id": reward.id, "value": reward.value, "final": reward.final} | scope)
+        record["reward"] = total(
+            Given(note=None, at=0.0, **{"call": None, "agent": None, **item}) for item in record["rewards"]
+        )
         if reward.final:
             record["state"] = "ready"
         return record

@@ -269,6 +269,41 @@ async def test_what_an_agent_cancels_itself_is_no_end_of_the_run(stub: ControlSt
     ]
 
 
+async def test_an_agent_that_cancels_its_task_ends_itself_alone(stub: ControlStub) -> None:
+    """Also where later ones look at whether their task is being cancelled, as task groups do."""
+
+    async def agent(task: str, episode: aio.Episode) -> float:
+        running = asyncio.current_task()
+        assert running is not None and not getattr(running, "cancelling", int)()
+        if task == "odd":
+            asyncio.get_running_loop().call_soon(running.cancel)
+            await asyncio.sleep(60)
+        return 1.0
+
+    results = await aio.run(agent, ["even", "odd", "last"], repeat=1, parallel=1)
+    assert [item.reward for item in results] == [1.0, None, 1.0]
+
+
+async def test_everything_cancelled_at_once_aborts_what_is_open(stub: ControlStub) -> None:
+    """As `asyncio.run` does on its way out, and whoever waits for the run besides."""
+    begun = asyncio.Event()
+
+    async def agent(task: str, episode: aio.Episode) -> float:
+        begun.set()
+        await asyncio.sleep(60)
+        return 1.0
+
+    running = asyncio.ensure_future(aio.run(agent, ["a"], repeat=3, parallel=2))
+    await begun.wait()
+    await asyncio.sleep(0.05)
+    everything = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in everything:
+        task.cancel()
+    await asyncio.wait([running])
+    assert running.cancelled()
+    assert {record["state"] for record in stub.episodes.values()} == {"discarded"}
+
+
 async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
     started = asyncio.Semaphore(0)
 
