@@ -79,7 +79,7 @@ def admit(
             rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
         if no_signal == "drop" and len(kept) > 1 and not has_signal(Group(group.task, tuple(kept))):
             rejected.extend(
-                Rejection(episode.episode, "no_signal", f"all rewards of task {group.task} are {episode.reward:g}")
+                Rejection(episode.episode, "no_signal", f"all rewards of task {group.task} are alike")
                 for episode in kept
             )
             kept = []

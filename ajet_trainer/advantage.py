@@ -1,7 +1,8 @@
 """Group-relative advantage is a matter of episodes: one that splits into more timelines weighs no more.
 
 *The session.* The samples of an episode that were rewarded together are one session, with one row each and one reward:
-the whole episode, unless a reward was given to an agent or a call alone. Then its samples with equal rewards are one.
+the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples with equal rewards are
+one.
 `compared` says which sessions are held against each other.
 
 Two places would break this, and this file holds the arithmetic that mends both.
@@ -18,6 +19,7 @@ Next: ajet_trainer/batch.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,8 +40,9 @@ class Session:
 def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
     """The sessions of `group` in sets; a session's baseline is that of its set.
 
-    Where rewards have a scope the sessions of each agent are a set, if each agent has more than one: what a proposer
-    gets says nothing of what a critic may expect. Otherwise all are one set. What nobody has rewarded is in none.
+    Where rewards have a scope the sessions of each agent are a set, if each was rewarded in more than one episode: what
+    a proposer gets says nothing of what a critic may expect. Otherwise all are one set. What nobody has rewarded is in
+    none.
     """
     if not any(map(_scoped, group.episodes)):
         return (tuple(Session(episode.reward, trainable(episode)) for episode in group.episodes),)
@@ -51,7 +54,8 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
                 parts.setdefault((sample.agent, reward), []).append(sample)
         for (agent, reward), samples in parts.items():
             by_agent.setdefault(agent, []).append(Session(reward, tuple(samples)))
-    if all(len(sessions) > 1 for sessions in by_agent.values()):
+    seen = Counter(agent for episode in group.episodes for agent in {one.agent for one in trainable(episode)})
+    if all(episodes > 1 for episodes in seen.values()):
         return tuple(map(tuple, by_agent.values()))
     return (tuple(session for sessions in by_agent.values() for session in sessions),)
 

@@ -49,14 +49,14 @@ class Progress:
         """The run goes on after `step`: later lines of `metrics.jsonl` belong to weights that are gone, and the
         checkpoint's own `line` may be lacking."""
         self.step = step
-        lines = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
-        kept = [line for line in lines if (_step(line) or step + 1) <= step]
+        found = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
+        kept = [one for one in found if (_step(one) or step + 1) <= step]
         if line and _step(line) == step and step not in map(_step, kept):
             kept.append(line)
-        if kept == lines:
+        if not found + kept:
             return
         temporary = self.run_dir / ".metrics.jsonl.new"
-        temporary.write_text("".join(line + "\n" for line in kept))
+        temporary.write_text("".join(one + "\n" for one in kept))
         os.replace(temporary, self.metrics_path)
 
     def record(self, metrics: Mapping[str, Any]) -> None:

@@ -24,6 +24,7 @@ from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import BatchEpisode
 from ajet_trainer.admission import Admission, admit
+from ajet_trainer.advantage import trainable
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Leased
@@ -129,13 +130,14 @@ class Run:
         if self.learner.colocated:
             self.close_gate()
         metrics = self.train(hand, admissions, rows)
-        self.history.line = line_of(self.figures(hand, admissions, rows, metrics))
+        figures = self.figures(hand, admissions, rows, metrics)
+        self.history.line = line_of(figures | {"timing": self.times(metrics)})
         if self.save_due:
             self.save()
         self.close_gate()
         self.push()
         self.open_gate()
-        self.progress.record(self.figures(hand, admissions, rows, metrics))
+        self.progress.record(figures | {"timing": self.times(metrics)})
         self.acknowledge()
 
     def lease(self) -> Sequence[Leased]:
@@ -267,11 +269,7 @@ class Run:
         rows: Sequence[Row],
         metrics: Mapping[str, float],
     ) -> dict[str, Any]:
-        """What `metrics.jsonl` says of the step, with the times that it took so far."""
-        timing = {
-            **self.timing,
-            **{k.removeprefix("timing_s/"): v for k, v in metrics.items() if k.startswith("timing_s/")},
-        }
+        """What `metrics.jsonl` says of the step, but for the times that it took."""
         return {
             "step": self.learner.version,
             "policy_version": self.learner.version,
@@ -279,8 +277,12 @@ class Run:
             "daemons": {url: groups_in(one for one in hand if one.daemon == url) for url in self.daemons.urls},
             **batch_figures(hand, admissions, rows),
             **learner_figures(metrics),
-            "timing": {name: round(seconds, 3) for name, seconds in timing.items()},
         }
+
+    def times(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """The seconds that each part of the step took so far, and those of the learner that are in `metrics`."""
+        learner = {k.removeprefix("timing_s/"): v for k, v in metrics.items() if k.startswith("timing_s/")}
+        return {name: round(seconds, 3) for name, seconds in (self.timing | learner).items()}
 
     def close(self) -> None:
         """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens."""
@@ -323,7 +325,7 @@ def batch_figures(hand: Sequence[Leased], admissions: Sequence[Admission], rows:
     rewards = [episode.reward for episode in episodes]
     trained = [episode for admission in admissions for episode in admission.episodes]
     mean = math.fsum(rewards) / len(rewards)
-    samples = [sample for episode in trained for sample in episode.samples]
+    samples = [sample for episode in trained for sample in trainable(episode)]
     return {
         "reward_mean": mean,
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),

@@ -39,7 +39,7 @@ from ajet_trainer.verl_backend import queue, weights
 GROUPED = (
     "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
 )  # fmt: skip
-"""Estimators that give all tokens of an episode one advantage, from a baseline over the episodes of its group."""
+"""Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
 
 
 class Leases:
@@ -183,7 +183,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             self.config.critic.ppo_mini_batch_size = share
 
     def _weigh_episodes(self, batch: KVBatchMeta, rows: Sequence[int], places: Sequence[int]) -> None:
-        """Advantages of a batch in which an episode has several rows; see `ajet_trainer.advantage`."""
+        """Advantages of a batch in which a session has several rows; see `ajet_trainer.advantage`."""
         fields = ["uid", "response_mask", "rm_scores", "token_level_rewards", "advantages", "returns"]
         stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         lengths = stored["response_mask"]
@@ -204,7 +204,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         """verl's estimator over one row a session, spread over the session's rows.
 
         That row is as long as the session's rows together, because some baselines weigh by length, and its reward is
-        the episode's, less the KL penalties of all its rows where verl was told to subtract them.
+        the session's, less the KL penalties of all its rows where verl was told to subtract them.
         """
         algorithm = self.config.algorithm
         mask, rewards, scores = (data.batch[n] for n in ("response_mask", "token_level_rewards", "rm_scores"))

@@ -42,6 +42,9 @@ def test_an_agent_is_compared_with_itself_where_every_agent_can_be() -> None:
     assert rewards_of(duel("a", 1.0), duel("b", 0.5)) == [[(1.0, 1), (0.5, 1)], [(-1.0, 1), (-0.5, 1)]]
     lone = with_rewards(episode("e"), AGENT, 0.25)
     assert rewards_of(duel("a", 1.0), lone) == [[(1.0, 1), (-1.0, 1), (0.25, 1)]]
+    twice = with_rewards(episode("f", samples=2), CALL, 0.5, 0.75)
+    assert len(rewards_of(twice, lone)) == 1
+    assert rewards_of(twice) == [[(0.5, 1), (0.75, 1)]]
 
 
 def test_the_last_row_of_each_session_stands_for_it_in_any_order() -> None:

@@ -50,6 +50,14 @@ def test_resuming_drops_the_lines_of_lost_steps_and_a_torn_last_line(tmp_path: P
     assert [json.loads(text)["step"] for text in progress.metrics_path.read_text().splitlines()] == [1, 2]
 
 
+def test_resuming_ends_a_last_line_that_was_cut_before_its_end(tmp_path: Path) -> None:
+    progress = Progress(tmp_path, 0, lambda _: None)
+    progress.metrics_path.write_text(line_of(line(1)))
+    progress.resume_at(1)
+    progress.record(line(2))
+    assert [json.loads(text)["step"] for text in progress.metrics_path.read_text().splitlines()] == [1, 2]
+
+
 def test_resuming_writes_the_line_that_a_crash_left_out(tmp_path: Path) -> None:
     progress = Progress(tmp_path, 0, lambda _: None)
     progress.resume_at(1, line_of(line(1)))
