@@ -106,7 +106,7 @@ def total(rewards: Iterable[Given]) -> float | None:
     rewards = list(rewards)
     finals: dict[tuple[str | None, str | None], float] = {}
     for reward in rewards:
-        scope = (reward.call, reward.agent)
+        scope = (reward.call, reward.agent if reward.call is None else None)
         if reward.final and scope == (None, None):
             finals.clear()
         if reward.final:

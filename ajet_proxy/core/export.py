@@ -11,8 +11,8 @@ needs only each sample's `Place`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ajet_proxy.core.call import prompt_hash
@@ -59,10 +59,11 @@ def pairs(places: Iterable[Place]) -> Iterator[tuple[Place, Place]]:
     for known in places:
         kinds.setdefault(known.kind, []).append(known)
     for group in kinds.values():
-        ordered = sorted(group, key=lambda known: -known.reward)
-        outside_in = zip(ordered, reversed(ordered), strict=True)
-        better = takewhile(lambda pair: pair[0].reward > pair[1].reward, outside_in)
-        yield from (pair for pair in better if pair[0].answer != pair[1].answer)
+        ordered = deque(sorted(group, key=lambda known: -known.reward))
+        while len(ordered) > 1 and ordered[0].reward > ordered[-1].reward:
+            better = ordered.popleft()
+            if better.answer != ordered[-1].answer:
+                yield better, ordered.pop()
 
 
 def preference_row(chosen: Sample, rejected: Sample) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """What the headers of a request say to the proxy: a key, a harness's session, labels, a reward.
 
-An agent sends the same headers with most of its requests. So they are read when they are first asked for, and what was
-read stays with them; one `Headers` may serve any number of requests.
+Each is read when it is first asked for, and what was read stays with the request.
 """
 
 from __future__ import annotations

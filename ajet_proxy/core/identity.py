@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -88,7 +87,6 @@ def key_of(path: str, headers: Headers) -> str | None:
     return named if named is not None and named.startswith(KEY_PREFIX) else headers.key
 
 
-@lru_cache(maxsize=256)
 def split_path(path: str) -> tuple[str | None, str]:
     """``/e/NAME/v1/…`` as NAME, with percent signs decoded, and ``/v1/…``; any other path has no name."""
     if not path.startswith("/e/"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from urllib.parse import unquote
 
 from ajet_proxy.core.dialects import CAPTURED
@@ -12,7 +11,6 @@ CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 """Routes under ``/v1/`` that change the engine."""
 
 
-@lru_cache(maxsize=256)
 def open_route(written: str, allowed: tuple[str, ...] = ()) -> str | None:
     """The engine's route that a path as `written` means, without a slash at its end; None if agents may not use it.
     They may use what is `allowed` besides."""

@@ -197,7 +197,7 @@ class LedgerDesk:
             before = sum(given.startswith(name) for given in known.rewards) if known is not None else 0
             name = f"{name}-{max(0, before - 1) if again else before}"
         given = identity.reward
-        body = Reward(value=given.value, call=given.call, agent=identity.agent, final=given.final)
+        body = Reward(value=given.value, call=given.call, final=given.final)
         await self._store.commit(ledger.reward(episode, body, reward_id=name, at=self._clock.now()))
 
     async def admit(self, tenant: str) -> None:

@@ -6,7 +6,6 @@ A request that names a model nobody knows still reaches an engine, whose own 404
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 
 
 class Engines:
@@ -41,7 +40,6 @@ class Engines:
         return tuple(sorted({*self._models(), *self._fixed}))
 
 
-@lru_cache(maxsize=256)
 def base_url(url: str) -> str:
     """`url` without a trailing ``/`` or ``/v1``, so that an engine may be named as clients name it."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")

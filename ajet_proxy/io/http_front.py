@@ -17,12 +17,11 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from ajet_proxy.core.attempt import attempt, is_retry, retry_key
 from ajet_proxy.core.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
@@ -60,8 +59,6 @@ from ajet_sdk.errors import AjetError, BadRequest, NotFound
 from ajet_sdk.routes import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
-MOST_CLIENTS, LONG_HEADERS = 1000, 4096
-"""The headers of so many clients are remembered, if they have no more bytes."""
 MOST_MISSPELT = 100
 """So many header names that mean nothing are written to the log, each once."""
 
@@ -89,16 +86,7 @@ _CLAIMS = web.RequestKey("claims", Claims)
 
 
 def headers_as_sent(http: web.Request) -> Headers:
-    """The headers of a request but for the length of its body, without which most requests of a client have the same:
-    those of the latest clients are remembered with what was read from them."""
-    raw = tuple(pair for pair in http.raw_headers if pair[0].lower() != b"content-length")
-    size = sum(len(name) + len(value) for name, value in raw)
-    return _remembered(raw) if size <= LONG_HEADERS else Headers(as_written(raw))
-
-
-@lru_cache(maxsize=MOST_CLIENTS)
-def _remembered(raw: tuple[tuple[bytes, bytes], ...]) -> Headers:
-    return Headers(as_written(raw))
+    return Headers(as_written(http.raw_headers))
 
 
 class HttpFront:
@@ -114,7 +102,6 @@ class HttpFront:
         self._metrics = metrics
         self._settings = settings
         self._headers = headers
-        self._passed_on = lru_cache(maxsize=MOST_CLIENTS)(self._as_engine_gets)
         self._upstream = Upstream(
             engines, clock=clock, metrics=metrics, connect_timeout=settings.connect_timeout,
             read_timeout=settings.read_timeout, max_header=settings.max_header,
@@ -350,14 +337,13 @@ class HttpFront:
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool
     ) -> EngineRequest:
         query = http.rel_url.raw_query_string
-        return EngineRequest(
-            method=http.method, target=f"{path}?{query}" if query else path,
-            headers=self._passed_on(http[_HEADERS], identity), body=body, model=model, sticky=sticky,
+        headers = request_headers(
+            http[_HEADERS].sent.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
+            identity=identity,
         )
-
-    def _as_engine_gets(self, headers: Headers, identity: bool) -> CIMultiDict[str]:
-        return request_headers(
-            headers.sent.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key, identity=identity
+        return EngineRequest(
+            method=http.method, target=f"{path}?{query}" if query else path, headers=headers, body=body, model=model,
+            sticky=sticky,
         )
 
     def _is_ours(self, key: str) -> bool:

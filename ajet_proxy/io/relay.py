@@ -96,10 +96,12 @@ async def captured(
                 await recorder.end(exchange.outcomes)
             told = heard if exchange.skip is not None else None
             if exchange.buffered:
-                response = await _document(answer, exchange, recorder, told)
-                _lead_back(http, answer, asked, response)
-                return response
-            return await _stream(http, answer, exchange, recorder, keep_alive_s, told)
+                document = await _document(answer, exchange, recorder, told)
+                _lead_back(http, answer, asked, document)
+                return document
+            response = Streamed(answer, keep_length=exchange.settled)
+            _lead_back(http, answer, asked, response)
+            return await _stream(http, answer, response, exchange, recorder, keep_alive_s, told)
         finally:
             answer.close()
     except AjetError:
@@ -196,13 +198,11 @@ async def _document(
 
 
 async def _stream(
-    http: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, keep_alive_s: float,
-    heard: Callable[[bytes], None] | None,
+    http: web.Request, answer: aiohttp.ClientResponse, response: Streamed, exchange: Exchange, recorder: Recorder,
+    keep_alive_s: float, heard: Callable[[bytes], None] | None,
 ) -> web.StreamResponse:
     """An answer that leaves as it comes, except for its end."""
-    refused = answer.status >= 400
-    response = Streamed(answer, keep_length=exchange.settled)
-    if not refused:
+    if answer.status < 400:
         _name(response, recorder)
     await response.prepare(http)
     silence = KeepAlive(response, exchange, keep_alive_s)

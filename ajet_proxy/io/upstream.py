@@ -39,7 +39,7 @@ HOP_BY_HOP = frozenset((
 ))
 _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 UNPACKED = frozenset(("gzip", "deflate", "br", "zstd"))
-"""The codings of a request's body that aiohttp takes off."""
+"""The codings of a request's body that aiohttp takes off, if the last header of codings names one of them alone."""
 MAX_HEADERS = 1000
 """Of an engine's answer."""
 _CREDENTIALS = ("authorization", "x-api-key")
@@ -250,9 +250,10 @@ def request_headers(
     dropped = _NOT_FORWARDED | _named_in_connection(pairs)
     spelled: dict[str, str] = {}
     out: CIMultiDict[str] = CIMultiDict()
-    for name, value in pairs:
+    codings = [place for place, (name, _) in enumerate(pairs) if name.lower() == "content-encoding"]
+    for place, (name, value) in enumerate(pairs):
         lower = name.lower()
-        if lower == "content-encoding" and value.lower() in UNPACKED:
+        if codings[-1:] == [place] and value.lower() in UNPACKED:
             continue
         if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
             continue

@@ -10,11 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 _scan_value = json.JSONDecoder().raw_decode
-_quoted = lru_cache(maxsize=256)(json.dumps)
 _space = re.compile(r"[ \t\n\r]*").match
 _plain_name = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*').match
 _after_value = re.compile(r"[ \t\n\r]*([,}])").match
@@ -83,7 +81,7 @@ def splice(text: str, edits: Edits) -> str:
 def with_fields(text: str, found: Spanned, fields: Mapping[str, str]) -> str:
     """`text` with top-level `fields` (name to JSON text) set: in place where they stand, else at the end."""
     edits: Edits = {found.spans[name]: value for name, value in fields.items() if name in found.spans}
-    added = [f"{_quoted(name)}:{value}" for name, value in fields.items() if name not in found.spans]
+    added = [f"{json.dumps(name)}:{value}" for name, value in fields.items() if name not in found.spans]
     if added:
         comma = "," if found.values else ""
         edits[(found.end, found.end)] = comma + ",".join(added)

@@ -260,6 +260,11 @@ def test_a_final_reward_of_an_agent_corrects_its_own(rewards: list[tuple[str | N
         assert total(given) == expected
 
 
+def test_a_call_has_one_agent_and_need_not_say_which() -> None:
+    first = Given("r", 1.0, call="c", agent=None, final=True, note=None, at=0.0)
+    assert total([first, replace(first, agent="a", value=0.25)]) == 0.25
+
+
 def test_a_reward_as_json_has_what_it_was_given() -> None:
     short = Given("r", 1.0, None, None, True, None, 5.0)
     assert short.to_json() == {"id": "r", "value": 1.0, "final": True, "at": 5.0}

@@ -65,7 +65,9 @@ def test_the_same_answer_is_not_better_than_itself() -> None:
     good, bad, other = sample_of(3, episode="a"), sample_of(3, episode="b", reward=0.0), sample_of(4, episode="c")
     places = [known for sample in (good, bad) if (known := place(sample, 0)) is not None]
     assert list(pairs(places)) == []
-    assert [pair[0].episode for pair in pairs([*places, *filter(None, [place(other, 0)])][1:])] == ["c"]
+    middle = place(other, 0)
+    assert middle is not None
+    assert list(pairs([*places, middle._replace(reward=0.5)])) == [(middle._replace(reward=0.5), places[1])]
 
 
 def test_a_pair_is_a_prompt_and_two_answers() -> None:

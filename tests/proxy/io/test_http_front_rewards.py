@@ -38,7 +38,7 @@ async def test_a_reward_rides_on_any_request() -> None:
         assert (await send(url + CHAT, body=BODY, headers=headers)).status == 200
         assert (await get(url + "/v1/models", **{"X-AJet-Reward": "1", "X-AJet-Final": "1"})).status == 200
     first, last = front.of(RewardGiven)
-    assert (first.value, first.call, first.agent, first.final) == (0.25, call, "a", False)
+    assert (first.value, first.call, first.agent, first.final) == (0.25, call, None, False)
     assert (last.value, last.call, last.agent, last.final) == (1.0, None, None, True)
     order = [type(event).__name__ for event in front.store.durable]
     assert order.index("RewardGiven") < [i for i, name in enumerate(order) if name == "CallStarted"][1]

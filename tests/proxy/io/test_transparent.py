@@ -147,6 +147,9 @@ REQUESTS = {
     "api-key": request(b"GET /v1/models", b"api-key: azure", b"x-api-key: sk-ant", b"anthropic-version: 2023-06-01"),
     "packed twice": request(b"POST /v1/files", b"Content-Encoding: gzip, gzip", body=b"packed"),
     "packed otherwise": request(b"POST /v1/files", b"content-encoding: aes128gcm", body=b"\x00\xff"),
+    "packed in two lines": request(
+        b"POST /v1/files", b"Content-Encoding: gzip", b"Content-Encoding: aes128gcm", body=b"packed"
+    ),
     "chunks": request(b"POST /v1/audio/transcriptions", b"Content-Type: audio/wav", b"Transfer-Encoding: chunked")
     + b"3\r\nabc\r\n1;ext=1\r\n\xff\r\n0\r\nX-Trailer: t\r\n\r\n",
 }  # fmt: skip
@@ -155,6 +158,10 @@ REQUESTS = {
 CHAT = request(
     b"POST /v1/chat/completions", b"Content-Type: application/json",
     body=b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "x"}]}',
+)
+SEARCH = request(
+    b"POST /v1/chat/completions", b"Content-Type: application/json",
+    body=b'{"model": "m", "use_beam_search": true, "messages": [{"role": "user", "content": "x"}]}',
 )
 
 
@@ -298,7 +305,9 @@ async def test_the_answer_to_head_says_how_long_a_body_would_be() -> None:
     (b"//elsewhere.example/v1", b"//elsewhere.example/v1"),
 ])  # fmt: skip
 @pytest.mark.parametrize("prefix", ENDS)
-@pytest.mark.parametrize("asked", [REQUESTS["slash at the end"], CHAT], ids=["passed", "captured"])
+@pytest.mark.parametrize(
+    "asked", [REQUESTS["slash at the end"], CHAT, SEARCH], ids=["passed", "captured", "not to be captured"]
+)
 async def test_a_redirection_to_the_engine_leads_through_the_front(
     prefix: str, location: bytes, seen: bytes, asked: bytes
 ) -> None:
@@ -315,6 +324,14 @@ async def test_values_of_one_name_in_two_spellings_all_arrive() -> None:
     async with wire() as made:
         await made.both(asked, "")
     assert made.heard[1].headers == [b"X-Tag: a", b"Cookie: a=1", b"X-Tag: b", b"Cookie: b=2", b"X-Tag: c"]
+
+
+async def test_a_coding_that_is_taken_off_is_not_told_and_another_one_is() -> None:
+    twice = gzip.compress(b"body")
+    asked = request(b"POST /v1/files", b"Content-Encoding: gzip", b"Content-Encoding: gzip", body=gzip.compress(twice))
+    async with wire() as made:
+        await made.both(asked, "")
+    assert (made.heard[1].headers, made.heard[1].body) == ([b"Content-Encoding: gzip"], twice)
 
 
 async def test_what_is_not_utf8_in_a_header_arrives_as_that() -> None:
