@@ -19,11 +19,11 @@ pytestmark = pytest.mark.engine
 @pytest.mark.parametrize("form", FORMS)
 def test_parquet_holds_the_same_rows(tmp_path: Path, form: str) -> None:
     rig = LedgerRig()
-    for reward in (0.0, 1.0):
+    for answer, reward in ((6, 0.0), (7, 1.0)):
         episode = rig.open(task="t")
         rig.call(episode, (1, 2), (3, 4))
-        rig.call(episode, (1, 2, 3, 4, 5), (6,))
-        rig.call(episode, (9,), (8,))
+        rig.call(episode, (1, 2, 3, 4, 5), (answer,))
+        rig.call(episode, (9,), (answer,))
         rig.reward(episode, reward)
     write_segments(tmp_path, encoded(rig.events), [])
 

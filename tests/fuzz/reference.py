@@ -5,7 +5,7 @@ The rule: the bytes are the engine's, one for one, except
 1. in an event (or document) that is a JSON object in UTF-8, the values that only the proxy asked for are what the
    engine writes where they are not asked for: null (in a response's deltas, an empty list). They stand in the
    objects of ``choices``, and ``prompt_token_ids`` also at the top; on ``/v1/responses`` in deltas and in ``response``;
-2. an event all of whose choices say nothing and exist only because ids were asked for is left out;
+2. an event all of whose choices say nothing and exist only because ids or logprobs were asked for is left out;
 3. with ``include_reasoning: false`` and with ``echo`` the words are what vLLM makes of them (`_quiet`, `_echo`).
 
 What is no JSON object stays as it came. The proxy exchanges spans of text; here each event is decoded, changed and
@@ -117,7 +117,7 @@ class Reference:
         if self._ask.hide_reasoning:
             return "token_ids" in choice and isinstance(choice["delta"], dict) and not _speaks(choice["delta"])
         both = self._ask.hide_ids and self._ask.hide_logprobs
-        return both and choice["delta"] == {} and bool(choice.get("token_ids"))
+        return both and choice["delta"] == {} and bool(choice.get("token_ids") or choice.get("logprobs"))
 
     def _choice(self, choice: dict[str, Any]) -> None:
         ids = choice.get("token_ids")
