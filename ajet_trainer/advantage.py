@@ -2,8 +2,7 @@
 
 *The session.* The samples of an episode that were rewarded together are one session, with one row each and one reward:
 the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples with equal rewards are
-one.
-`compared` says which sessions are held against each other.
+one. `compared` says which sessions are held against each other.
 
 Two places would break this, and this file holds the arithmetic that mends both.
 
@@ -49,9 +48,8 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
     by_agent: dict[str, list[Session]] = {}
     for episode in group.episodes:
         parts: dict[tuple[str, float], list[Sample]] = {}
-        for sample in trainable(episode):
-            if (reward := _reward(episode, sample)) is not None:
-                parts.setdefault((sample.agent, reward), []).append(sample)
+        for sample, reward in _rewarded(episode):
+            parts.setdefault((sample.agent, reward), []).append(sample)
         for (agent, reward), samples in parts.items():
             by_agent.setdefault(agent, []).append(Session(reward, tuple(samples)))
     seen = Counter(agent for episode in group.episodes for agent in {one.agent for one in trainable(episode)})
@@ -62,9 +60,7 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
 
 def trainable(episode: BatchEpisode) -> tuple[Sample, ...]:
     """The samples of `episode` that hold a sampled token and that a reward concerns."""
-    return tuple(
-        sample for sample in episode.samples if any(sample.loss_mask) and _reward(episode, sample) is not None
-    )
+    return tuple(sample for sample, _ in _rewarded(episode))
 
 
 def _scoped(episode: BatchEpisode) -> bool:
@@ -72,8 +68,11 @@ def _scoped(episode: BatchEpisode) -> bool:
     return any(given.get("agent") is not None or given.get("call") is not None for given in episode.rewards)
 
 
-def _reward(episode: BatchEpisode, sample: Sample) -> float | None:
-    return sample.reward if _scoped(episode) else episode.reward
+def _rewarded(episode: BatchEpisode) -> list[tuple[Sample, float]]:
+    """The `trainable` samples, each with its reward."""
+    scoped = _scoped(episode)
+    rewards = [(sample, sample.reward if scoped else episode.reward) for sample in episode.samples]
+    return [(sample, reward) for sample, reward in rewards if reward is not None and 1 in sample.loss_mask]
 
 
 def session_of(key: str) -> str:

@@ -1,6 +1,6 @@
 """What the headers of a request say to the proxy: a key, a harness's session, labels, a reward.
 
-Each is read when it is first asked for, and what was read stays with the request.
+What is asked for more than once a request is read once.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Headers:
         """The session of a harness that says it by itself."""
         return next((value for name in HARNESS_HEADERS if (value := self.sent.get(name))), None)
 
-    @cached_property
+    @property
     def labels(self) -> Labels:
         """What rides on the request; `BadRequest` for what cannot be used."""
         return Labels(
@@ -87,7 +87,7 @@ class Headers:
             reward=self._reward(),
         )
 
-    @cached_property
+    @property
     def misspelt(self) -> Mapping[str, str]:
         """Those names (in lower case then) that look like ours and mean nothing, and which were probably meant."""
         ours = [name.lower() for name in self.sent if name[: len(HEADER_PREFIX)].lower() == HEADER_PREFIX]
