@@ -84,11 +84,10 @@ HARMLESS = frozenset((
     "repetition_detection", "stream_interval", "thinking_token_budget", "include_reasoning", "parallel_tool_calls",
     "user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 ))  # fmt: skip
-_BEYOND = frozenset((
+_BEYOND = (
     "echo", "continue_final_message", "truncate_prompt_tokens", "kv_transfer_params", "ec_transfer_params",
     "mm_processor_kwargs", "media_io_kwargs", "use_beam_search", "prompt_embeds", "return_prompt_text",
-))  # fmt: skip
-_PLAIN = {"role", "content"}
+)  # fmt: skip
 _ASKED = ("model", "messages", "cache_salt")
 _HEEDING = ("stream", "structured_outputs", "response_format")
 _TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
@@ -212,7 +211,7 @@ def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) 
     messages = fields.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         return None
-    if any(fields[name] for name in _BEYOND & fields.keys()) or fields.get("add_generation_prompt") is False:
+    if any(fields.get(name) for name in _BEYOND) or fields.get("add_generation_prompt") is False:
         return None
     try:
         digests = beginnings(digest(b"", [episode, model, agent]), messages)
@@ -327,8 +326,6 @@ def normal(message: Mapping[str, Any]) -> dict[str, Any]:
     """`message` with everything taken out that is neither text nor structure: what is null or empty is as good as
     missing, one text part is its text, arguments of a call are what they say as JSON, a call's place in the list is not
     told twice, and reasoning goes by one name."""
-    if message.keys() == _PLAIN and all(value and isinstance(value, str) for value in message.values()):
-        return dict(message)  # as most are
     out = {name: value for name, value in message.items() if name not in ("content", "tool_calls", "reasoning_content")}
     out["content"] = _text(message.get("content"))
     out["reasoning"] = message.get("reasoning") or message.get("reasoning_content")
