@@ -1,8 +1,8 @@
 """The trainer that is killed: `ajet_trainer`'s own run, link, lease keeper and history, with a stub in verl's place.
 
-verl's start takes half a minute, which is why it is not killed hundreds of times (`tests/e2e/test_trainer_restart.py`
-kills the whole thing a few times). The stub's weights are the names of the episodes whose gradient they hold; its
-checkpoint is a file that is renamed into its place.
+verl's start takes half a minute, which is why it is not killed hundreds of times
+(`tests/e2e/training/test_trainer_restart.py` kills the whole thing a few times). The stub's weights are the names of
+the episodes whose gradient they hold; its checkpoint is a file that is renamed into its place.
 """
 
 from __future__ import annotations
