@@ -287,6 +287,8 @@ def main() -> NoReturn:
         _fail(2, str(error))
     except AjetError as error:
         _fail(1, error.message)
+    except ModuleNotFoundError as error:
+        _fail(1, f"{error.name} is not installed here: the daemon's part is ajet[proxy], for Python 3.12 or newer")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -37,7 +37,8 @@ def merge_lines(
     `repair` joins by what the calls say of their texts (``same_text``), which a daemon with this policy has found out;
     where they say nothing, it is found out from `text`, which gives the text of token ids under a model's name.
 
-    Episodes come in the order of their first calls, their samples likewise, whatever the order of the lines. A call
+    Incomplete calls, as an episode's record lists them, have nothing to train and are passed over. Episodes come in the
+    order of their first calls, their samples likewise, whatever the order of the lines. A call
     given twice counts once; two different calls of one id are a `BadRequest`, as is everything that is no call.
     """
     if tree and policy != "strict":
@@ -45,10 +46,9 @@ def merge_lines(
                          param="tree")  # fmt: skip
     episodes: dict[str, dict[str, Call]] = {}
     for number, line in enumerate(lines, 1):
-        if line.strip():
-            call = _call(line, number)
-            if episodes.setdefault(call.episode, {}).setdefault(call.call, call) != call:
-                raise BadRequest(f"line {number}: call {call.call} stands before with other contents", param="call")
+        call = _call(line, number) if line.strip() else None
+        if call is not None and episodes.setdefault(call.episode, {}).setdefault(call.call, call) != call:
+            raise BadRequest(f"line {number}: call {call.call} stands before with other contents", param="call")
     ordered = sorted(episodes.values(), key=lambda calls: min((c.started_at, c.episode) for c in calls.values()))
     for calls in ordered:
         members = tuple(calls.values())
@@ -119,9 +119,13 @@ def _delivered(batch: Batch) -> Iterator[str]:
             yield from map(_line, episode.samples)
 
 
-def _call(line: str, number: int) -> Call:
+def _call(line: str, number: int) -> Call | None:
+    """The call in a line; None for one that is said to be incomplete."""
     try:
-        return Call.from_json(json.loads(line))
+        record = json.loads(line)
+        if isinstance(record, dict) and record.get("complete") is False:
+            return None
+        return Call.from_json(record)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"line {number} is not JSON: {error}") from error
     except BadRequest as error:

@@ -26,7 +26,7 @@ from ajet_sdk.episodes import EpisodeLife, Opened, aborting, current_episode, op
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import Attempt, attempts_at, check_counts, name_of, result_of
+from ajet_sdk.rollouts import Attempt, attempts_at, check_counts, check_names, name_of, result_of
 
 if TYPE_CHECKING:
     import httpx
@@ -244,6 +244,7 @@ async def run(
 ) -> RunResults:
     """See `ajet_sdk.run`; the agent is a coroutine function, and `parallel` of them run at once in this event loop."""
     check_counts(repeat, parallel)
+    check_names(tasks, name)
 
     def opened_for(task: Any) -> routes.OpenEpisode:
         return routes.OpenEpisode(task=name(task), model=model, agent=agent_name, eval=eval)

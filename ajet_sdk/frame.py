@@ -26,6 +26,8 @@ from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample, spans_of
 VERSION = 1
 CONTENT_TYPE = "application/msgpack"
 MAX_FRAME_BYTES = 1 << 30
+FIELDS = ("version", "batch", "lease_until", "policy_version", "groups")
+"""The first level of a frame."""
 
 
 class FrameError(BadRequest):
@@ -86,9 +88,9 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
     if len(data) > max_bytes:
         raise TooLarge(f"frame of {len(data)} bytes is over the limit of {max_bytes}", code="frame_too_large")
     try:
-        body = msgpack.unpackb(data, raw=False, strict_map_key=True)
+        body = msgpack.unpackb(data, raw=False, strict_map_key=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise FrameError(f"frame of {len(data)} bytes is truncated or not MessagePack: {error}") from error
+        raise FrameError(f"frame of {len(data)} bytes is {_fault(data)}") from error
     if not isinstance(body, dict):
         raise FrameError("a frame must be a MessagePack map")
     version = _field(body, "version", int, "frame")
@@ -100,6 +102,23 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
         raise
     except BadRequest as error:
         raise FrameError(error.message, param=error.param) from error
+
+
+def _fault(data: bytes) -> str:
+    """What is wrong with a frame that cannot be unpacked; if it is cut off, the fields of its first level it lacks."""
+    unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, max_buffer_size=len(data) or 1)
+    unpacker.feed(data)
+    lacking = list(FIELDS)
+    try:
+        for _ in range(unpacker.read_map_header()):
+            name = unpacker.unpack()
+            unpacker.unpack()
+            lacking = [field for field in lacking if field != name]
+    except msgpack.OutOfData:
+        return f"truncated: {', '.join(map(repr, lacking))} missing or incomplete"
+    except (ValueError, TypeError, msgpack.UnpackException):
+        pass
+    return "not MessagePack"
 
 
 def _decode_body(body: Any) -> Batch:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,13 @@ def name_of(task: Any) -> str:
         f"what {repr(task)[:80]} is called",
         param="tasks",
     )
+
+
+def check_names(tasks: Iterable[Any], name: Callable[[Any], str]) -> None:
+    """Raises for a task without a name before anything has begun, where `tasks` can be gone through twice."""
+    if isinstance(tasks, Collection) and not isinstance(tasks, str):
+        for task in tasks:
+            name(task)
 
 
 def check_counts(repeat: int, parallel: int) -> None:
@@ -225,8 +232,10 @@ def run(
     What the agent returns is the episode's final reward; None means that it rewarded or aborted the episode itself (one
     that it left without a reward is aborted). Whatever it raises aborts its episode and is recorded in the results.
     `name` turns a task into its name; `on_result` is called as each attempt ends, by the thread that ran it.
+    A list of tasks of which one has no name is refused before any of them is begun.
     KeyboardInterrupt aborts the open episodes and is raised again.
     """
+    check_names(tasks, name)
 
     def opening(task: Any) -> routes.OpenEpisode:
         return routes.OpenEpisode(task=name(task), model=model, agent=agent_name, eval=eval)

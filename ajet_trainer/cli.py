@@ -67,6 +67,9 @@ def _status(argv: list[str] | None) -> int:
     except AjetError as error:
         click.echo(f"ajet-trainer: {error.message}", err=True)
         return 1
+    except ModuleNotFoundError as error:
+        click.echo(f"ajet-trainer: {error.name} is not installed here: the trainer's part is ajet[trainer]", err=True)
+        return 1
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         return 0

@@ -25,11 +25,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ENV_PREFIX = "AJET_TRAINER_"
 
 
@@ -143,10 +138,10 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tables ``[trainer]`` (types checked) and ``[verl]`` (as dotted names) of a TOML file."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = _toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     for table, content in document.items():
         if not isinstance(content, dict):
@@ -185,9 +180,18 @@ def literal(text: str) -> Any:
     if text in ("null", "None"):
         return None
     try:
-        return tomllib.loads(f"x = {text.lower() if text in ('True', 'False') else text}")["x"]
-    except tomllib.TOMLDecodeError:
+        return _toml(f"x = {text.lower() if text in ('True', 'False') else text}")["x"]
+    except ValueError:
         return text
+
+
+def _toml(text: str) -> dict[str, Any]:
+    """What a TOML document says; a `ValueError` where it is none."""
+    if sys.version_info >= (3, 11):
+        from tomllib import loads
+    else:
+        from tomli import loads
+    return loads(text)
 
 
 def parse(name: str, text: str) -> Any:

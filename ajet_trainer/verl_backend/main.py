@@ -58,9 +58,13 @@ def run(config: Config, say: Callable[[str], None]) -> None:
     """
     stop = Stop()
     stop.install()
-    progress = Progress(config.run_dir, config.total_steps, say)
-    log = progress.run_dir / "verl.log"
-    with log.open("a", buffering=1) as file, redirect_stdout(file), redirect_stderr(file):
+    log = Path(config.run_dir) / "verl.log"
+    try:
+        progress = Progress(config.run_dir, config.total_steps, say)
+        opened = log.open("a", buffering=1)
+    except OSError as error:
+        raise ConfigError(f"run_dir {config.run_dir!r} cannot be written to: {error}", param="run_dir") from error
+    with opened as file, redirect_stdout(file), redirect_stderr(file):
         try:
             assemble(config, progress, stop)
         except AjetError:

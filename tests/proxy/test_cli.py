@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,14 @@ def test_files_of_another_user_are_an_error_with_advice(
     assert ended.value.code == 1
     said = capsys.readouterr().err
     assert said == "ajet-proxy: Permission denied: /data/lock: run it as the user that runs the proxy, or as root\n"
+
+
+def test_a_part_that_is_not_installed_is_named() -> None:
+    program = """import sys; sys.modules["msgpack"] = None; sys.argv = ["ajet-proxy", "merge", "-"]
+from ajet_proxy.cli import main; main()"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    said = "ajet-proxy: msgpack is not installed here: the daemon's part is ajet[proxy], for Python 3.12 or newer\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
 def test_an_unknown_variable_names_the_nearest() -> None:

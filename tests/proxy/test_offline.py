@@ -77,6 +77,14 @@ def test_blank_lines_and_repeated_calls_count_nothing() -> None:
     assert list(merge_lines([])) == []
 
 
+def test_incomplete_calls_of_a_record_have_nothing_to_merge() -> None:
+    complete = make_call("a", [1], [2]).to_json()
+    running = {"call": "b", "episode": complete["episode"], "complete": False, "in_flight": True}
+    cut_off = {**make_call("c", [1, 2], [3]).to_json(), "complete": False, "reason": "truncated"}
+    given_lines = [json.dumps(record) for record in ({**complete, "complete": True}, running, cut_off)]
+    assert [json.loads(line)["calls"] for line in merge_lines(given_lines)] == [["a"]]
+
+
 @pytest.mark.parametrize(
     ("bad", "message"),
     [

@@ -71,8 +71,15 @@ def test_golden_frame_of_version_1() -> None:
 def test_every_truncation_is_an_error_that_says_so() -> None:
     data = frame.encode_batch(batch())
     for size in range(len(data)):
-        with pytest.raises(frame.FrameError, match="truncated"):
+        with pytest.raises(frame.FrameError, match=f"^frame of {size} bytes is truncated: .*'groups' missing"):
             frame.decode_batch(data[:size])
+    with pytest.raises(frame.FrameError, match=r"truncated: 'lease_until', 'policy_version', 'groups' missing"):
+        frame.decode_batch(data[: data.index(b"lease_until")])
+
+
+def test_this_version_and_the_one_before_it_are_read() -> None:
+    for version in (frame.VERSION, frame.VERSION - 1):
+        assert frame.decode_batch(msgpack.packb({**body(), "version": version})) == batch()
 
 
 def test_a_byte_too_many_is_an_error() -> None:
@@ -89,7 +96,7 @@ def test_an_oversized_frame_is_not_even_parsed() -> None:
 def test_unknown_fields_are_ignored_at_every_level() -> None:
     def grow(value: Any) -> Any:
         if isinstance(value, dict):
-            return {**{name: grow(item) for name, item in value.items()}, "later": [1]}
+            return {**{name: grow(item) for name, item in value.items()}, "later": [1, {2: 3}]}
         return [grow(item) for item in value] if isinstance(value, list) else value
 
     decoded = frame.decode_batch(msgpack.packb(grow(body())))

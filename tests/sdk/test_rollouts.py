@@ -136,6 +136,9 @@ async def test_a_task_without_a_name_is_the_callers_mistake(face: Any, stub: Con
 
     with pytest.raises(errors.BadRequest, match="pass name="):
         await face.run(agent, [task], repeat=1)
+    with pytest.raises(errors.BadRequest, match="pass name="):
+        await face.run(agent, ["good", task])
+    assert not stub.episodes, "nothing begins of which the results would be lost"
     await face.run(agent, [task], repeat=1, name=lambda _: "named")
     assert stub.episodes["ep-0"]["task"] == "named"
 

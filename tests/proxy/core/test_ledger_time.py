@@ -143,7 +143,12 @@ def test_an_episode_that_is_too_old_is_discarded_whatever_it_does(rig: LedgerRig
     rig.call(ended)
     rig.begin(ended)
     rig.reward(ended)
-    rig.at += 1000
+    rig.at += 500
+    rig.lose(episode, rig.begin(episode)[0], "truncated")
+    rig.at += 499
+    rig.expire()
+    assert rig.state(episode) == "open"
+    rig.at += 1
     rig.expire()
     assert [rig.ledger.episodes[name].reason for name in (episode, ended)] == ["wall_timeout"] * 2
 

@@ -38,6 +38,8 @@ def test_the_status_of_something(rig: LedgerRig) -> None:
     assert status["batches"] == {"leased": 1, "total": 2}
     assert status["calls"] == {"running": 1, "complete": 4, "lost": 0}
     assert status["discarded"] == {"aborted": 1}
+    tokens = [call for name in rig.ledger.episodes for call in rig.ledger.record(name)["calls"] if call["complete"]]
+    assert status["tokens"]["sampled"] == sum(call["sampled_tokens"] for call in tokens) > 0
 
 
 def test_a_record_has_calls_and_timelines_at_any_time(rig: LedgerRig) -> None:
@@ -53,6 +55,7 @@ def test_a_record_has_calls_and_timelines_at_any_time(rig: LedgerRig) -> None:
     assert {name: record[name] for name in ("task", "state", "model", "eval", "reward", "in_flight", "tenant")} == {
         "task": "t", "state": "open", "model": "m", "eval": False, "reward": 0.5, "in_flight": 1, "tenant": "acme",
     }
+    assert (record["opened_at"], record["identified_by"]) == (1000.0, rig.ledger.episodes[episode].identified_by)
     assert (record["metadata"], record["members"], record["shares"]) == ({"k": [1]}, {"a": "m"}, {})
     assert record["rewards"][0] | {"id": ""} == {"id": "", "value": 0.5, "final": False, "at": 1000.0, "note": "half"}
     first, _, third, fourth = record["calls"]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.io import keyring
@@ -330,6 +331,12 @@ async def test_metrics_need_no_key_on_loopback(locked: Client) -> None:
     assert 'ajet_episodes{state="open"} 0' in text
     assert "ajet_gate_open 1" in text
     assert "ajet_journal_healthy 1" in text
+
+
+async def test_metrics_of_another_machine_need_a_key(locked: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web.BaseRequest, "remote", "192.0.2.1")
+    assert (await locked.ask("GET", "/metrics")).status == 401
+    assert (await locked.ask("GET", "/metrics", key=SECRET)).status == 200
 
 
 async def test_metrics_behind_a_trusted_front_need_a_key(tmp_path: Path) -> None:

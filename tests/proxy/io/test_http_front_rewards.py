@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from ajet_proxy.core.keys import Claims
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
+from tests.proxy.serving import eventually
 
 BODY = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
 SECRET = "an-admin-secret-of-length"
@@ -43,6 +45,26 @@ async def test_a_reward_rides_on_any_request() -> None:
     order = [type(event).__name__ for event in front.store.durable]
     assert order.index("RewardGiven") < [i for i, name in enumerate(order) if name == "CallStarted"][1]
     assert len(front.of(EpisodeSealed)) == 1 and len(front.calls) == 2
+
+
+@pytest.mark.parametrize("route", ["/v1/models", "/v1/embeddings"])
+async def test_a_request_goes_on_once_its_reward_is_on_disk(route: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+        known = len(stub.requests)
+        front.store.slow.clear()
+        headers = {"X-AJet-Reward": "1"}
+        method = "GET" if route == "/v1/models" else "POST"
+        asked = asyncio.ensure_future(send(f"{front.url}/e/ep{route}", method=method, body=BODY, headers=headers))
+
+        async def told() -> object:
+            return front.of(RewardGiven)
+
+        await eventually(told)
+        await asyncio.sleep(0.1)
+        assert not asked.done() and len(stub.requests) == known
+        front.store.slow.set()
+        assert (await asked).status in (200, 404)
 
 
 async def test_a_reward_may_ride_on_the_first_call() -> None:

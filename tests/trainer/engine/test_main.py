@@ -31,6 +31,13 @@ def test_a_proxy_that_is_not_there_is_named_before_anything_is_loaded(tmp_path: 
     assert err.count("\n") == 1
 
 
+def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    status, out, err = run(tmp_path, f"run_dir={tmp_path}/file/run")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"ajet-trainer: run_dir '{tmp_path}/file/run' cannot be written to: ")
+
+
 def test_an_error_is_said_in_one_line() -> None:
     assert first_words(RuntimeError("it broke\nhere")) == "it broke"
     assert first_words(RuntimeError("Error in call to target:\nno such model\nkey: m")) == (
