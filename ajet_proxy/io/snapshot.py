@@ -6,8 +6,8 @@ it is there whole or not at all. Dataclasses are maps of their fields: unknown f
 their default, and what is added to the state later is kept without a word here, if its kind is in `KINDS`. What the
 state can derive is not written: who is unsettled, which batches are leased, whose a call is.
 
-Invariant: ``read(write(state))`` is the state, shared parts included. A call's text is that of its conversation, and a
-timeline's turns are those of its calls, in memory and on disk once.
+Invariant: ``read(write(state))`` is the state, shared parts included. A call's text is that of its conversation, what
+was asked is that of its request, and a timeline's turns are those of its calls, in memory and on disk once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgpack
 
 from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
 from ajet_proxy.core.drift_rate import Drift
-from ajet_proxy.core.episode import CallEntry, Episode, Given, Text
+from ajet_proxy.core.episode import Asked, CallEntry, Episode, Given, Text
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.ledger import Ledger
@@ -39,11 +39,11 @@ from ajet_proxy.io.journal import MAGIC, JournalDamaged, folder_of, framed, read
 KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        CallEntry, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served, Tally,
+        Asked, CallEntry, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served, Tally,
         TaskRewards, Text, Timeline, Turn,
     )
 }
-HEADER = ("ajet-snapshot-1", sys.byteorder)
+HEADER = ("ajet-snapshot-2", sys.byteorder)
 OBJECT, SET = 1, 2
 DERIVED = frozenset((
     "settings", "archive", "episodes", "leaving", "leaving_batches", "unsettled", "leased", "episode_by_call",
@@ -90,16 +90,18 @@ def unpack_state(path: Path, state: State) -> None:
     end, first, rest, last = 0, None, None, None
     for record, end in read(path):  # noqa: B007
         value = unpack(record)
-        if isinstance(value, Episode):
-            state.episodes[value.id] = value
-        elif first is None:
+        if first is None:
             first = value
+            if first != HEADER:
+                break
+        elif isinstance(value, Episode):
+            state.episodes[value.id] = value
         elif rest is None:
             rest = value
         else:
             last = value
     if first != HEADER or last != len(state.episodes) or end != path.stat().st_size:
-        raise JournalDamaged(f"{path} is damaged, or of another kind of machine: restore it from a copy")
+        raise JournalDamaged(f"{path} is damaged, or of another version or kind of machine: restore it from a copy")
     assert rest is not None
     for name, value in rest.items():
         if name in vars(state):
@@ -155,8 +157,11 @@ def _fields(value: Any) -> dict[str, Any]:
     if isinstance(value, Episode):
         place = {id(text): index for index, text in enumerate(value.texts)}
         fields["metadata"] = json.dumps(value.metadata)
+        first: dict[Asked, str] = {}
         fields["calls"] = {
-            name: dataclasses.replace(entry, text=_place(entry.text, place))
+            name: dataclasses.replace(
+                entry, text=_place(entry.text, place), asked=_once(entry.asked, name, first)
+            )
             for name, entry in value.calls.items()
         }
         fields["timelines"] = [
@@ -168,6 +173,11 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _place(text: Text | None, places: dict[int, int]) -> Any:
     return None if text is None else places[id(text)]
+
+
+def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
+    """What was asked, in the `first` of the calls that share it; the name of that one in the others."""
+    return asked if first.setdefault(asked, call) == call else first[asked]
 
 
 def _named(turn: Turn, episode: Episode) -> Any:
@@ -209,6 +219,8 @@ def _join(episode: Episode) -> None:
     """Let calls, texts and timelines share again what they shared."""
     episode.metadata = json.loads(str(episode.metadata))
     for entry in episode.calls.values():
+        if isinstance(entry.asked, str):
+            entry.asked = episode.calls[entry.asked].asked
         entry.text = episode.texts[entry.text] if isinstance(entry.text, int) else None
     episode.timelines = tuple(
         dataclasses.replace(timeline, turns=tuple(_whose(turn, episode) for turn in timeline.turns))
