@@ -5,7 +5,7 @@ the one that is being written. So it needs no lock on the daemon's state and run
 priority. Each step is durable before the next, and none takes away what the ones before have not replaced:
 
 1. episodes and batches that were archived go into the archive, in one transaction;
-2. the state goes into a snapshot, which is renamed into its place;
+2. the state goes into a snapshot, which is read back and renamed into its place;
 3. the segments and snapshots that it stands for are removed;
 4. retention takes bodies out of the archive.
 
@@ -84,14 +84,14 @@ def _tidy(data_dir: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """What the daemon runs; an error is its exit status and one line on stderr."""
+    """What the daemon runs; an error is its exit status and one line on stderr, where a warning may stand too."""
     data_dir, max_age, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
     with contextlib.suppress(OSError):  # the unit of `ajet_proxy.service` has no right to it
         os.nice(10)
     try:
         removed = compact(data_dir, ended_after=time.time() - max_age if max_age else 0.0, limit=limit)
-    except (OSError, sqlite3.Error, UnknownRecord, AjetError) as error:
-        sys.exit(f"cannot compact {data_dir}: {error}")
+    except (OSError, MemoryError, sqlite3.Error, UnknownRecord, AjetError) as error:
+        sys.exit(f"cannot compact {data_dir}: {str(error) or type(error).__name__}")
     sys.stdout.write(f"{removed}\n")
 
 

@@ -1,8 +1,8 @@
 """When the daemon compacts its journal, and what it lets go of afterwards.
 
 The compaction is a process of its own (`ajet_proxy.io.compaction`): replaying takes seconds, and no agent may wait for
-it. If it fails, nothing is lost and it is tried again later; until then ended episodes stay in memory and segments on
-disk, which is what the limits are for.
+it. If it fails, nothing is lost and it is tried again later, which the log says once for each reason; until then ended
+episodes stay in memory and segments on disk, which is what the limits are for.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Compactor:
         self._task: asyncio.Task[None] | None = None
         self._not_before, self._at_latest = 0.0, 0.0
         self._arrived = True
+        self._failing = ""
+        """Why it fails, as the log has it."""
 
     def tick(self) -> None:
         """Let go of what is archived, and start a compaction if one is due. A disk that refuses is asked again."""
@@ -88,9 +90,13 @@ class Compactor:
                 process.kill()
             await process.wait()
             raise
+        said = errors.decode("utf-8", "replace").strip()
         if process.returncode != 0:
-            self._failed(errors.decode("utf-8", "replace").strip() or "a compaction was killed")
+            self._failed(said or "a compaction was killed")
             return
+        if said:
+            logger.warning("%s", said)
+        self._failing = ""
         self._at_latest, self._arrived = self._now() + RETAIN_S, True
         self._metrics.inc("ajet_removed_episodes_total", int(out))
         self._metrics.inc("ajet_compactions_total", outcome="done")
@@ -98,4 +104,6 @@ class Compactor:
     def _failed(self, why: str) -> None:
         self._not_before = self._now() + RETRY_S
         self._metrics.inc("ajet_compactions_total", outcome="failed")
-        logger.error("%s; it is tried again in %.0f seconds", why, RETRY_S)
+        if why != self._failing:
+            logger.error("%s; it is tried again every %.0f seconds", why, RETRY_S)
+        self._failing = why

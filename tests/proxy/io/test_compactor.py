@@ -114,6 +114,27 @@ async def test_a_compaction_that_fails_is_tried_again_later(
     assert len(store.ledger.leaving) < 10
 
 
+async def test_why_it_fails_is_said_once_for_each_reason(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = Daemon(store, tmp_path)
+    await daemon.trains(30)
+    monkeypatch.setattr(module.sys, "executable", "/bin/sh")
+    failing = "echo {} >&2; exit 1"
+    for program in (failing.format("full"), failing.format("full"), failing.format("torn"), failing.format("torn"),
+                    "echo large >&2; echo 0", failing.format("torn")):
+        monkeypatch.setattr(module, "COMMAND", ("-c", program))
+        daemon.at += module.RETRY_S
+        daemon.compactor._arrived = False
+        daemon.compactor.tick()
+        assert daemon.compactor._task is not None
+        await daemon.compactor._task
+    every = "; it is tried again every 60 seconds"
+    assert [record.message for record in caplog.records] == [f"full{every}", f"torn{every}", "large", f"torn{every}"]
+    assert 'ajet_compactions_total{outcome="failed"} 5' in daemon.metrics.render()
+    assert 'ajet_compactions_total{outcome="done"} 1' in daemon.metrics.render()
+
+
 async def test_what_cannot_be_read_or_started_does_not_end_the_daemon(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
