@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from ajet_proxy.core.retention import is_due
+from ajet_proxy.io.compaction import TIED
 from ajet_proxy.io.journal import segments, snapshots
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.process import give_memory_back
@@ -76,13 +78,27 @@ class Compactor:
 
     async def _run(self) -> None:
         try:
+            tie, held = os.pipe()
+        except OSError as error:
+            self._failed(f"a compaction cannot be started: {error}")
+            return
+        try:
+            await self._compact(tie)
+        finally:
+            os.close(held)
+
+    async def _compact(self, tie: int) -> None:
+        """A compaction that ends when nobody holds the other end of `tie`, which is closed here."""
+        try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *COMMAND, str(self._data_dir), *self._limits,
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                sys.executable, *COMMAND, str(self._data_dir), *self._limits, TIED,
+                stdin=tie, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )
         except OSError as error:
             self._failed(f"a compaction cannot be started: {error}")
             return
+        finally:
+            os.close(tie)
         try:
             out, errors = await process.communicate()
         except asyncio.CancelledError:
