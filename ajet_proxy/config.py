@@ -150,6 +150,7 @@ class Config:
     )
     max_body: int = _opt(64 << 20, "Largest request body.")
     max_header: int = _opt(64 << 10, "Largest header of a request or an answer, and longest request line.")
+    max_choices: int = _opt(1024, "Most choices of one request, n times its prompts: each is a call of its own.")
 
     @property
     def address(self) -> tuple[str, int]:

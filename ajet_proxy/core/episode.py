@@ -127,11 +127,10 @@ SHARED_TEXTS = 8
 """A new call is compared with so many of its episode's texts, the latest first."""
 
 
-@dataclass(slots=True)
-class CallEntry:
-    """A call as its episode knows it. ``state``: running, complete or lost (then with its ``reason``). ``siblings`` are
-    the calls of one request, one for each choice. A complete call has its `turn`, and until it is merged its `text`, of
-    which the first ``turn.end`` tokens are its own."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A request as it was asked. Its calls, one for each choice, share this one object: by that they are known as its
+    calls, and many choices cost no more than each its own."""
 
     started_at: float
     model: str
@@ -139,7 +138,14 @@ class CallEntry:
     identified_by: str
     body_hash: str
     idempotency_key: str | None
-    siblings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class CallEntry:
+    """A call as its episode knows it. ``state``: running, complete or lost (then with its ``reason``). A complete call
+    has its `turn`, and until it is merged its `text`, of which the first ``turn.end`` tokens are its own."""
+
+    asked: Asked
     state: str = "running"
     reason: str | None = None
     turn: Turn | None = None
@@ -287,7 +293,7 @@ class Episode:
 
     def head(self) -> Episode:
         """What is known of it without its calls."""
-        model = self.model or next((entry.model for entry in self.calls.values()), None)
+        model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
         return replace(self, model=model, calls={}, texts=[], timelines=(), stored="removed")
 
     def share_state(self) -> str:
@@ -316,15 +322,15 @@ def repeats(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -
     if key is None and not is_retry:
         return ()
     entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
-    earlier = [entry for entry in entries if key is not None and entry.idempotency_key == key]
+    earlier = [entry for entry in entries if key is not None and entry.asked.idempotency_key == key]
     if not earlier and is_retry:
-        earlier = [entry for entry in entries if entry.body_hash == body_hash and not _received(episode, entry)]
+        received = {entry.asked for entry in entries if _goes_on(entry)}
+        earlier = [entry for entry in entries if entry.asked.body_hash == body_hash and entry.asked not in received]
     order = ("complete", "running", "lost")
-    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.started_at), default=None)
-    return () if latest is None else latest.siblings
+    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
+    return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
 
 
-def _received(episode: Episode, entry: CallEntry) -> bool:
-    """Whether a later call goes on from an answer of this request, so that its client must have had it."""
-    choices = [episode.calls[name] for name in entry.siblings]
-    return any(one.turn and one.text and count(one.text.tokens) > one.turn.end for one in choices)
+def _goes_on(entry: CallEntry) -> bool:
+    """Whether a later call goes on from this answer, so that its client must have had it."""
+    return bool(entry.turn and entry.text and count(entry.text.tokens) > entry.turn.end)

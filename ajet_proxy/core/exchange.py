@@ -28,6 +28,7 @@ from ajet_proxy.core.dialects.reading import Dialect, with_versions
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.salt import salted
 from ajet_proxy.core.sse import SseEvent, SseParser
+from ajet_sdk.errors import BadRequest
 
 MAX_EVENT = 32 << 20
 """A longer event of a stream is not waited for; the ids of a million tokens are a quarter of it."""
@@ -36,9 +37,18 @@ MAX_EVENT = 32 << 20
 class Exchange:
     """One request and its answer. Feed it the engine's bytes; it gives the client's."""
 
-    def __init__(self, dialect: Dialect, asked: Request, *, model: str | None = None, versions: bool = False) -> None:
+    def __init__(
+        self, dialect: Dialect, asked: Request, *, model: str | None = None, versions: bool = False,
+        max_choices: int = 1024,
+    ) -> None:
         """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model. With
-        `versions` the engine is one that `tells_versions`."""
+        `versions` the engine is one that `tells_versions`. `BadRequest` for more than `max_choices`, of which each
+        would be a call."""
+        if dialect.choices(asked.fields) > max_choices:
+            raise BadRequest(
+                f"a request may ask for {max_choices} choices at most, n times its prompts (the proxy's max_choices)",
+                code="too_many_choices", param="n",
+            )
         ask = dialect.ask(asked.fields)
         if versions:
             ask = with_versions(ask, asked.fields)

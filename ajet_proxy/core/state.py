@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
 from ajet_proxy.core.drift_rate import Drift, by_model
-from ajet_proxy.core.episode import CallEntry, Episode, Given
+from ajet_proxy.core.episode import Asked, CallEntry, Episode, Given
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.lineage import Lineage
 from ajet_proxy.core.tally import Tally
@@ -180,11 +180,11 @@ class State:
     def _call_started(self, event: ev.CallStarted) -> None:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
+        asked = Asked(
+            event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key
+        )
         for call in event.calls:
-            episode.calls[call] = CallEntry(
-                event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
-                event.calls,
-            )
+            episode.calls[call] = CallEntry(asked)
             self.episode_by_call[call] = episode.id
         if event.identified_by == "lineage":
             self.lineage.attempt(episode.id, event.body_hash, event.idempotency_key)

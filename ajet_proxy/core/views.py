@@ -85,7 +85,7 @@ def summary(episode: Episode) -> dict[str, Any]:
         "episode": episode.id,
         "task": episode.task,
         "state": episode.state,
-        "model": episode.model or next((entry.model for entry in episode.calls.values()), None),
+        "model": episode.model or next((entry.asked.model for entry in episode.calls.values()), None),
         "agent": episode.agent,
         "eval": episode.eval,
         "reward": episode.reward(),
@@ -156,8 +156,8 @@ def _call(name: str, entry: CallEntry, episode: str, text: bytes | None) -> dict
     turn = entry.turn
     if turn is None:
         out = {
-            "call": name, "episode": episode, "model": entry.model, "agent": entry.agent,
-            "started_at": entry.started_at, "identified_by": entry.identified_by,
+            "call": name, "episode": episode, "model": entry.asked.model, "agent": entry.asked.agent,
+            "started_at": entry.asked.started_at, "identified_by": entry.asked.identified_by,
         }
     elif text is not None:
         out = turn.to_call(text, episode).to_json()

@@ -4,11 +4,14 @@ Idea: one row an episode, with a ``head`` that is kept for good and a ``body``, 
 take away. SQLite brings what this needs: an index that is not in memory, transactions that survive a kill, a full disk
 and a power cut, and readers that no writer holds up (its write-ahead log). Only the compaction writes.
 
+A row of SQLite holds 1e9 bytes at most, so an episode larger than `MAX_BODY` is kept as its head.
+
 Writing an episode again changes nothing, so a compaction that was killed is simply run again.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +30,10 @@ from ajet_proxy.io.journal import JournalDamaged
 from ajet_proxy.io.snapshot import pack, unpack
 from ajet_sdk.errors import NotReady
 
+logger = logging.getLogger(__name__)
+
 NAME = "archive.sqlite"
+MAX_BODY = 512 << 20
 RETRY_AFTER_S = 2.0
 BUSY_S = 60.0
 TABLES = """
@@ -218,8 +224,12 @@ def _connected(path: Path) -> sqlite3.Connection | None:
 
 
 def _row(episode: Episode) -> tuple[Any, ...]:
-    body = pack(episode)
-    return episode.id, episode.state, episode.task, episode.ended_at, len(body), pack(episode.head()), body
+    body = pack(episode) if episode.size() <= MAX_BODY else None
+    if body is None or len(body) > MAX_BODY:
+        logger.warning("episode %s has more than %d bytes: it is archived without its calls", episode.id, MAX_BODY)
+        body = None
+    size = 0 if body is None else len(body)
+    return episode.id, episode.state, episode.task, episode.ended_at, size, pack(episode.head()), body
 
 
 def _episode(record: bytes) -> Episode:

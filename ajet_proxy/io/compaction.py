@@ -5,7 +5,7 @@ the one that is being written. So it needs no lock on the daemon's state and run
 priority. Each step is durable before the next, and none takes away what the ones before have not replaced:
 
 1. episodes and batches that were archived go into the archive, in one transaction;
-2. the state goes into a snapshot, which is renamed into its place;
+2. the state goes into a snapshot, which is read back and renamed into its place;
 3. the segments and snapshots that it stands for are removed;
 4. retention takes bodies out of the archive.
 
@@ -13,6 +13,9 @@ Invariant: whenever it is killed, or fails, a start finds the same state and the
 done twice is there once.
 
     python -m ajet_proxy.io.compaction DATA_DIR MAX_AGE_S MAX_BYTES     prints how many episodes were removed
+
+With ``tied`` behind these, as the daemon runs it, it ends at once when its standard input does: the daemon holds the
+other end of that and writes nothing, so no orphan of a killed daemon keeps the next one waiting.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import fcntl
 import os
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +37,8 @@ from ajet_proxy.io.archive import Archiver
 from ajet_proxy.io.codec import UnknownRecord, decode
 from ajet_proxy.io.journal import NUMBER, folder_of, read_segment, segments, snapshots, sync_folder
 from ajet_sdk.errors import AjetError
+
+TIED = "tied"
 
 
 @contextlib.contextmanager
@@ -83,15 +89,22 @@ def _tidy(data_dir: Path) -> None:
     sync_folder(folder)
 
 
+def _end_with_input() -> None:
+    os.read(0, 1)
+    os._exit(1)
+
+
 def main(arguments: list[str]) -> None:
-    """What the daemon runs; an error is its exit status and one line on stderr."""
+    """What the daemon runs; an error is its exit status and one line on stderr, where a warning may stand too."""
     data_dir, max_age, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
+    if arguments[3:] == [TIED]:
+        threading.Thread(target=_end_with_input, daemon=True).start()
     with contextlib.suppress(OSError):  # the unit of `ajet_proxy.service` has no right to it
         os.nice(10)
     try:
         removed = compact(data_dir, ended_after=time.time() - max_age if max_age else 0.0, limit=limit)
-    except (OSError, sqlite3.Error, UnknownRecord, AjetError) as error:
-        sys.exit(f"cannot compact {data_dir}: {error}")
+    except (OSError, MemoryError, sqlite3.Error, UnknownRecord, AjetError) as error:
+        sys.exit(f"cannot compact {data_dir}: {str(error) or type(error).__name__}")
     sys.stdout.write(f"{removed}\n")
 
 

@@ -1,8 +1,8 @@
 """When the daemon compacts its journal, and what it lets go of afterwards.
 
 The compaction is a process of its own (`ajet_proxy.io.compaction`): replaying takes seconds, and no agent may wait for
-it. If it fails, nothing is lost and it is tried again later; until then ended episodes stay in memory and segments on
-disk, which is what the limits are for.
+it. If it fails, nothing is lost and it is tried again later, which the log says once for each reason; until then ended
+episodes stay in memory and segments on disk, which is what the limits are for.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from ajet_proxy.core.retention import is_due
+from ajet_proxy.io.compaction import TIED
 from ajet_proxy.io.journal import segments, snapshots
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.process import give_memory_back
@@ -46,6 +48,8 @@ class Compactor:
         self._task: asyncio.Task[None] | None = None
         self._not_before, self._at_latest = 0.0, 0.0
         self._arrived = True
+        self._failing = ""
+        """Why it fails, as the log has it."""
 
     def tick(self) -> None:
         """Let go of what is archived, and start a compaction if one is due. A disk that refuses is asked again."""
@@ -74,13 +78,27 @@ class Compactor:
 
     async def _run(self) -> None:
         try:
+            tie, held = os.pipe()
+        except OSError as error:
+            self._failed(f"a compaction cannot be started: {error}")
+            return
+        try:
+            await self._compact(tie)
+        finally:
+            os.close(held)
+
+    async def _compact(self, tie: int) -> None:
+        """A compaction that ends when nobody holds the other end of `tie`, which is closed here."""
+        try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, *COMMAND, str(self._data_dir), *self._limits,
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+                sys.executable, *COMMAND, str(self._data_dir), *self._limits, TIED,
+                stdin=tie, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
             )
         except OSError as error:
             self._failed(f"a compaction cannot be started: {error}")
             return
+        finally:
+            os.close(tie)
         try:
             out, errors = await process.communicate()
         except asyncio.CancelledError:
@@ -88,9 +106,13 @@ class Compactor:
                 process.kill()
             await process.wait()
             raise
+        said = errors.decode("utf-8", "replace").strip()
         if process.returncode != 0:
-            self._failed(errors.decode("utf-8", "replace").strip() or "a compaction was killed")
+            self._failed(said or "a compaction was killed")
             return
+        if said:
+            logger.warning("%s", said)
+        self._failing = ""
         self._at_latest, self._arrived = self._now() + RETAIN_S, True
         self._metrics.inc("ajet_removed_episodes_total", int(out))
         self._metrics.inc("ajet_compactions_total", outcome="done")
@@ -98,4 +120,6 @@ class Compactor:
     def _failed(self, why: str) -> None:
         self._not_before = self._now() + RETRY_S
         self._metrics.inc("ajet_compactions_total", outcome="failed")
-        logger.error("%s; it is tried again in %.0f seconds", why, RETRY_S)
+        if why != self._failing:
+            logger.error("%s; it is tried again every %.0f seconds", why, RETRY_S)
+        self._failing = why

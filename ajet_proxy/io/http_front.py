@@ -76,6 +76,7 @@ class FrontSettings:
     keep_alive: float = 15.0
     max_body: int = 64 << 20
     max_header: int = 64 << 10
+    max_choices: int = 1024
     client_timeout: float = 120.0
     continuity: bool = True
 
@@ -174,10 +175,10 @@ class HttpFront:
         dialect, asked = await self._carried(http, dialect, request)
         history = read(dialect.target, asked.fields, identity.scope)
         sent = attempt(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
+        exchange = self._exchange(dialect, asked)
         if identity.reward is not None:
             identity = await self._desk.find(identity, history, sent)
             await self._reward(http, identity, body)
-        exchange = self._exchange(dialect, asked)
         asking = Asking(identity, history, sent, request.model, exchange.choices, dialect.path)
         async with self._desk.begin(asking) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)
@@ -198,7 +199,10 @@ class HttpFront:
             return await self._recorded(http, exchange, origin, history, own, identity.claims.tenant)
 
     def _exchange(self, dialect: Dialect, asked: Request, model: str | None = None) -> Exchange:
-        return Exchange(dialect, asked, model=model, versions=dialect.target in self._tell_versions)
+        return Exchange(
+            dialect, asked, model=model, versions=dialect.target in self._tell_versions,
+            max_choices=self._settings.max_choices,
+        )
 
     async def _recorded(
         self, http: web.Request, exchange: Exchange, origin: Origin, history: History | None,

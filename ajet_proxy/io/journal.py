@@ -6,7 +6,8 @@ makes it durable with one fdatasync (group commit), so the cost of durability is
 A snapshot (`ajet_proxy.io.snapshot`) stands for all segments up to its number; only later ones are read.
 
 A segment is ``MAGIC`` and then records, each ``length, crc32`` (big-endian uint32) and ``length`` bytes. A record
-counts if its checksum fits; reading stops at the first that does not. At the end of the last segment that is a torn
+counts if its checksum fits and it is no longer than `MAX_RECORD`; no other is written. Reading stops at the first
+that does not count. At the end of the last segment that is a torn
 tail: it is cut off and reported. With a whole record behind it, or in an earlier segment, it is damage that no crash
 explains, and opening refuses.
 
@@ -28,7 +29,7 @@ from pathlib import Path
 from struct import Struct
 from zlib import crc32
 
-from ajet_sdk.errors import AjetError, Conflict
+from ajet_sdk.errors import AjetError, Conflict, TooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -99,13 +100,32 @@ def segments(data_dir: Path) -> list[Path]:
 
 
 def framed(records: Iterable[bytes]) -> bytes:
-    """`records` as they stand in a file."""
-    return b"".join(part for record in records for part in (FRAME.pack(len(record), crc32(record)), record))
+    """`records` as they stand in a file; `TooLarge` for one that nobody could read there."""
+    return b"".join(
+        part for record in records for part in (FRAME.pack(len(readable(record)), crc32(record)), record)
+    )
+
+
+def readable(record: bytes) -> bytes:
+    """`record`, or `TooLarge` if it is longer than any that is read."""
+    if len(record) > MAX_RECORD:
+        raise TooLarge(
+            f"a record of {len(record)} bytes is more than the journal holds ({MAX_RECORD})", code="record_too_large"
+        )
+    return record
 
 
 def read(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The whole records of one segment, each with the offset behind it."""
-    return _whole(path.read_bytes())
+    """The whole records of one file, each with the offset behind it, one after the other from the disk."""
+    with path.open("rb") as file:
+        if file.read(len(MAGIC)) != MAGIC:
+            return
+        while len(head := file.read(FRAME.size)) == FRAME.size:
+            length, checksum = FRAME.unpack(head)
+            record = file.read(length) if 0 < length <= MAX_RECORD else b""
+            if not record or len(record) < length or crc32(record) != checksum:
+                return
+            yield record, file.tell()
 
 
 def _whole(data: bytes) -> Iterator[tuple[bytes, int]]:

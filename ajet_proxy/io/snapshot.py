@@ -1,17 +1,20 @@
 """The state at the end of a segment, as a file: whoever has it needs no segment up to there.
 
-A snapshot is made of records framed like the journal's: a header, one record for each episode, one for everything
-else, and a last one that says how many there were. It is written beside its place, made durable and then renamed, so
-it is there whole or not at all. Dataclasses are maps of their fields: unknown fields are ignored and missing ones take
-their default, and what is added to the state later is kept without a word here, if its kind is in `KINDS`. What the
-state can derive is not written: who is unsettled, which batches are leased, whose a call is.
+A snapshot is a header, each episode, everything else, and how many episodes there were: MessagePack values one behind
+the other, in records framed like the journal's. Where one record ends and the next begins means nothing, so no episode
+is too large for one. It is written beside its place, made durable, read back by what a start reads it with, and then
+renamed, so it is there whole and readable or not at all. Dataclasses are maps of their fields: unknown fields are
+ignored and missing ones take their default, and what is added to the state later is kept without a word here, if its
+kind is in `KINDS`. What the state can derive is not written: who is unsettled, which batches are leased, whose a call
+is.
 
-Invariant: ``read(write(state))`` is the state, shared parts included. A call's text is that of its conversation, and a
-timeline's turns are those of its calls, in memory and on disk once.
+Invariant: ``read(write(state))`` is the state, shared parts included. A call's text is that of its conversation, what
+was asked is that of its request, and a timeline's turns are those of its calls, in memory and on disk once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -25,7 +28,7 @@ import msgpack
 
 from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
 from ajet_proxy.core.drift_rate import Drift
-from ajet_proxy.core.episode import CallEntry, Episode, Given, Text
+from ajet_proxy.core.episode import Asked, CallEntry, Episode, Given, Text
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.ledger import Ledger
@@ -39,12 +42,19 @@ from ajet_proxy.io.journal import MAGIC, JournalDamaged, folder_of, framed, read
 KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        CallEntry, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served, Tally,
+        Asked, CallEntry, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served, Tally,
         TaskRewards, Text, Timeline, Turn,
     )
 }
-HEADER = ("ajet-snapshot-1", sys.byteorder)
+HEADER = ("ajet-snapshot-2", sys.byteorder)
 OBJECT, SET = 1, 2
+PIECE = 16 << 20
+"""The longest record of a snapshot."""
+HUGE = 1 << 40
+"""More than any value that a machine holds: msgpack has a limit of its own otherwise."""
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, msgpack.UnpackException)
+"""What reading may raise where the checksums fit and the values do not: it is another program's, or written wrongly."""
+READING: dict[str, Any] = {"use_list": False, "strict_map_key": False, "unicode_errors": "surrogatepass"}
 DERIVED = frozenset((
     "settings", "archive", "episodes", "leaving", "leaving_batches", "unsettled", "leased", "episode_by_call",
     "_handlers",
@@ -62,22 +72,30 @@ def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = Non
 
 
 def save(data_dir: Path, number: int, state: State) -> Path:
-    """`state` as the snapshot behind segment `number`; durable when this returns."""
+    """`state` as the snapshot behind segment `number`, durable and read back when this returns. If it cannot be made,
+    nothing is left of it."""
     folder = folder_of(data_dir)
     path, new = folder / f"{number:08d}.snapshot", folder / f"{number:08d}.snapshot.new"
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(MAGIC)
-        for record in pack_state(state):
-            file.write(framed([record]))
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(MAGIC)
+            for value in pack_state(state):
+                for start in range(0, len(value), PIECE):
+                    file.write(framed([value[start : start + PIECE]]))
+            file.flush()
+            os.fsync(file.fileno())
+        deque(values(new), maxlen=0)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
     new.rename(path)
     sync_folder(folder)
     return path
 
 
 def pack_state(state: State) -> Iterator[bytes]:
-    """The records of a snapshot, without the journal's frame."""
+    """The values of a snapshot."""
     yield pack(HEADER)
     for episode in state.episodes.values():
         yield pack(episode)
@@ -87,24 +105,35 @@ def pack_state(state: State) -> Iterator[bytes]:
 
 def unpack_state(path: Path, state: State) -> None:
     """Fill a new `state` from the snapshot in `path`, or `JournalDamaged`."""
-    end, first, rest, last = 0, None, None, None
-    for record, end in read(path):  # noqa: B007
-        value = unpack(record)
+    for value in values(path):
         if isinstance(value, Episode):
             state.episodes[value.id] = value
-        elif first is None:
-            first = value
-        elif rest is None:
-            rest = value
-        else:
-            last = value
-    if first != HEADER or last != len(state.episodes) or end != path.stat().st_size:
-        raise JournalDamaged(f"{path} is damaged, or of another kind of machine: restore it from a copy")
-    assert rest is not None
-    for name, value in rest.items():
-        if name in vars(state):
-            setattr(state, name, _like(getattr(state, name), value))
+            continue
+        for name, item in value.items():
+            if name in vars(state):
+                setattr(state, name, _like(getattr(state, name), item))
     _derive(state)
+
+
+def values(path: Path) -> Iterator[Any]:
+    """The episodes in a snapshot, then everything else by its name; `JournalDamaged` once it shows that they are not
+    what was written."""
+    damaged = f"{path} is damaged, or of another version or kind of machine: restore it from a copy"
+    end, found, last = 0, -1, None
+    unpacker = msgpack.Unpacker(max_buffer_size=HUGE, ext_hook=_read, **READING)
+    try:
+        for record, end in read(path):  # noqa: B007
+            unpacker.feed(record)
+            for last in map(_made, unpacker):
+                found += 1
+                if found == 0 and last != HEADER:
+                    raise JournalDamaged(damaged)
+                if isinstance(last, (Episode, dict)):
+                    yield last
+    except UNREADABLE as error:
+        raise JournalDamaged(f"{damaged} ({error!r})") from error
+    if last != found - 2 or end != path.stat().st_size:
+        raise JournalDamaged(damaged)
 
 
 def _derive(state: State) -> None:
@@ -118,16 +147,30 @@ def _derive(state: State) -> None:
 
 
 def unpack(record: bytes) -> Any:
-    """What a record holds."""
-    return msgpack.unpackb(
-        record, use_list=False, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_read
-    )
+    """What `pack` has packed."""
+    return _made(_unpacked(record))
 
 
 def pack(value: Any) -> bytes:
-    """A record that `unpack` reads."""
+    """Bytes that `unpack` reads. An object is its kind and its fields, and a MessagePack extension only within another
+    one: those end at 4 GiB."""
+    kind = type(value).__name__
+    return _packed([kind, _fields(value)] if kind in KINDS else value)
+
+
+def _packed(value: Any) -> bytes:
     packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogatepass", default=_write)
     return packed
+
+
+def _unpacked(data: bytes) -> Any:
+    return msgpack.unpackb(data, ext_hook=_read, **READING)
+
+
+def _made(value: Any) -> Any:
+    """The object of this kind and these fields, if it is one."""
+    is_object = isinstance(value, tuple) and len(value) == 2 and value[0] in KINDS
+    return _built(KINDS[value[0]], value[1]) if is_object else value
 
 
 def _write(value: Any) -> Any:
@@ -135,17 +178,14 @@ def _write(value: Any) -> Any:
     if isinstance(value, deque):
         return list(value)
     if isinstance(value, set):
-        return msgpack.ExtType(SET, pack(sorted(value)))
+        return msgpack.ExtType(SET, _packed(sorted(value)))
     if type(value).__name__ not in KINDS:
         raise TypeError(f"a snapshot cannot hold a {type(value).__name__}")
-    return msgpack.ExtType(OBJECT, pack([type(value).__name__, _fields(value)]))
+    return msgpack.ExtType(OBJECT, pack(value))
 
 
 def _read(code: int, data: bytes) -> Any:
-    if code == SET:
-        return set(unpack(data))
-    name, fields = unpack(data)
-    return _built(KINDS[name], fields)
+    return set(_unpacked(data)) if code == SET else unpack(data)
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -155,8 +195,11 @@ def _fields(value: Any) -> dict[str, Any]:
     if isinstance(value, Episode):
         place = {id(text): index for index, text in enumerate(value.texts)}
         fields["metadata"] = json.dumps(value.metadata)
+        first: dict[Asked, str] = {}
         fields["calls"] = {
-            name: dataclasses.replace(entry, text=_place(entry.text, place))
+            name: dataclasses.replace(
+                entry, text=_place(entry.text, place), asked=_once(entry.asked, name, first)
+            )
             for name, entry in value.calls.items()
         }
         fields["timelines"] = [
@@ -168,6 +211,11 @@ def _fields(value: Any) -> dict[str, Any]:
 
 def _place(text: Text | None, places: dict[int, int]) -> Any:
     return None if text is None else places[id(text)]
+
+
+def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
+    """What was asked, in the `first` of the calls that share it; the name of that one in the others."""
+    return asked if first.setdefault(asked, call) == call else first[asked]
 
 
 def _named(turn: Turn, episode: Episode) -> Any:
@@ -209,6 +257,8 @@ def _join(episode: Episode) -> None:
     """Let calls, texts and timelines share again what they shared."""
     episode.metadata = json.loads(str(episode.metadata))
     for entry in episode.calls.values():
+        if isinstance(entry.asked, str):
+            entry.asked = episode.calls[entry.asked].asked
         entry.text = episode.texts[entry.text] if isinstance(entry.text, int) else None
     episode.timelines = tuple(
         dataclasses.replace(timeline, turns=tuple(_whose(turn, episode) for turn in timeline.turns))

@@ -30,7 +30,7 @@ from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.compaction import alone
-from ajet_proxy.io.journal import Journal, JournalDamaged, lock, of_several
+from ajet_proxy.io.journal import Journal, JournalDamaged, lock, of_several, readable
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
@@ -163,19 +163,24 @@ class Store:
             self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
 
     def post(self, events: Sequence[Event]) -> None:
-        """Apply `events` and let the journal write them when it can; `NotReady` if they are intake and it cannot."""
+        """Apply `events` and let the journal write them when it can; `NotReady` if they are intake and it cannot,
+        `TooLarge` from the first one on that it never could."""
         if not events:
             return
         self.check(events)
-        records = []
-        for event in events:
-            records.append(encode(event, self.ledger.episodes))
-            self.ledger.apply(event)
-        if self.quotas is not None:
-            self.quotas.spend(events)
-        self._journal.append(records, flush=False)
-        self._flush_in(LINGER_S)
-        self._tell(events)
+        records: list[bytes] = []
+        try:
+            for event in events:
+                record = readable(encode(event, self.ledger.episodes))
+                self.ledger.apply(event)
+                records.append(record)
+        finally:  # what was applied is written, whatever comes of the rest
+            happened = events[: len(records)]
+            if self.quotas is not None:
+                self.quotas.spend(happened)
+            self._journal.append(records, flush=False)
+            self._flush_in(LINGER_S)
+            self._tell(happened)
 
     def check(self, events: Sequence[Event]) -> None:
         """Raise what `post` would raise for `events` now; nothing changes."""

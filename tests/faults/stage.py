@@ -195,7 +195,7 @@ class Stage:
         return []
 
     def kill_proxy(self, dice: random.Random) -> None:
-        """Alone, so that a compaction and workers outlive it for a moment, or with them."""
+        """Alone, so that a compaction and workers notice it by themselves, or with them."""
         if dice.random() < 0.5:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.proxy.pid, signal.SIGKILL)

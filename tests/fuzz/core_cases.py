@@ -79,7 +79,11 @@ def _request(case: Case, dice: random.Random) -> None:
         case.counts["unreadable"] += 1
         return  # the front passes it on as it is
     _look(path, request)
-    exchange = Exchange(CAPTURED[path], request)
+    try:
+        exchange = Exchange(CAPTURED[path], request)
+    except BadRequest as error:
+        _too_many(case, error.code, direct)
+        return
     _only_added(request, exchange)
     asked = engine.ask(exchange.target, exchange.upstream_body)
     if asked.status == 400 and exchange.retreat():
@@ -94,6 +98,12 @@ def _request(case: Case, dice: random.Random) -> None:
         if path != RESPONSES and lost:
             raise Differs(f"a whole answer was not captured: {lost[0]}")
     _remember(path, request, exchange)
+
+
+def _too_many(case: Case, code: str | None, direct: Answer) -> None:
+    """The proxy refuses a number of choices, which in these cases no engine takes either."""
+    same((code, direct.status), ("too_many_choices", 400), "what refuses it")
+    case.counts["too many choices"] += 1
 
 
 def _answer(case: Case, dice: random.Random) -> None:

@@ -155,9 +155,10 @@ class LedgerRig:
         known = self.ledger.find(episode)
         assert known is not None
         entry = known.calls[call]
-        version = self.ledger.policy_version(entry.model) if version is None else version
+        version = self.ledger.policy_version(entry.asked.model) if version is None else version
         done = make_call(
-            call, prompt, sampled, at=entry.started_at, model=entry.model, agent=entry.agent, episode=episode,
+            call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model, agent=entry.asked.agent,
+            episode=episode,
             version=version,
         )
         done = replace(done, same_text=same_text)

@@ -27,7 +27,6 @@ from ajet_proxy.core.dialects.patterns import ID, INDEX, ROW, STRING, WHOLE
 from ajet_proxy.core.dialects.quiet import QuietReading, wants_quiet
 from ajet_proxy.core.dialects.reading import (
     KEEP_ALIVE,
-    MAX_CHOICES,
     Ask,
     Echo,
     Reading,
@@ -62,12 +61,12 @@ class Chat:
     def reader(self, ask: Ask) -> Reading:
         return (QuietReading if ask.hide_reasoning else Reading)(self, ask)
 
+    def choices(self, request: Mapping[str, Any]) -> int:
+        return choices_of(request)
+
     def ask(self, request: Mapping[str, Any]) -> Ask:
-        choices = choices_of(request)
         if flag(request, "use_beam_search"):
             return Ask(skip="beam_search")
-        if choices > MAX_CHOICES:
-            return Ask(skip="too_many_choices")
         if _beyond_text(request.get("messages")):
             return Ask(skip="multimodal")
         wants_ids = flag(request, "return_token_ids") is True
@@ -79,8 +78,9 @@ class Chat:
             fields["include_reasoning"] = "true"
         fields = {name: value for name, value in fields.items() if not unread(request, name) or name == "top_logprobs"}
         return Ask(
-            fields=fields, choices=choices, hide_ids=quiet or not wants_ids, hide_logprobs=quiet or wants_no_logprobs,
-            hide_reasoning=quiet, show_prompt=wants_ids, echo=Echo() if flag(request, "echo") else None,
+            fields=fields, choices=self.choices(request), hide_ids=quiet or not wants_ids,
+            hide_logprobs=quiet or wants_no_logprobs, hide_reasoning=quiet, show_prompt=wants_ids,
+            echo=Echo() if flag(request, "echo") else None,
         )
 
     def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:

@@ -20,7 +20,6 @@ from ajet_proxy.core.dialects.lax import flag, integer, unread
 from ajet_proxy.core.dialects.patterns import ID, INDEX, NUMBER, STRING, WHOLE
 from ajet_proxy.core.dialects.reading import (
     KEEP_ALIVE,
-    MAX_CHOICES,
     Ask,
     Echo,
     Reading,
@@ -54,6 +53,9 @@ class Completions:
     def reader(self, ask: Ask) -> Reading:
         return Reading(self, ask) if ask.echo is None else EchoReading(self, ask, ask.echo)
 
+    def choices(self, request: Mapping[str, Any]) -> int:
+        return choices_of(request) * len(_prompts(request.get("prompt")))
+
     def ask(self, request: Mapping[str, Any]) -> Ask:
         prompts = _prompts(request.get("prompt"))
         n = choices_of(request)
@@ -61,8 +63,6 @@ class Completions:
             return Ask(skip="prompt_embeds")
         if flag(request, "use_beam_search"):
             return Ask(skip="beam_search")
-        if n * len(prompts) > MAX_CHOICES:
-            return Ask(skip="too_many_choices")
         hide_ids = flag(request, "return_token_ids") is not True
         hide_logprobs = request.get("logprobs") is None and not request.get("logprob_token_ids")
         streamed = flag(request, "stream") is True
@@ -76,7 +76,7 @@ class Completions:
         return Ask(
             fields=({"return_token_ids": "true"} if hide_ids and not unread(request, "return_token_ids") else {})
             | ({"logprobs": "0"} if hide_logprobs else {}),
-            choices=n * len(prompts), hide_ids=hide_ids, hide_logprobs=hide_logprobs,
+            choices=self.choices(request), hide_ids=hide_ids, hide_logprobs=hide_logprobs,
             show_prompt=echo is not None and streamed, echo=echo,
         )
 

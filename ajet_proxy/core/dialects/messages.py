@@ -40,6 +40,9 @@ class Messages:
         except RecursionError:
             raise BadRequest("the body is nested too deeply", code="not_json") from None
 
+    def choices(self, request: Mapping[str, Any]) -> int:
+        return 1
+
     def ask(self, request: Mapping[str, Any]) -> Ask:
         return CHAT.ask(request)
 

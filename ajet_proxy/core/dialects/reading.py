@@ -36,8 +36,6 @@ from ajet_proxy.core.dialects.spans import Edits, Spanned, scan, splice
 from ajet_proxy.core.sse import SseEvent
 from ajet_proxy.core.tokens import are_tokens
 
-MAX_CHOICES = 16384
-"""More than this the engine refuses as well (vLLM's VLLM_MAX_N_SEQUENCES)."""
 DONE = b"[DONE]"
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 """What reading an answer may raise that is not of the dialect."""
@@ -86,6 +84,9 @@ class Dialect(Protocol):
 
     def translate(self, request: Request) -> Request:
         """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
+
+    def choices(self, request: Mapping[str, Any]) -> int:
+        """How many answers the (translated) `request` asks for."""
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         """How to put the (translated) `request` to the engine so that it reports ids and logprobs."""

@@ -73,6 +73,9 @@ class Responses:
     def reader(self, ask: Ask) -> ResponseReading:
         return ResponseReading(ask)
 
+    def choices(self, request: Mapping[str, Any]) -> int:
+        return 1
+
     def ask(self, request: Mapping[str, Any]) -> Ask:
         if request.get("background"):
             return Ask(skip="background")

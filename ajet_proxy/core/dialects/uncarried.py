@@ -25,6 +25,9 @@ class Uncarried:
     def translate(self, request: Request) -> Request:
         return request
 
+    def choices(self, request: Mapping[str, Any]) -> int:
+        return 1
+
     def ask(self, request: Mapping[str, Any]) -> Ask:
         return Ask(skip=NO_CHAT_ROUTE)
 

@@ -8,7 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.episode import NEXT, TAKES, CallEntry, Episode, Given, Text, repeats, takes, timeouts, total
+from ajet_proxy.core.episode import (
+    NEXT,
+    TAKES,
+    Asked,
+    CallEntry,
+    Episode,
+    Given,
+    Text,
+    repeats,
+    takes,
+    timeouts,
+    total,
+)
 from ajet_proxy.core.timeline import merge, pack
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_sdk.errors import BadRequest, Conflict
@@ -135,10 +147,13 @@ def models(episode: Episode, *names: str) -> list[str]:
     return episode.trains()
 
 
+ASKED = Asked(0.0, "m", "", "path", "", None)
+
+
 def entry_of(call: Call) -> CallEntry:
     packed = pack(call)
     text = Text(packed.text, packed.turn.call)
-    return CallEntry(0.0, "m", "", "path", "", None, (), "complete", None, packed.turn, text)
+    return CallEntry(ASKED, "complete", None, packed.turn, text)
 
 
 def blank(**fields: object) -> Episode:
@@ -278,7 +293,7 @@ def test_the_nearest_history_is_the_text_that_shares_most() -> None:
     assert episode.history(pack_tokens((1, 2))) == ("", 0)
     for name, prompt in (("a", (1, 2)), ("b", (1, 2, 9, 4)), ("c", (8,))):
         packed = pack(make_call(name, prompt, (9,)))
-        episode.calls[name] = CallEntry(0.0, "m", "", "path", "", None, (name,))
+        episode.calls[name] = CallEntry(ASKED)
         episode.finish(episode.calls[name], packed)
     assert episode.history(pack_tokens((1, 2, 9, 5))) == ("b", 3)
     assert episode.history(pack_tokens((8, 1))) == ("c", 1)
@@ -292,7 +307,7 @@ def test_the_nearest_history_is_the_text_that_shares_most() -> None:
 
 def attempt(name: str, body: str, key: str | None = None, *, state: str = "complete", reason: str | None = None,
             at: float = 0.0) -> tuple[str, CallEntry]:
-    return name, CallEntry(at, "m", "", "path", body, key, (name, f"{name}'s sibling"), state, reason)
+    return name, CallEntry(Asked(at, "m", "", "path", body, key), state, reason)
 
 
 @pytest.mark.parametrize(("body", "key", "retry", "first"), [
@@ -314,8 +329,8 @@ def test_which_attempt_a_request_repeats(body: str, key: str | None, retry: bool
         attempt("early", "three"), attempt("late", "three", at=1.0),
         attempt("repeated", "four", state="lost", reason="retried"), attempt("keyed", "seven", "k"),
     ]))  # fmt: skip
-    for name in list(episode.calls):
-        episode.calls[f"{name}'s sibling"] = attempt("", "no body")[1]
+    for name, entry in list(episode.calls.items()):
+        episode.calls[f"{name}'s sibling"] = replace(entry)
     expected = () if first is None else (first, f"{first}'s sibling")
     assert repeats(episode, body, key, retry) == expected
 

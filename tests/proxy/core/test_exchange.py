@@ -17,6 +17,7 @@ from ajet_proxy.core.dialects.reading import Ask, Reading
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.sse import SseEvent
+from ajet_sdk.errors import BadRequest
 from tests.proxy.core.dialects.answers import (
     CHAT,
     COMPLETIONS,
@@ -267,6 +268,9 @@ class Shout:
     def translate(self, request: Request) -> Request:
         return Request(request.with_fields({"loud": "true"}))
 
+    def choices(self, fields: Mapping[str, Any]) -> int:
+        return CAPTURED[CHAT].choices(fields)
+
     def ask(self, fields: Mapping[str, Any]) -> Ask:
         return CAPTURED[CHAT].ask(fields)
 
@@ -289,6 +293,22 @@ class Shouting(Reading):
     def document(self, body: bytes) -> bytes:
         self.status = 400 if b"bad" in body else None
         return body.upper()
+
+
+@pytest.mark.parametrize(("path", "asked", "choices"), [
+    (CHAT, {"n": 3}, 3), (CHAT, {"n": "3"}, 3), (CHAT, {"n": 10**30}, 10**30), (CHAT, {"n": 3, "echo": True}, 3),
+    ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2}, 6),
+    ("/v1/completions", {"prompt": ["a", "b"], "n": 10**30, "echo": True}, 2 * 10**30),
+])  # fmt: skip
+def test_a_request_asks_for_no_more_choices_than_it_may(path: str, asked: dict[str, Any], choices: int) -> None:
+    """However many it asks for, nothing is made of them before that is known."""
+    dialect, request = CAPTURED[path], Request(json.dumps(asked).encode())
+    if choices < 10:
+        assert Exchange(dialect, request, max_choices=choices).choices == choices
+    most = min(choices - 1, 1024)
+    with pytest.raises(BadRequest, match=rf"{most} choices at most, .* \(the proxy's max_choices\)") as caught:
+        Exchange(dialect, request, max_choices=most)
+    assert (caught.value.code, caught.value.param) == ("too_many_choices", "n")
 
 
 def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() -> None:

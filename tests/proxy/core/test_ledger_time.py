@@ -157,7 +157,7 @@ def test_time_does_not_run_backwards(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.at -= 500
     (call,) = rig.begin(episode)
-    assert rig.ledger.episodes[episode].calls[call].started_at == 1000.0
+    assert rig.ledger.episodes[episode].calls[call].asked.started_at == 1000.0
     rig.finish(episode, call)
     rig.reward(episode)
     batch = rig.lease(group_size=1, lease_s=10.0)

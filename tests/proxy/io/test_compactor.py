@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +16,14 @@ import pytest
 
 from ajet_proxy.core import retention
 from ajet_proxy.io import compactor as module
+from ajet_proxy.io.compaction import alone
 from ajet_proxy.io.compactor import Compactor
 from ajet_proxy.io.journal import Journal, segments, snapshots
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
 from ajet_proxy.offline import replay_lines
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
+from tests.kit.source import ROOT
 
 
 def opened(data: Path) -> Store:
@@ -114,6 +121,27 @@ async def test_a_compaction_that_fails_is_tried_again_later(
     assert len(store.ledger.leaving) < 10
 
 
+async def test_why_it_fails_is_said_once_for_each_reason(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    daemon = Daemon(store, tmp_path)
+    await daemon.trains(30)
+    monkeypatch.setattr(module.sys, "executable", "/bin/sh")
+    failing = "echo {} >&2; exit 1"
+    for program in (failing.format("full"), failing.format("full"), failing.format("torn"), failing.format("torn"),
+                    "echo large >&2; echo 0", failing.format("torn")):
+        monkeypatch.setattr(module, "COMMAND", ("-c", program))
+        daemon.at += module.RETRY_S
+        daemon.compactor._arrived = False
+        daemon.compactor.tick()
+        assert daemon.compactor._task is not None
+        await daemon.compactor._task
+    every = "; it is tried again every 60 seconds"
+    assert [record.message for record in caplog.records] == [f"full{every}", f"torn{every}", "large", f"torn{every}"]
+    assert 'ajet_compactions_total{outcome="failed"} 5' in daemon.metrics.render()
+    assert 'ajet_compactions_total{outcome="done"} 1' in daemon.metrics.render()
+
+
 async def test_what_cannot_be_read_or_started_does_not_end_the_daemon(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,3 +192,56 @@ async def test_a_compaction_ends_with_the_daemon(
     assert daemon.compactor._task is not None and not daemon.compactor._task.done()
     await asyncio.wait_for(daemon.compactor.stop(), 5)
     assert len(store.ledger.leaving) == 28
+
+
+DAEMON = """
+import asyncio, sys, time
+from pathlib import Path
+from ajet_proxy.io.compactor import Compactor
+from ajet_proxy.io.metrics import Metrics
+
+async def main():
+    await Compactor(None, Path(sys.argv[1]), metrics=Metrics(), now=time.monotonic)._run()
+
+asyncio.run(main())
+"""
+
+
+def children(process: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def runs(process: int) -> bool:
+    """Whether it does, and is not only what init has yet to bury."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def until(reached: Any) -> bool:
+    for _ in range(1000):
+        if reached():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the child in /proc")
+def test_a_compaction_does_not_outlive_a_daemon_that_is_killed(tmp_path: Path) -> None:
+    """Also where it waits, as here for another one."""
+    with alone(tmp_path):
+        daemon = subprocess.Popen([sys.executable, "-c", DAEMON, str(tmp_path)], cwd=ROOT)
+        try:
+            assert until(lambda: children(daemon.pid))
+            (orphan,) = children(daemon.pid)
+            daemon.kill()
+        finally:
+            daemon.wait()
+        try:
+            assert until(lambda: not runs(orphan))
+        finally:
+            if runs(orphan):
+                os.kill(orphan, signal.SIGKILL)
+    with alone(tmp_path):
+        pass  # as a start does it

@@ -337,6 +337,17 @@ async def test_without_an_engine_a_request_waits_for_one() -> None:
         assert (await asking).status == 200
 
 
+@pytest.mark.parametrize(("settings", "most"), [({}, 1024), ({"max_choices": 2}, 2)])
+async def test_a_request_for_too_many_choices_is_refused_before_anything_happens(
+    settings: dict[str, int], most: int
+) -> None:
+    async with EngineStub() as stub, Front(stub.url, **settings) as front:
+        refused = await send(f"{front.url}/e/ep{CHAT}", headers={"X-AJet-Reward": "1"}, body={**BODY, "n": most + 1})
+        assert error(refused, 400)["code"] == "too_many_choices"
+        assert stub.requests == [] and front.store.durable == []
+        assert (await send(front.url + CHAT, body={**BODY, "n": 2})).status == 200
+
+
 async def test_a_full_disk_stops_intake() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
         front.store.full = True

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ajet_proxy.core.episode import repeats
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_proxy.io import snapshot
@@ -63,6 +64,35 @@ def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
     known = loaded.episodes[episode]
     assert [turn for timeline in known.timelines for turn in timeline.turns] == known.turns()
     assert all(turn is known.calls[turn.call].turn for timeline in known.timelines for turn in timeline.turns)
+
+
+def test_a_request_costs_the_same_for_each_of_its_choices(tmp_path: Path) -> None:
+    """However many others it has, and however long are the names that it was asked with."""
+    sizes = []
+    for choices in (100, 200, 400):
+        rig = LedgerRig()
+        episode = rig.open()
+        calls = rig.begin(episode, choices=choices, model="m" * 1000, agent="a" * 1000, body="b" * 64, key="k")
+        for call in calls:
+            rig.lose(episode, call, "engine_status_404")
+        known = rig.ledger.episodes[episode]
+        sizes.append((sum(map(len, snapshot.pack_state(rig.ledger))), len(snapshot.pack(known))))
+        for entries in (known.calls, stored(tmp_path, rig.ledger).episodes[episode].calls):
+            assert len({id(entry.asked) for entry in entries.values()}) == 1
+    for first, second, third in zip(*sizes, strict=True):
+        assert 0 < third - second <= 2.1 * (second - first) < 200 * 100
+
+
+def test_requests_that_are_alike_stay_two(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    episode = rig.open()
+    one, two = rig.begin(episode, body="same", choices=2), rig.begin(episode, body="same", choices=3)
+    known = stored(tmp_path, rig.ledger).episodes[episode]
+    assert repeats(known, "same", None, True) == one
+    for call in one:
+        rig.lose(episode, call, "retried")
+    known = stored(tmp_path, rig.ledger).episodes[episode]
+    assert repeats(known, "same", None, True) == two
 
 
 def test_a_turn_that_a_merge_changed_is_kept_as_it_is(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_how_many_choices_come(n: Any, choices: int) -> None:
 
 
 @pytest.mark.parametrize(("request_", "reason"), [
-    ({"use_beam_search": True}, "beam_search"), ({"n": 16385}, "too_many_choices"), ({"n": 10**30}, "too_many_choices"),
+    ({"use_beam_search": True}, "beam_search"),
 ])  # fmt: skip
 def test_what_cannot_be_captured_goes_out_as_it_is(request_: dict[str, Any], reason: str) -> None:
     ask = DIALECT.ask(request_)

@@ -46,7 +46,6 @@ def test_how_many_choices_come(prompt: Any, n: int, choices: int) -> None:
     ({"echo": True, "prompt": "a", "n": 2, "stream": True}, "echo"),
     ({"echo": True, "prompt": "a", "truncate_prompt_tokens": 3}, "echo"),
     ({"prompt_embeds": "x"}, "prompt_embeds"), ({"use_beam_search": True}, "beam_search"),
-    ({"prompt": ["a"] * 129, "n": 128}, "too_many_choices"),
 ])  # fmt: skip
 def test_what_cannot_be_captured_goes_out_as_it_is(request_: dict[str, Any], reason: str) -> None:
     ask = DIALECT.ask(request_)

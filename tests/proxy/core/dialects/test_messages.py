@@ -36,6 +36,10 @@ def test_the_route_is_captured_over_chat() -> None:
     assert running.keep_alive.startswith(b"event: ping\n") and running.keep_alive.endswith(b"\n\n")
 
 
+def test_a_message_is_one_call_whatever_else_is_asked() -> None:
+    assert exchange(n=5000).choices == 1
+
+
 def test_the_template_decides_where_a_system_message_stands() -> None:
     asked = [*ASK["messages"], {"role": "system", "content": "s"}]  # type: ignore[misc]
     stays = exchange(messages=asked)

@@ -90,6 +90,7 @@ def test_what_the_engine_is_asked(request_: dict[str, Any], fields: dict[str, st
     assert ask.fields == fields
     assert (ask.hide_ids, ask.hide_logprobs) == hidden
     assert (ask.choices, ask.skip) == (1, None)
+    assert DIALECT.choices({"n": 5000, **request_}) == 1
 
 
 def test_the_route() -> None:
