@@ -270,6 +270,10 @@ class Episode:
             return [model for model in models if model in self.members.values()]
         return [self.model] if self.model in models else models[:1]
 
+    def oldest(self, model: str) -> int:
+        """The lowest version that sampled a token of what `model` learns from it, which is something."""
+        return min(version for turn in self.turns() if turn.model == model for version, _ in turn.policy_versions)
+
     @property
     def named_task(self) -> str:
         """Its task; an episode with a complete call has one."""

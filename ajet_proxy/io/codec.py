@@ -70,8 +70,8 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a record by name, without those that reading gives their default anyway."""
-    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+    """The fields of a record by name, without those that follow from others or get their default in reading anyway."""
+    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
     return {field.name: item for field, item in fields if item is not field.default}
 
 

@@ -4,7 +4,8 @@ A snapshot is made of records framed like the journal's: a header, one record fo
 else, and a last one that says how many there were. It is written beside its place, made durable and then renamed, so
 it is there whole or not at all. Dataclasses are maps of their fields: unknown fields are ignored and missing ones take
 their default, and what is added to the state later is kept without a word here, if its kind is in `KINDS`. What the
-state can derive is not written: who is unsettled, which batches are leased, whose a call is.
+state can derive is not written: who is unsettled, which batches are leased, whose a call is, and fields that no
+constructor takes.
 
 Invariant: ``read(write(state))`` is the state, shared parts included. A call's text is that of its conversation, and a
 timeline's turns are those of its calls, in memory and on disk once.
@@ -43,7 +44,7 @@ KINDS: dict[str, Any] = {
         TaskRewards, Text, Timeline, Turn,
     )
 }
-HEADER = ("ajet-snapshot-1", sys.byteorder)
+HEADER = ("ajet-snapshot-2", sys.byteorder)
 OBJECT, SET = 1, 2
 DERIVED = frozenset((
     "settings", "archive", "episodes", "leaving", "leaving_batches", "unsettled", "leased", "episode_by_call",
@@ -99,7 +100,9 @@ def unpack_state(path: Path, state: State) -> None:
         else:
             last = value
     if first != HEADER or last != len(state.episodes) or end != path.stat().st_size:
-        raise JournalDamaged(f"{path} is damaged, or of another kind of machine: restore it from a copy")
+        raise JournalDamaged(
+            f"{path} is damaged, or of another kind of machine or another version of ajet: restore it from a copy"
+        )
     assert rest is not None
     for name, value in rest.items():
         if name in vars(state):
