@@ -205,7 +205,7 @@ class State:
     def _call_lost(self, event: ev.CallLost) -> None:
         episode = self.episodes[event.episode]
         entry = episode.calls[event.call]
-        entry.turn, entry.text, entry.reason = None, None, event.reason
+        entry.turn, entry.reason = None, event.reason
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "lost", event.at)
@@ -239,14 +239,14 @@ class State:
         """A sealed episode with nothing in flight takes its next state by itself."""
         if episode.state != "sealed" or episode.running:
             return
-        episode.keep_timelines(self.merge_policy)
-        for timeline in episode.timelines:
+        timelines = episode.keep_timelines(self.merge_policy)
+        for timeline in timelines:
             whole = sum(turn.end for turn in timeline.turns)
             sampled = sum(turn.end - turn.start for turn in timeline.turns)
             self.tokens.update(prompt=whole - sampled, sampled=sampled, merged=whole - len(timeline))
             if timeline.broken_by is not None:
                 self.drift[timeline.broken_by] += 1
-        for model, (turns, broken) in by_model(episode.timelines).items():
+        for model, (turns, broken) in by_model(timelines).items():
             self.drifts.setdefault(model, Drift()).add(turns, broken)
         state, reason = episode.outcome()
         if state == "ready":

@@ -4,11 +4,10 @@ A snapshot is made of records framed like the journal's: a header, one record fo
 else, and a last one that says how many there were. It is written beside its place, made durable and then renamed, so
 it is there whole or not at all. Dataclasses are maps of their fields: unknown fields are ignored and missing ones take
 their default, and what is added to the state later is kept without a word here, if its kind is in `KINDS`. What the
-state can derive is not written: who is unsettled, which batches are leased, whose a call is, and fields that no
-constructor takes.
+state can derive is not written: who is unsettled, which batches are leased, whose a call is.
 
-Invariant: ``read(write(state))`` is the state, shared parts included. A call's text is that of its conversation, and a
-timeline's turns are those of its calls, in memory and on disk once.
+Invariant: ``read(write(state))`` is the state, shared parts included. What texts begin with in common, and a timeline's
+turns, which are those of its calls, are in memory and on disk once.
 """
 
 from __future__ import annotations
@@ -26,22 +25,23 @@ import msgpack
 
 from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
 from ajet_proxy.core.drift_rate import Drift
-from ajet_proxy.core.episode import CallEntry, Episode, Given, Text
+from ajet_proxy.core.episode import CallEntry, Chain, Episode, Given
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.lineage import Lineage
 from ajet_proxy.core.state import Archive, LedgerSettings, Served, State
 from ajet_proxy.core.tally import Curve, Point, Tally, TaskRewards
-from ajet_proxy.core.timeline import Timeline, Turn
+from ajet_proxy.core.texts import Text, Texts
+from ajet_proxy.core.timeline import Turn
 from ajet_proxy.io.codec import fields_of
 from ajet_proxy.io.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        CallEntry, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served, Tally,
-        TaskRewards, Text, Timeline, Turn,
+        CallEntry, Chain, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served, Tally,
+        TaskRewards, Text, Texts, Turn,
     )
 }
 HEADER = ("ajet-snapshot-2", sys.byteorder)
@@ -100,9 +100,7 @@ def unpack_state(path: Path, state: State) -> None:
         else:
             last = value
     if first != HEADER or last != len(state.episodes) or end != path.stat().st_size:
-        raise JournalDamaged(
-            f"{path} is damaged, or of another kind of machine or another version of ajet: restore it from a copy"
-        )
+        raise JournalDamaged(f"{path} is damaged, or of another version or kind of machine: restore it from a copy")
     assert rest is not None
     for name, value in rest.items():
         if name in vars(state):
@@ -156,21 +154,12 @@ def _fields(value: Any) -> dict[str, Any]:
         return dict(vars(value))
     fields = fields_of(value)
     if isinstance(value, Episode):
-        place = {id(text): index for index, text in enumerate(value.texts)}
         fields["metadata"] = json.dumps(value.metadata)
-        fields["calls"] = {
-            name: dataclasses.replace(entry, text=_place(entry.text, place))
-            for name, entry in value.calls.items()
-        }
-        fields["timelines"] = [
-            dataclasses.replace(timeline, turns=tuple(_named(turn, value) for turn in timeline.turns))
-            for timeline in value.timelines
+        fields["chains"] = [
+            dataclasses.replace(chain, turns=tuple(_named(turn, value) for turn in chain.turns))
+            for chain in value.chains
         ]
     return fields
-
-
-def _place(text: Text | None, places: dict[int, int]) -> Any:
-    return None if text is None else places[id(text)]
 
 
 def _named(turn: Turn, episode: Episode) -> Any:
@@ -209,13 +198,11 @@ def _like(new: Any, value: Any) -> Any:
 
 
 def _join(episode: Episode) -> None:
-    """Let calls, texts and timelines share again what they shared."""
+    """Let calls and timelines share again what they shared."""
     episode.metadata = json.loads(str(episode.metadata))
-    for entry in episode.calls.values():
-        entry.text = episode.texts[entry.text] if isinstance(entry.text, int) else None
-    episode.timelines = tuple(
-        dataclasses.replace(timeline, turns=tuple(_whose(turn, episode) for turn in timeline.turns))
-        for timeline in episode.timelines
+    episode.chains = tuple(
+        dataclasses.replace(chain, turns=tuple(_whose(turn, episode) for turn in chain.turns))
+        for chain in episode.chains
     )
 
 
