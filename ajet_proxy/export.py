@@ -103,7 +103,8 @@ def write_jsonl(found: Iterable[Mapping[str, Any]], out: BinaryIO) -> None:
 
 
 def write_parquet(found: Iterator[dict[str, Any]], out: BinaryIO, form: str) -> None:
-    """A Parquet file of the same columns; pairs and triples are lists of structs."""
+    """A Parquet file of the same columns; pairs and triples are lists of structs, and what a JSON line leaves out is
+    null."""
     try:
         import pyarrow
         from pyarrow import parquet
@@ -130,7 +131,7 @@ def _schema(arrow: Any, form: str) -> Any:
         own = {
             "episode": text, "token_ids": ids, "loss_mask": mask, "logprobs": arrow.list_(number),
             "policy_versions": arrow.list_(versions), "calls": arrow.list_(text), "spans": arrow.list_(span),
-            "reward": number, "broken_by": text,
+            "reward": number, "broken_by": text, "repaired_tokens": arrow.int64(), "uncertain_tokens": arrow.int64(),
         }
     return arrow.schema(list({"sample": text, "task": text, "model": text, "agent": text, **own}.items()))
 

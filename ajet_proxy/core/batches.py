@@ -5,16 +5,23 @@ of them became ready, and complete groups are leased in the order of those momen
 lease takes its old place again, so groups form as they did before.
 
 Invariant: an episode's share of a model stands in its queue exactly while it is ready, in the order of its number.
+
+A trainer that waits makes the proxy look again and again. So queues are counted by their length and shares ordered by
+their oldest version as they come and go: a look that finds too few groups goes through no queue, and one for what is
+stale finds that alone.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 
 GroupKey = tuple[str, str]
 """Model and task."""
+Share = tuple[str, str]
+"""Model and episode."""
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
 """Task and episode ids of each group."""
 
@@ -40,73 +47,116 @@ class LeasedBatch:
 
 @dataclass(slots=True)
 class ReadyQueues:
-    """For each model and task its ready episodes, the longest ready first.
-
-    ``complete`` counts whole groups of ``group_size``, and ``waiting`` the tasks with ready episodes and no such group.
-    """
+    """For each model and task its ready episodes, the longest ready first. A share's place, its number and its oldest
+    version, outlives its leases."""
 
     group_size: int
-    complete: int = 0
-    waiting: int = 0
+    changes: int = 0
+    """How often a share came or went."""
     _next: int = 0
-    _number: dict[tuple[str, str], int] = field(default_factory=dict)
+    _places: dict[Share, tuple[int, int]] = field(default_factory=dict)
     _queues: dict[GroupKey, list[tuple[int, str]]] = field(default_factory=dict)
+    _lengths: dict[str, Counter[int]] = field(default_factory=dict, init=False)
+    """For each model, how many of its queues have a length."""
+    _ages: dict[str, list[tuple[int, str]]] = field(default_factory=dict, init=False)
+    """For each model its ready episodes, those with the oldest version first."""
 
-    def add(self, model: str, task: str, episode: str) -> None:
-        """`episode` is ready, for the first time or again."""
-        number = self._number.setdefault((model, episode), self._next)
+    @property
+    def complete(self) -> int:
+        """Whole groups of ``group_size``."""
+        return sum(self._whole(model, self.group_size) for model in self._lengths)
+
+    @property
+    def waiting(self) -> int:
+        """Tasks with ready episodes and no whole group."""
+        return sum(
+            number for lengths in self._lengths.values() for length, number in lengths.items()
+            if length < self.group_size
+        )
+
+    def add(self, model: str, task: str, episode: str, oldest: int) -> None:
+        """`episode` is ready, for the first time or again; `oldest` of all versions sampled a token of its share."""
+        number, _ = self._places.setdefault((model, episode), (self._next, oldest))
         self._next = max(self._next, number + 1)
+        self.changes += 1
         queue = self._queues.setdefault((model, task), [])
-        self._count(queue, -1)
         insort(queue, (number, episode))
-        self._count(queue, 1)
+        self._grown(model, len(queue) - 1, len(queue))
+        insort(self._ages.setdefault(model, []), (oldest, episode))
 
     def remove(self, model: str, task: str, episode: str) -> None:
         """`episode` is leased, trained or discarded."""
-        queue = self._queues[model, task]
-        self._count(queue, -1)
-        del queue[bisect_left(queue, (self._number[model, episode], episode))]
-        self._count(queue, 1)
+        self.changes += 1
+        number, oldest = self._places[model, episode]
+        queue, ages = self._queues[model, task], self._ages[model]
+        del queue[bisect_left(queue, (number, episode))]
+        self._grown(model, len(queue) + 1, len(queue))
+        del ages[bisect_left(ages, (oldest, episode))]
         if not queue:
             del self._queues[model, task]
+        if not ages:
+            del self._ages[model]
 
     def regroup(self, group_size: int) -> None:
-        """Count by another size of groups."""
-        self.group_size, self.complete, self.waiting = group_size, 0, 0
-        for queue in self._queues.values():
-            self._count(queue, 1)
+        """Count by another size of groups, and find again whatever follows from the queues."""
+        self.group_size, self._lengths, self._ages = group_size, {}, {}
+        for (model, _), queue in self._queues.items():
+            self._grown(model, 0, len(queue))
+            ages = self._ages.setdefault(model, [])
+            ages.extend((self._places[model, episode][1], episode) for _, episode in queue)
+        for ages in self._ages.values():
+            ages.sort()
 
     def forget(self, model: str, episode: str) -> None:
         """`episode` never comes back."""
-        self._number.pop((model, episode), None)
+        self._places.pop((model, episode), None)
 
-    def ready(self, model: str | None) -> Iterator[tuple[str, str]]:
-        """``(model, episode)`` of every ready episode of `model` (None: of every model)."""
-        for (name, _), queue in self._queues.items():
-            if model in (None, name):
-                yield from ((name, episode) for _, episode in queue)
+    def models(self) -> Sequence[str]:
+        """Those with ready episodes."""
+        return tuple(self._lengths)
+
+    def ready(self) -> Iterator[Share]:
+        """Every ready share."""
+        for (model, _), queue in self._queues.items():
+            yield from ((model, episode) for _, episode in queue)
+
+    def older(self, model: str, version: int) -> Sequence[str]:
+        """The ready episodes of `model` that have a token of a version before this one."""
+        ages = self._ages.get(model, [])
+        return [episode for _, episode in ages[: bisect_left(ages, (version,))]]
 
     def choose(
-        self, groups: int, size: int, model: str | None, usable: Callable[[str, str], bool]
+        self, groups: int, size: int, model: str | None, unusable: Container[Share] = ()
     ) -> tuple[str, Groups] | None:
-        """A model and the `groups` groups of `size` usable episodes that became complete first; None if there are
-        fewer. With several models (None: every model) it is the one that had its groups together first."""
-        found: dict[str, list[tuple[int, str, tuple[str, ...]]]] = {}
+        """A model and the `groups` groups of `size` episodes, none `unusable`, that became complete first; None if
+        there are fewer. With several models (None: every model) it is the one that had its groups together first."""
+        models = [name for name in self._lengths if model in (None, name) and self._whole(name, size) >= groups]
+        if not models:
+            return None
+        found: dict[str, list[tuple[int, str, Sequence[tuple[int, str]]]]] = {name: [] for name in models}
         for (name, task), queue in self._queues.items():
-            if model not in (None, name) or len(queue) < size:
+            if name not in found or len(queue) < size:
                 continue
-            rest = [item for item in queue if usable(name, item[1])]
+            rest = [item for item in queue if (name, item[1]) not in unusable] if unusable else queue
             for start in range(0, len(rest) - size + 1, size)[:groups]:
                 members = rest[start : start + size]
-                episodes = tuple(episode for _, episode in members)
-                found.setdefault(name, []).append((members[-1][0], task, episodes))
+                found[name].append((members[-1][0], task, members))
         whole = [(sorted(some)[:groups], name) for name, some in found.items() if len(some) >= groups]
         if not whole:
             return None
         chosen, name = min(whole, key=lambda item: (item[0][-1][0], item[1]))
-        return name, tuple((task, episodes) for _, task, episodes in chosen)
+        return name, tuple((task, tuple(episode for _, episode in members)) for _, task, members in chosen)
 
-    def _count(self, queue: list[tuple[int, str]], sign: int) -> None:
-        whole = len(queue) // self.group_size
-        self.complete += sign * whole
-        self.waiting += sign * (bool(queue) and not whole)
+    def _whole(self, model: str, size: int) -> int:
+        """How many groups of `size` its queues hold."""
+        return sum(number * (length // size) for length, number in self._lengths[model].items())
+
+    def _grown(self, model: str, before: int, now: int) -> None:
+        """A queue of `model` has another length; 0 is none."""
+        lengths = self._lengths.setdefault(model, Counter())
+        for length, change in ((before, -1), (now, 1)):
+            lengths[length] += change
+            if not (length and lengths[length]):
+                del lengths[length]
+        if not lengths:
+            del self._lengths[model]

@@ -6,19 +6,20 @@ episode whose last call in flight has ended becomes ready, recorded or discarded
 replay comes to the same decision.
 
 Invariant: an episode is in exactly one state. Its calls in flight number ``running``; once it has left ``open`` and
-``sealed`` its text is kept only as timelines, from which every call can be read back.
+``sealed``, its calls are known by their timelines, from which every one can be read back. What calls, and timelines,
+begin with in common is kept once (`ajet_proxy.core.texts`).
 
 Next: ajet_proxy/core/samples.py
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ajet_proxy.core.texts import Texts
 from ajet_proxy.core.timeline import Packed, Policy, Timeline, Turn, merge_packed
-from ajet_proxy.core.tokens import common_prefix, count, cut
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import OpenEpisode
 
@@ -114,19 +115,6 @@ def total(rewards: Iterable[Given]) -> float | None:
     return sum([reward.value for reward in rewards if not reward.final], sum(finals.values())) if rewards else None
 
 
-@dataclass(slots=True)
-class Text:
-    """A text that several calls of one conversation begin with; each call knows how much of it is its own. The whole
-    of it is that of `call`."""
-
-    tokens: bytes
-    call: str
-
-
-SHARED_TEXTS = 8
-"""A new call is compared with so many of its episode's texts, the latest first."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Asked:
     """A request as it was asked. Its calls, one for each choice, share this one object: by that they are known as its
@@ -143,13 +131,23 @@ class Asked:
 @dataclass(slots=True)
 class CallEntry:
     """A call as its episode knows it. ``state``: running, complete or lost (then with its ``reason``). A complete call
-    has its `turn`, and until it is merged its `text`, of which the first ``turn.end`` tokens are its own."""
+    has its `turn`, and until it is merged the number of its `text`, of which the first ``turn.end`` tokens are its own;
+    one that a retry replaced has its `text` alone."""
 
     asked: Asked
     state: str = "running"
     reason: str | None = None
     turn: Turn | None = None
-    text: Text | None = None
+    text: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A timeline as its episode keeps it: its tokens are the first ones of a text, up to the end of its last turn."""
+
+    text: int
+    turns: tuple[Turn, ...]
+    broken_by: str | None
 
 
 @dataclass(slots=True)
@@ -176,10 +174,10 @@ class Episode:
     sealed_at: float | None = None
     ended_at: float | None = None
     calls: dict[str, CallEntry] = field(default_factory=dict)
-    texts: list[Text] = field(default_factory=list)
+    texts: Texts = field(default_factory=Texts)
     running: int = 0
     rewards: dict[str, Given] = field(default_factory=dict)
-    timelines: tuple[Timeline, ...] = ()
+    chains: tuple[Chain, ...] = ()
     shares: dict[str, str | None] = field(default_factory=dict)
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
     taken: set[str] = field(default_factory=set)
@@ -197,31 +195,21 @@ class Episode:
             self.ended_at = at
 
     def finish(self, entry: CallEntry, packed: Packed) -> None:
-        """Keep what a call generated. A conversation that goes on takes the place of its shorter past, so that an
-        episode costs as much memory as its longest texts and not as the sum of its prompts."""
-        entry.turn = packed.turn
-        for text in self.texts[: -SHARED_TEXTS - 1 : -1]:
-            if packed.text.startswith(text.tokens):
-                text.tokens, text.call = packed.text, packed.turn.call
-                entry.text = text
-                return
-        entry.text = Text(packed.text, packed.turn.call)
-        self.texts.append(entry.text)
+        """Keep what a call generated: an episode costs as much memory as its distinct tokens."""
+        entry.turn, entry.text = packed.turn, self.texts.add(packed.text, packed.turn.call)
 
-    def history(self, prompt: bytes) -> tuple[str, int]:
-        """The complete call whose text shares most of its beginning with `prompt`, and how many tokens; ``("", 0)`` for
-        none. A text may have outlived its call, which a retry replaced."""
-        texts = [text for text in self.texts[-SHARED_TEXTS:] if self.calls[text.call].turn is not None]
-        shared = [(common_prefix(text.tokens, prompt), text.call) for text in texts]
-        length, call = max(shared, default=(0, ""))
-        return call, length
+    def beginning(self, call: str, length: int) -> bytes:
+        """The first tokens of a call that is, or was, complete, while the episode is not merged; else `KeyError`."""
+        text = self.calls[call].text
+        if text is None:
+            raise KeyError(call)
+        return self.texts.whole(text, length)
 
     def text_of(self, call: str) -> bytes:
         """Prompt and sampled tokens of a complete call, while the episode is not merged."""
-        entry = self.calls[call]
-        assert entry.turn is not None
-        assert entry.text is not None
-        return cut(entry.text.tokens, 0, entry.turn.end)
+        turn = self.calls[call].turn
+        assert turn is not None
+        return self.beginning(call, turn.end)
 
     def packed(self, call: str) -> Packed | None:
         """A complete call with its text, while the episode is not merged."""
@@ -232,9 +220,18 @@ class Episode:
 
     def complete(self, model: str, agent: str) -> list[Packed]:
         """The complete calls of `agent` to `model`, while the episode is not merged."""
-        kind = [name for name, entry in self.calls.items() if entry.turn is not None and entry.text is not None
-                and (entry.turn.model, entry.turn.agent) == (model, agent)]  # fmt: skip
-        return [call for name in kind if (call := self.packed(name)) is not None]
+        return self._packed([(turn, text) for turn, text in self._told() if (turn.model, turn.agent) == (model, agent)])
+
+    def _told(self) -> list[tuple[Turn, int]]:
+        """The complete calls, while the episode is not merged, each with the number of its text."""
+        return [
+            (entry.turn, entry.text) for entry in self.calls.values()
+            if entry.turn is not None and entry.text is not None
+        ]
+
+    def _packed(self, told: Sequence[tuple[Turn, int]]) -> list[Packed]:
+        wholes = self.texts.wholes((text, turn.end) for turn, text in told)
+        return [Packed(turn, whole) for (turn, _), whole in zip(told, wholes, strict=True)]
 
     def turns(self) -> list[Turn]:
         """Its complete calls in the order of their start."""
@@ -249,24 +246,29 @@ class Episode:
             return "discarded", "no_reward"
         return ("ready", None) if self.trains() else ("discarded", "incomplete_call")
 
-    def merged(self, policy: Policy) -> tuple[Timeline, ...]:
-        """Its timelines as they are now."""
-        if self.timelines or self.state not in ("open", "sealed"):
-            return self.timelines
-        return merge_packed(
-            [
-                Packed(entry.turn, cut(entry.text.tokens, 0, entry.turn.end))
-                for entry in self.calls.values() if entry.turn is not None and entry.text is not None
-            ],
-            policy,
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Once it is merged."""
+        wholes = self.texts.wholes((chain.text, chain.turns[-1].end) for chain in self.chains)
+        return tuple(
+            Timeline(whole, chain.turns, chain.broken_by) for chain, whole in zip(self.chains, wholes, strict=True)
         )
 
-    def keep_timelines(self, policy: Policy) -> None:
-        """Keep the calls' text as timelines from now on."""
-        self.timelines = self.merged(policy)
-        self.texts.clear()
+    def merged(self, policy: Policy) -> tuple[Timeline, ...]:
+        """Its timelines as they are now."""
+        if self.chains or self.state not in ("open", "sealed"):
+            return self.timelines
+        return merge_packed(self._packed(self._told()), policy)
+
+    def keep_timelines(self, policy: Policy) -> tuple[Timeline, ...]:
+        """Know its calls by their timelines alone from now on."""
+        timelines, text = self.merged(policy), {turn.call: number for turn, number in self._told()}
+        self.chains = self.chains or tuple(
+            Chain(text[timeline.turns[-1].call], timeline.turns, timeline.broken_by) for timeline in timelines
+        )
         for entry in self.calls.values():
             entry.text = None
+        return timelines
 
     def trains(self) -> list[str]:
         """The models whose samples are leased: every member's, or the episode's own, which is its first call's unless
@@ -275,6 +277,10 @@ class Episode:
         if self.members:
             return [model for model in models if model in self.members.values()]
         return [self.model] if self.model in models else models[:1]
+
+    def oldest(self, model: str) -> int:
+        """The lowest version that sampled a token of what `model` learns from it, which is something."""
+        return min(version for turn in self.turns() if turn.model == model for version, _ in turn.policy_versions)
 
     @property
     def named_task(self) -> str:
@@ -286,15 +292,14 @@ class Episode:
         return total(self.rewards.values())
 
     def size(self) -> int:
-        """Bytes of token ids and logprobs in its timelines."""
-        return sum(
-            len(timeline.tokens) + sum(len(turn.logprobs) for turn in timeline.turns) for timeline in self.timelines
-        )
+        """Bytes of token ids and logprobs, each distinct beginning counted once."""
+        logprobs = sum(len(entry.turn.logprobs) for entry in self.calls.values() if entry.turn is not None)
+        return self.texts.size() + logprobs
 
     def head(self) -> Episode:
         """What is known of it without its calls."""
         model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
-        return replace(self, model=model, calls={}, texts=[], timelines=(), stored="removed")
+        return replace(self, model=model, calls={}, texts=Texts(), chains=(), stored="removed")
 
     def share_state(self) -> str:
         """The state that its shares add up to: leased before ready before trained."""
@@ -324,13 +329,13 @@ def repeats(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -
     entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
     earlier = [entry for entry in entries if key is not None and entry.asked.idempotency_key == key]
     if not earlier and is_retry:
-        received = {entry.asked for entry in entries if _goes_on(entry)}
+        received = {entry.asked for entry in entries if _goes_on(episode, entry)}
         earlier = [entry for entry in entries if entry.asked.body_hash == body_hash and entry.asked not in received]
     order = ("complete", "running", "lost")
     latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
     return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
 
 
-def _goes_on(entry: CallEntry) -> bool:
+def _goes_on(episode: Episode, entry: CallEntry) -> bool:
     """Whether a later call goes on from this answer, so that its client must have had it."""
-    return bool(entry.turn and entry.text and count(entry.text.tokens) > entry.turn.end)
+    return entry.turn is not None and entry.text is not None and episode.texts.goes_on(entry.text, entry.turn.end)

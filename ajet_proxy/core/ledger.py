@@ -146,24 +146,25 @@ class Ledger(State):
         stale = set(self._stale(body))
         discarded = tuple(self._dropped(stale, f"more than {body.max_staleness} versions behind", at))
         gone = {event.episode for event in discarded if not event.models}
-        chosen = self.queues.choose(
-            body.groups, size, body.model, lambda model, name: (model, name) not in stale and name not in gone
-        )
+        unusable = stale.union((model, name) for name in gone for model in self.episodes[name].shares)
+        chosen = self.queues.choose(body.groups, size, body.model, unusable)
         if chosen is None:
             return discarded
         model, groups = chosen
         version = self.policy_version(model)
         return (*discarded, ev.BatchLeased(at, batch, at + body.lease_s, version, groups, model))
 
+    def leasable(self) -> object:
+        """Equal while no lease can find anything else than it found before."""
+        return self.queues.changes, self.moves, self.updates
+
     def _stale(self, body: Lease) -> Iterator[tuple[str, str]]:
         """Ready shares of which some token was sampled more than ``max_staleness`` versions ago."""
         if body.max_staleness is None:
             return
-        for model, episode in self.queues.ready(body.model):
-            turns = [turn for turn in self.episodes[episode].turns() if turn.model == model]
-            oldest = min(version for turn in turns for version, _ in turn.policy_versions)
-            if self.policy_version(model) - oldest > body.max_staleness:
-                yield model, episode
+        for model in self.queues.models() if body.model is None else (body.model,):
+            last = self.policy_version(model) - body.max_staleness
+            yield from ((model, episode) for episode in self.queues.older(model, last))
 
     def _dropped(self, stale: set[tuple[str, str]], why: str, at: float) -> Iterator[ev.EpisodeDiscarded]:
         """Whole episodes, but the stale shares alone of those of which a model has trained its own."""
@@ -340,7 +341,7 @@ class Ledger(State):
 
     def ready_episodes(self) -> Iterator[BatchEpisode]:
         """What the ready episodes would deliver, the longest ready of each task first."""
-        for model, episode in self.queues.ready(None):
+        for model, episode in self.queues.ready():
             yield self._delivered(episode, model, None)
 
     def _delivered(self, name: str, model: str, given: int | None) -> BatchEpisode:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ajet_proxy.core import events as ev
-from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.state import State
 from ajet_sdk.errors import OverQuota
 
@@ -155,7 +154,7 @@ class Quotas:
     def _kept(self, tenant: str, at: float) -> int:
         seen = self._bytes.get(tenant)
         if seen is None or at - seen[0] >= BYTES_FRESH_S:
-            total = sum(_size(one) for one in self._state.episodes.values() if one.tenant == tenant)
+            total = sum(one.size() for one in self._state.episodes.values() if one.tenant == tenant)
             seen = self._bytes[tenant] = (at, total)
         return seen[1]
 
@@ -173,12 +172,6 @@ def parse(table: Any) -> dict[str, Quota]:
             if type(value) is not int or value < 0:
                 raise ValueError(f"of {tenant!r}: {name} must be an integer of at least 0, not {value!r}")
     return {tenant: Quota(**row) for tenant, row in table.items()}
-
-
-def _size(episode: Episode) -> int:
-    """Bytes of token ids and logprobs, merged or not."""
-    logprobs = sum(len(entry.turn.logprobs) for entry in episode.calls.values() if entry.turn is not None)
-    return episode.size() or sum(len(text.tokens) for text in episode.texts) + logprobs
 
 
 def _refusal(what: str, name: str, wait_s: float) -> OverQuota:

@@ -113,6 +113,8 @@ class State:
         self.default_version = 0
         self.updates = 0
         """How often it was said which weights serve."""
+        self.moves = 0
+        """How often an episode's state changed."""
         self.gate_now = Gate()
         self.lineage = Lineage()
         self.tally = Tally()
@@ -203,7 +205,7 @@ class State:
     def _call_lost(self, event: ev.CallLost) -> None:
         episode = self.episodes[event.episode]
         entry = episode.calls[event.call]
-        entry.turn, entry.text, entry.reason = None, None, event.reason
+        entry.turn, entry.reason = None, event.reason
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "lost", event.at)
@@ -237,20 +239,20 @@ class State:
         """A sealed episode with nothing in flight takes its next state by itself."""
         if episode.state != "sealed" or episode.running:
             return
-        episode.keep_timelines(self.merge_policy)
-        for timeline in episode.timelines:
+        timelines = episode.keep_timelines(self.merge_policy)
+        for timeline in timelines:
             whole = sum(turn.end for turn in timeline.turns)
             sampled = sum(turn.end - turn.start for turn in timeline.turns)
             self.tokens.update(prompt=whole - sampled, sampled=sampled, merged=whole - len(timeline))
             if timeline.broken_by is not None:
                 self.drift[timeline.broken_by] += 1
-        for model, (turns, broken) in by_model(episode.timelines).items():
+        for model, (turns, broken) in by_model(timelines).items():
             self.drifts.setdefault(model, Drift()).add(turns, broken)
         state, reason = episode.outcome()
         if state == "ready":
             episode.shares = dict.fromkeys(episode.trains())
             for model in episode.shares:
-                self.queues.add(model, episode.named_task, episode.id)
+                self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
         self._move(episode, state, at, reason)
         if state != "discarded":
             self._count(episode, None, at)
@@ -262,9 +264,7 @@ class State:
             return
         if episode.tallied is None or before is None:
             version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
-            episode.tallied = self.tally.add(
-                kind, episode.id, episode.named_task, reward, at=at, version=version
-            )
+            episode.tallied = self.tally.add(kind, episode.id, episode.named_task, reward, at=at, version=version)
         else:
             self.tally.correct(kind, episode.tallied, episode.id, episode.named_task, reward, before)
 
@@ -339,7 +339,7 @@ class State:
             self.queues.remove(model, episode.named_task, episode.id)
         episode.shares[model] = share
         if share is None:
-            self.queues.add(model, episode.named_task, episode.id)
+            self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
         else:
             episode.taken.add(model)
         self._add_up(episode, at)
@@ -382,8 +382,8 @@ class State:
         self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None
     ) -> None:
         """Every change of state goes through here, and the counters with it."""
-        self.counts[episode.state] -= 1
-        self.counts[state] += 1
+        self.moves += 1
+        self.counts.update({episode.state: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)
         if state not in ("open", "sealed"):

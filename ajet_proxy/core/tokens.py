@@ -38,6 +38,11 @@ def cut(text: bytes, start: int, end: int) -> bytes:
     return text[start * WIDTH : end * WIDTH]
 
 
+def stands_at(text: bytes, part: bytes, at: int) -> bool:
+    """Whether the tokens `part` stand at position `at` of `text`."""
+    return text.startswith(part, at * WIDTH)
+
+
 def find(text: bytes, part: bytes, start: int, end: int) -> int:
     """The first position at or behind `start` where the tokens `part` stand within ``text[:end]``; -1 if nowhere."""
     at = text.find(part, start * WIDTH, end * WIDTH)

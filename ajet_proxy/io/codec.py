@@ -24,7 +24,7 @@ import msgpack
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.history import Mark
-from ajet_proxy.core.tokens import cut, pack_tokens, unpack_tokens
+from ajet_proxy.core.tokens import pack_tokens, unpack_tokens
 from ajet_sdk.frame import pack_ints, unpack_ints
 from ajet_sdk.sample import Call
 
@@ -70,8 +70,8 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a record by name, without those that reading gives their default anyway."""
-    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value))
+    """The fields of a record by name, without those that follow from others or get their default in reading anyway."""
+    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
     return {field.name: item for field, item in fields if item is not field.default}
 
 
@@ -84,7 +84,7 @@ def _pack_call(call: Call, episode: Episode | None) -> dict[str, Any]:
     fields = fields_of(call)
     shared = 0
     if episode is not None:
-        before, shared = episode.history(pack_tokens(call.prompt_token_ids))
+        before, shared = episode.texts.nearest(pack_tokens(call.prompt_token_ids))
     if shared:
         fields["history"] = (before, shared)
     fields["prompt_token_ids"] = pack_ints(call.prompt_token_ids[shared:])
@@ -101,8 +101,8 @@ def _unpack_call(fields: dict[str, Any], episodes: Mapping[str, Episode]) -> Cal
         fields[name] = unpack_ints(fields[name], name)
     if (history := fields.get("history")) is not None:
         before, shared = history
-        text = episodes[fields["episode"]].text_of(before)
-        fields["prompt_token_ids"] = (*unpack_tokens(cut(text, 0, shared)), *fields["prompt_token_ids"])
+        text = episodes[fields["episode"]].beginning(before, shared)
+        fields["prompt_token_ids"] = (*unpack_tokens(text), *fields["prompt_token_ids"])
     call: Call = _build(Call, fields)
     return call
 

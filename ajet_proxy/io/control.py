@@ -2,7 +2,8 @@
 
 What a route means is decided by `ajet_proxy.core.api`, a function of the request and the ledger. This module does what
 needs a socket or a clock: it finds the caller's claims, decodes the body, commits the events that the core returned
-before it answers (contract section 8), and repeats a lease until something is ready or the wait is over.
+before it answers (contract section 8), and repeats a lease, when another look may find more, until something is ready
+or the wait is over.
 
 Invariant: no answer leaves before its events are on disk.
 """
@@ -172,6 +173,7 @@ class Control:
         wanted = parse(routes.Lease, request.body)
         deadline = self._clock.now() + min(max(wanted.wait_s, 0.0), MAX_WAIT_S)
         while True:
+            seen = self._store.ledger.leasable()
             answer = self._decide(request, "")
             if answer.events:
                 await self._store.commit(answer.events)
@@ -181,7 +183,7 @@ class Control:
             if left <= 0 or self._stopping.is_set():
                 return web.Response(status=204)
             if not answer.events:
-                await self._until_stop(self._store.changed(left))
+                await self._until_stop(self._store.leasable(seen, left))
         batch = http[SUBJECT] = str((answer.body or {})["batch"])
         data = await asyncio.to_thread(lambda: frame.encode_batch(self._store.ledger.batch(batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)

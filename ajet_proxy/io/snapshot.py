@@ -8,8 +8,8 @@ ignored and missing ones take their default, and what is added to the state late
 kind is in `KINDS`. What the state can derive is not written: who is unsettled, which batches are leased, whose a call
 is.
 
-Invariant: ``read(write(state))`` is the state, shared parts included. A call's text is that of its conversation, what
-was asked is that of its request, and a timeline's turns are those of its calls, in memory and on disk once.
+Invariant: ``read(write(state))`` is the state, shared parts included. What texts begin with in common, what was asked,
+which is that of its request, and a timeline's turns, which are those of its calls, are in memory and on disk once.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ import msgpack
 
 from ajet_proxy.core.batches import LeasedBatch, ReadyQueues
 from ajet_proxy.core.drift_rate import Drift
-from ajet_proxy.core.episode import Asked, CallEntry, Episode, Given, Text
+from ajet_proxy.core.episode import Asked, CallEntry, Chain, Episode, Given
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.lineage import Lineage
 from ajet_proxy.core.state import Archive, LedgerSettings, Served, State
 from ajet_proxy.core.tally import Curve, Point, Tally, TaskRewards
-from ajet_proxy.core.timeline import Timeline, Turn
+from ajet_proxy.core.texts import Text, Texts
+from ajet_proxy.core.timeline import Turn
 from ajet_proxy.io.codec import fields_of
 from ajet_proxy.io.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Asked, CallEntry, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served, Tally,
-        TaskRewards, Text, Timeline, Turn,
+        Asked, CallEntry, Chain, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served,
+        Tally, TaskRewards, Text, Texts, Turn,
     )
 }
 HEADER = ("ajet-snapshot-2", sys.byteorder)
@@ -193,24 +194,17 @@ def _fields(value: Any) -> dict[str, Any]:
         return dict(vars(value))
     fields = fields_of(value)
     if isinstance(value, Episode):
-        place = {id(text): index for index, text in enumerate(value.texts)}
         fields["metadata"] = json.dumps(value.metadata)
         first: dict[Asked, str] = {}
         fields["calls"] = {
-            name: dataclasses.replace(
-                entry, text=_place(entry.text, place), asked=_once(entry.asked, name, first)
-            )
+            name: dataclasses.replace(entry, asked=_once(entry.asked, name, first))
             for name, entry in value.calls.items()
         }
-        fields["timelines"] = [
-            dataclasses.replace(timeline, turns=tuple(_named(turn, value) for turn in timeline.turns))
-            for timeline in value.timelines
+        fields["chains"] = [
+            dataclasses.replace(chain, turns=tuple(_named(turn, value) for turn in chain.turns))
+            for chain in value.chains
         ]
     return fields
-
-
-def _place(text: Text | None, places: dict[int, int]) -> Any:
-    return None if text is None else places[id(text)]
 
 
 def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
@@ -254,15 +248,14 @@ def _like(new: Any, value: Any) -> Any:
 
 
 def _join(episode: Episode) -> None:
-    """Let calls, texts and timelines share again what they shared."""
+    """Let calls and timelines share again what they shared."""
     episode.metadata = json.loads(str(episode.metadata))
     for entry in episode.calls.values():
         if isinstance(entry.asked, str):
             entry.asked = episode.calls[entry.asked].asked
-        entry.text = episode.texts[entry.text] if isinstance(entry.text, int) else None
-    episode.timelines = tuple(
-        dataclasses.replace(timeline, turns=tuple(_whose(turn, episode) for turn in timeline.turns))
-        for timeline in episode.timelines
+    episode.chains = tuple(
+        dataclasses.replace(chain, turns=tuple(_whose(turn, episode) for turn in chain.turns))
+        for chain in episode.chains
     )
 
 

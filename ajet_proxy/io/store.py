@@ -104,7 +104,7 @@ class Store:
         self._flush_timer: asyncio.TimerHandle | None = None
         self._flushed_at = 0.0
         self._waiters: deque[_Waiter] = deque()
-        self._sleepers: set[asyncio.Future[None]] = set()
+        self._sleepers: dict[asyncio.Future[None], object] = {}
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._listeners: list[Callable[[Sequence[Event]], None]] = []
 
@@ -198,14 +198,16 @@ class Store:
         self.ledger.arrived(episodes, batches)
         return most in (len(episodes), len(batches))
 
-    async def changed(self, timeout: float) -> None:
-        """Return after the next change of state, or after `timeout` seconds."""
+    async def leasable(self, seen: object, timeout: float) -> None:
+        """Return as soon as `Ledger.leasable` is no longer what was `seen`, or after `timeout` seconds."""
+        if self.ledger.leasable() != seen:
+            return
         sleeper = self._loop.create_future()
-        self._sleepers.add(sleeper)
+        self._sleepers[sleeper] = seen
         try:
             await asyncio.wait([sleeper], timeout=timeout)
         finally:
-            self._sleepers.discard(sleeper)
+            del self._sleepers[sleeper]
 
     def listen(self, listener: Callable[[Sequence[Event]], None]) -> None:
         """Let `listener` know of events as they happen, before anybody can have been answered of them."""
@@ -258,8 +260,9 @@ class Store:
     def _tell(self, events: Sequence[Event]) -> None:
         for listener in self._listeners:
             listener(events)
-        for sleeper in self._sleepers:
-            _resolve(sleeper)
+        for sleeper, seen in self._sleepers.items():
+            if self.ledger.leasable() != seen:
+                _resolve(sleeper)
         for queue in list(self._subscribers):
             if queue.qsize() > SUBSCRIBER_EVENTS:
                 self._subscribers.discard(queue)

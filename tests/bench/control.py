@@ -7,7 +7,8 @@ cost at 1,000. Beside them: the overview that ``ajet top`` and the page ask for,
 daemon itself does every second to find the episodes that ran out of time.
 
 A third of the episodes is open, a third is ready to be leased, a third was discarded. Every one has two calls, and
-shares its task with seven others.
+shares its task with seven others. A lease that waits looks again whenever an episode became ready or left; it looks at
+a daemon of its own, where all episodes are ready, of six calls each, and each group lacks one.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from ajet_proxy.io import gauges
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.metrics import Metrics
+from ajet_sdk.routes import Lease
 from tests.bench import table
 from tests.kit.ledger_rig import LedgerRig
 
 SIZES = (100, 1_000, 10_000)
 RUNS = 15
+GROUP = 8
 LIMIT_MS, GROWTH = 2.0, 2.0
 CHEAP = ("status", "metrics")
 
@@ -45,7 +48,16 @@ def fill(rig: LedgerRig, before: int, wanted: int) -> None:
             rig.abort(episode)
 
 
-def answers(rig: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
+def fill_ready(rig: LedgerRig, before: int, wanted: int) -> None:
+    """From `before` to `wanted` episodes that are ready."""
+    for number in range(before, wanted):
+        episode = rig.open(task=f"task-{number // (GROUP - 1)}")
+        for turn in range(6):
+            rig.call(episode, range(2 * turn + 1), (1, 2))
+        rig.reward(episode)
+
+
+def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
     """What is asked, each as a function that makes the bytes of the answer."""
     gate, metrics = Gatekeeper(is_open=lambda: True, hold_s=1.0), Metrics()
     engines = Engines({"": ("http://a",)}, rig.ledger.upstreams, rig.ledger.models)
@@ -59,6 +71,10 @@ def answers(rig: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
         read = gauges.read(rig.ledger, gate, engines, journal_healthy=True, limits=None)
         return metrics.render(read).encode()
 
+    def look(max_staleness: int | None = None) -> bytes:
+        body = Lease(groups=4, group_size=GROUP, max_staleness=max_staleness)
+        return repr(ready.ledger.lease(body, batch="b", at=ready.at)).encode()
+
     return {
         "status": lambda: asked("/status"),
         "metrics": scrape,
@@ -66,16 +82,19 @@ def answers(rig: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
         "an episode": lambda: asked(f"/episodes/{next(iter(rig.ledger.episodes))}"),
         "the latest 100 episodes": lambda: asked("/episodes", limit="100"),
         "every second": lambda: repr(rig.ledger.expire(rig.at)).encode(),
+        "a lease that waits": look,
+        "a lease with max_staleness": lambda: look(max_staleness=4),
     }
 
 
 def main() -> None:
     found: dict[str, list[tuple[float, int]]] = {}
-    rig, before = LedgerRig(), 0
+    rig, ready, before = LedgerRig(), LedgerRig(), 0
     for size in SIZES:
         fill(rig, before, size)
+        fill_ready(ready, before, size)
         before = size
-        for name, ask in answers(rig).items():
+        for name, ask in answers(rig, ready).items():
             seconds = []
             for _ in range(RUNS):
                 began = time.process_time()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyarrow import parquet
 
+from ajet_proxy.core.export import preference_row, sft_row
 from ajet_proxy.export import FORMS, Choice, rows, write_parquet
+from ajet_sdk.sample import Sample
 from tests.kit.histories import encoded, write_segments
 from tests.kit.ledger_rig import LedgerRig
 
@@ -30,16 +34,35 @@ def test_parquet_holds_the_same_rows(tmp_path: Path, form: str) -> None:
     def found() -> Any:
         return rows(tmp_path, form, Choice(), lambda episode: None)
 
+    read = written(found(), form)
+    assert read == [{name: value for name, value in row.items() if value is not None} for row in found()]
+    assert len(read) == {"samples": 4, "sft": 4, "preferences": 2}[form]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_column_that_a_row_can_have_is_there(form: str) -> None:
+    """A row of a sample that leaves nothing out but `parents`, which no exported sample has."""
+    full = Sample(
+        sample="e/1", episode="e", task="t", model="m", agent="a", token_ids=(1, 2), loss_mask=(0, 1),
+        logprobs=(0.0, -0.1), policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0,
+        broken_by="parallel", repaired_tokens=3, uncertain_tokens=1,
+    )  # fmt: skip
+    told = [field.name for field in dataclasses.fields(full) if getattr(full, field.name) != field.default]
+    assert {field.name for field in dataclasses.fields(full)} - set(told) == {"parents"}
+    row = {"samples": full.to_json(), "sft": sft_row(full), "preferences": preference_row(full, full)}[form]
+    assert written(iter([row]), form) == [row]
+
+
+def written(found: Any, form: str) -> list[Mapping[str, Any]]:
+    """The rows as Parquet's library reads them from our file, without what is null, in the shape of JSON lines."""
     file = io.BytesIO()
-    write_parquet(found(), file, form)
+    write_parquet(found, file, form)
     read = [
         {name: value for name, value in row.items() if value is not None}
         for row in parquet.read_table(io.BytesIO(file.getvalue())).to_pylist()
     ]
-    expected = [{name: value for name, value in row.items() if value is not None} for row in found()]
     for row in read:
         for name in ("spans", "policy_versions"):
             if name in row:
                 row[name] = [list(item.values()) for item in row[name]]
-    assert read == expected
-    assert len(read) == {"samples": 4, "sft": 4, "preferences": 2}[form]
+    return read

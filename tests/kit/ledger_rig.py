@@ -68,7 +68,10 @@ def check(state: State) -> None:
         if episode.state in ("ready", "leased", "trained"):
             assert episode.state == episode.share_state()
     ready = sorted((m, e.id) for e in episodes if e.state != "discarded" for m, s in e.shares.items() if s is None)
-    assert sorted(state.queues.ready(None)) == ready
+    assert sorted(state.queues.ready()) == ready
+    for model in ("m", "n"):
+        aged = [(state.episodes[name].oldest(model), name) for shown, name in ready if shown == model]
+        assert state.queues.older(model, 2) == [name for oldest, name in sorted(aged) if oldest < 2]
     size = state.settings.group_size
     lengths = [len(queue) for queue in state.queues._queues.values()]
     assert state.queues.complete == sum(length // size for length in lengths)

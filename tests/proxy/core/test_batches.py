@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +36,11 @@ shares = st.lists(
 )
 
 
+def oldest(share: Share) -> int:
+    """A version for a share."""
+    return int(share[2]) % 5
+
+
 @given(
     shares, st.lists(st.booleans(), min_size=14, max_size=14), st.randoms(use_true_random=False), st.integers(1, 3),
     st.integers(1, 3), st.sampled_from([None, "m", "n"]), st.sets(st.integers(0, 30).map(str), max_size=3),
@@ -43,7 +50,7 @@ def test_the_groups_that_were_complete_first(
 ) -> None:
     queues = ReadyQueues(group_size=2)
     for share in order:
-        queues.add(*share)
+        queues.add(*share, oldest(share))
     gone = [share for share, is_away in zip(order, away, strict=False) if is_away]
     for share in gone:
         queues.remove(*share)
@@ -51,16 +58,20 @@ def test_the_groups_that_were_complete_first(
     back = gone[: len(gone) // 2]
     dice.shuffle(back)  # type: ignore[attr-defined]
     for share in back:
-        queues.add(*share)
+        queues.add(*share, oldest(share))
     ready = [share for share in order if share in ready or share in back]
 
-    chosen = queues.choose(groups, size, model, lambda _, episode: episode not in unusable)
+    chosen = queues.choose(groups, size, model, {(name, e) for name in "mn" for e in unusable})
     expected = slow_choice(ready, groups, size, model, unusable)
     if expected is None:
         assert chosen is None
     else:
         assert chosen == (expected[0], tuple((task, tuple(episodes)) for task, episodes in expected[1]))
-    assert sorted(queues.ready(model)) == sorted((m, e) for m, _, e in ready if model in (None, m))
+    assert sorted(queues.ready()) == sorted((m, e) for m, _, e in ready)
+    assert sorted(queues.models()) == sorted({m for m, _, _ in ready})
+    for name in "mn":
+        old = sorted((oldest(share), share[2]) for share in ready if share[0] == name and oldest(share) < 3)
+        assert queues.older(name, 3) == [episode for _, episode in old]
     lengths = [sum((m, t) == key for m, t, _ in ready) for key in {(m, t) for m, t, _ in ready}]
     assert queues.complete == sum(length // 2 for length in lengths)
     assert queues.waiting == sum(length == 1 for length in lengths)
@@ -69,12 +80,12 @@ def test_the_groups_that_were_complete_first(
 def test_an_episode_that_is_forgotten_has_no_old_place() -> None:
     queues = ReadyQueues(group_size=1)
     for episode in ("a", "b"):
-        queues.add("m", "t", episode)
+        queues.add("m", "t", episode, 0)
     queues.remove("m", "t", "a")
     queues.forget("m", "a")
     queues.forget("m", "never seen")
-    queues.add("m", "t", "a")
-    assert queues.choose(2, 1, "m", lambda *_: True) == ("m", (("t", ("b",)), ("t", ("a",))))
+    queues.add("m", "t", "a", 0)
+    assert queues.choose(2, 1, "m") == ("m", (("t", ("b",)), ("t", ("a",))))
 
 
 def test_a_batch_lists_its_episodes() -> None:
@@ -86,10 +97,25 @@ def test_a_batch_lists_its_episodes() -> None:
 def test_groups_are_counted_again_by_another_size() -> None:
     queues = ReadyQueues(2)
     for episode in "abc":
-        queues.add("m", "t", episode)
-    queues.add("m", "u", "d")
+        queues.add("m", "t", episode, 0)
+    queues.add("m", "u", "d", 0)
     assert (queues.complete, queues.waiting) == (1, 1)
     queues.regroup(3)
     assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 1)
     queues.regroup(1)
     assert (queues.complete, queues.waiting) == (4, 0)
+
+
+def test_a_look_that_finds_too_few_groups_goes_through_no_queue() -> None:
+    queues = ReadyQueues(group_size=8)
+    for number in range(70):
+        queues.add("m", f"t{number // 7}", str(number), 5)
+    before = queues.changes
+    with mock.patch.object(queues, "_queues", None):
+        assert queues.choose(1, 8, "m") is None
+        assert queues.choose(11, 7, None) is None
+        assert queues.choose(1, 1, "n") is None
+        assert queues.older("m", 5) == queues.older("n", 9) == []
+        assert (queues.complete, queues.waiting) == (0, 10)
+    assert queues.changes == before
+    assert queues.choose(10, 7, None) is not None

@@ -8,19 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.episode import (
-    NEXT,
-    TAKES,
-    Asked,
-    CallEntry,
-    Episode,
-    Given,
-    Text,
-    repeats,
-    takes,
-    timeouts,
-    total,
-)
+from ajet_proxy.core.episode import NEXT, TAKES, Asked, CallEntry, Episode, Given, repeats, takes, timeouts, total
 from ajet_proxy.core.timeline import merge, pack
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_sdk.errors import BadRequest, Conflict
@@ -142,18 +130,17 @@ def test_what_follows_sealing(episode: Episode, outcome: tuple[str, str | None])
 
 def models(episode: Episode, *names: str) -> list[str]:
     for index, name in enumerate(names):
-        call = make_call(f"c{index}", [1], [2], at=float(index), model=name)
-        episode.calls[call.call] = entry_of(call)
+        told(episode, make_call(f"c{index}", [1], [2], at=float(index), model=name))
     return episode.trains()
 
 
 ASKED = Asked(0.0, "m", "", "path", "", None)
 
 
-def entry_of(call: Call) -> CallEntry:
-    packed = pack(call)
-    text = Text(packed.text, packed.turn.call)
-    return CallEntry(ASKED, "complete", None, packed.turn, text)
+def told(episode: Episode, call: Call) -> None:
+    """`call` is complete."""
+    entry = episode.calls[call.call] = CallEntry(ASKED, "complete")
+    episode.finish(entry, pack(call))
 
 
 def blank(**fields: object) -> Episode:
@@ -189,17 +176,15 @@ def test_text_is_kept_as_timelines_and_a_head_has_none() -> None:
     assert episode.timelines == ()
     episode.keep_timelines("strict")
     assert episode.timelines == before == episode.merged("off")
-    assert not episode.texts
-    assert not any(entry.text for entry in episode.calls.values())
+    assert {entry.text for entry in episode.calls.values()} == {None}
     assert [turn.call for turn in episode.turns()] == ["c0", "c1"]
-    tokens = sum(len(timeline) for timeline in before)
-    sampled = sum(turn.end - turn.start for turn in episode.turns())
-    assert episode.size() == 4 * tokens + 8 * sampled
+    assert [len(timeline) for timeline in before] == [2, 2]
+    assert episode.size() == 4 * 2 + 8 * 2
     episode.model = "named"
     assert episode.head().model == "named"
     episode.model = None
     head = episode.head()
-    assert (head.calls, head.timelines, head.stored, head.model) == ({}, (), "removed", "m")
+    assert (head.calls, head.timelines, head.stored, head.model, head.size()) == ({}, (), "removed", "m", 0)
     head.state = "trained"
     assert head.merged("strict") == ()
     assert episode.named_task == ""
@@ -209,11 +194,10 @@ def test_text_is_kept_as_timelines_and_a_head_has_none() -> None:
 def test_sharing_text_changes_nothing(calls: list[Call]) -> None:
     episode = blank()
     for call in calls:
-        entry = entry_of(call)
-        entry.turn, entry.text = None, None
-        episode.calls[call.call] = entry
-        episode.finish(entry, pack(call))
+        told(episode, call)
     assert episode.merged("strict") == merge(calls)
+    assert [episode.packed(call.call) for call in calls] == [pack(call) for call in calls]
+    assert episode.keep_timelines("strict") == episode.timelines == merge(calls)
 
 
 def test_complete_calls_of_one_kind_are_told_until_the_episode_is_merged() -> None:
@@ -223,10 +207,8 @@ def test_complete_calls_of_one_kind_are_told_until_the_episode_is_merged() -> No
         make_call("c", (1,), (2,), at=3.0, agent="judge"), make_call("d", (1,), (2,), at=3.0, model="other"),
     ]
     for call in calls:
-        episode.calls[call.call] = entry_of(call)
-        episode.calls[call.call].turn = None
-        episode.finish(episode.calls[call.call], pack(call))
-    episode.calls["e"] = replace(entry_of(calls[0]), turn=None, text=None)
+        told(episode, call)
+    episode.calls["e"] = replace(episode.calls["a"], turn=None)
     assert episode.complete("m", "") == [pack(call) for call in calls[:2]]
     episode.keep_timelines("strict")
     assert episode.complete("m", "") == []
@@ -235,10 +217,8 @@ def test_complete_calls_of_one_kind_are_told_until_the_episode_is_merged() -> No
 def test_a_conversation_costs_its_length_once() -> None:
     episode = blank()
     for end in range(2, 200):
-        call = make_call(f"c{end}", range(end), [end], at=float(end))
-        episode.calls[call.call] = entry_of(call)
-        episode.finish(episode.calls[call.call], pack(call))
-    (text,) = episode.texts
+        told(episode, make_call(f"c{end}", range(end), [end], at=float(end)))
+    (text,) = episode.texts.texts
     assert len(text.tokens) == 4 * 200
     (timeline,) = episode.merged("strict")
     assert len(timeline) == 200
@@ -288,21 +268,21 @@ def test_a_reward_as_json_has_what_it_was_given() -> None:
     assert blank(rewards={"r": short}).reward() == 1.0
 
 
-def test_the_nearest_history_is_the_text_that_shares_most() -> None:
+def test_calls_are_read_from_the_text_that_they_share() -> None:
     episode = blank()
-    assert episode.history(pack_tokens((1, 2))) == ("", 0)
     for name, prompt in (("a", (1, 2)), ("b", (1, 2, 9, 4)), ("c", (8,))):
-        packed = pack(make_call(name, prompt, (9,)))
-        episode.calls[name] = CallEntry(ASKED)
-        episode.finish(episode.calls[name], packed)
-    assert episode.history(pack_tokens((1, 2, 9, 5))) == ("b", 3)
-    assert episode.history(pack_tokens((8, 1))) == ("c", 1)
+        told(episode, make_call(name, prompt, (9,)))
     assert episode.text_of("a") == pack_tokens((1, 2, 9))
     assert episode.text_of("b") == pack_tokens((1, 2, 9, 4, 9))
     assert episode.packed("b") == pack(make_call("b", (1, 2, 9, 4), (9,)))
     episode.calls["b"].turn = None
-    assert episode.history(pack_tokens((1, 2, 9, 5)))[1] == 0
     assert episode.packed("b") is episode.packed("no") is None
+    assert episode.beginning("b", 3) == pack_tokens((1, 2, 9))
+    episode.keep_timelines("strict")
+    assert (episode.packed("a"), [len(timeline) for timeline in episode.timelines]) == (None, [3, 2])
+    for call in ("b", "no"):
+        with pytest.raises(KeyError):
+            episode.beginning(call, 3)
 
 
 def attempt(name: str, body: str, key: str | None = None, *, state: str = "complete", reason: str | None = None,

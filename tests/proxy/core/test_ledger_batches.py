@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
+from ajet_proxy.core.episode import Episode
+from ajet_proxy.core.events import EpisodeDiscarded
 from ajet_sdk.errors import BadRequest, Conflict, NotFound
-from ajet_sdk.routes import Ack, Extend
+from ajet_sdk.routes import Ack, Extend, Lease
 from tests.kit.ledger_rig import LedgerRig
 
 
@@ -80,6 +84,57 @@ def test_what_is_too_old_is_discarded_and_what_is_not_is_leased(rig: LedgerRig) 
         old: "discarded", edge: "leased", fresh: "ready", mixed: "discarded",
     }
     assert rig.ledger.status()["discarded"] == {"stale": 2}
+
+
+def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None:
+    """What it costs depends on what it drops, whatever else is ready."""
+    stale = [rig.ready("a", version=version) for version in (0, 1)]
+    rig.announce(version=4)
+    for number in range(20):
+        rig.ready(f"b{number}", version=4)
+    with mock.patch.object(Episode, "turns", side_effect=AssertionError), \
+            mock.patch.object(rig.ledger, "episodes", Counted(rig.ledger.episodes)) as looked_at:
+        events = rig.ledger.lease(Lease(group_size=2, max_staleness=2), batch="b", at=rig.at)
+        assert [event.episode for event in events if isinstance(event, EpisodeDiscarded)] == stale
+        assert looked_at.names <= set(stale)
+        looked_at.names.clear()
+        assert rig.ledger.lease(Lease(group_size=2, max_staleness=4), batch="b", at=rig.at) != ()
+        assert rig.ledger.lease(Lease(group_size=3, max_staleness=4), batch="b", at=rig.at) == ()
+        assert looked_at.names == set()
+
+
+class Counted(dict[str, Episode]):
+    """Episodes, and which of them were looked at."""
+
+    def __init__(self, episodes: dict[str, Episode]) -> None:
+        super().__init__(episodes)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Episode:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+def test_what_cannot_change_a_lease_is_told_from_what_can(rig: LedgerRig) -> None:
+    """A stale part that waits for another is dropped once that is trained, although no share became ready."""
+    rig.announce("n", 9)
+    rig.announce("m", 0)
+    episode = shared_by(rig, "m", "n", versions={})
+    batch = rig.lease(model="m", group_size=1) or ""
+    seen = rig.ledger.leasable()
+    assert rig.lease(model="n", group_size=1, max_staleness=1) is None
+    other = rig.open()
+    rig.call(other)
+    rig.reward(other, final=False)
+    assert rig.ledger.leasable() == seen
+    rig.ack(batch)
+    assert rig.ledger.leasable() != seen
+    seen = rig.ledger.leasable()
+    rig.announce("n", 10)
+    assert rig.ledger.leasable() != seen
+    assert rig.lease(model="n", group_size=1, max_staleness=1) is None
+    assert rig.ledger.queues.models() == ()
+    assert rig.state(episode) == "trained"
 
 
 def test_staleness_discards_even_where_nothing_is_left_to_lease(rig: LedgerRig) -> None:

@@ -295,7 +295,7 @@ def test_a_part_that_is_returned_leaves_the_rest_leased() -> None:
     assert first is not None
     rig.nack(first)
     assert rig.state(episode) == "leased"
-    assert list(rig.ledger.queues.ready(None)) == [("m", episode)]
+    assert list(rig.ledger.queues.ready()) == [("m", episode)]
 
 
 def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> None:
@@ -308,7 +308,7 @@ def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> No
     rig.ack(rig.lease(model="m", group_size=1) or "")
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
     assert (rig.state(episode), rig.ledger.episodes[episode].shares) == ("trained", {"m": ""})
-    assert list(rig.ledger.queues.ready(None)) == []
+    assert list(rig.ledger.queues.ready()) == []
 
 
 @pytest.mark.parametrize("why", [None, "too_long: 9 tokens"])
@@ -320,7 +320,7 @@ def test_a_batch_that_was_acknowledged_late_leaves_the_queue(why: str | None) ->
     rig.at += 1.0
     rig.expire()
     rig.ack(batch, 1, **({} if why is None else {episode: why}))
-    assert list(rig.ledger.queues.ready(None)) == []
+    assert list(rig.ledger.queues.ready()) == []
 
 
 def test_what_the_trainer_did_not_train_is_discarded_with_its_words() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.tokens import are_tokens, common_prefix, count, cut, find, pack_tokens, unpack_tokens
+from ajet_proxy.core.tokens import are_tokens, common_prefix, count, cut, find, pack_tokens, stands_at, unpack_tokens
 
 ids = st.lists(st.one_of(st.integers(0, 3), st.integers(-(2**31), 2**31 - 1)), max_size=40)
 few = st.lists(st.sampled_from([0, 1, 256, 65536]), max_size=12)
@@ -39,6 +39,11 @@ parts = st.lists(st.sampled_from([0, 1, 256, 65536]), min_size=1, max_size=3)
 def test_find_finds_whole_tokens_only(values: list[int], part: list[int], start: int, end: int) -> None:
     places = [at for at in range(start, min(end, len(values)) - len(part) + 1) if values[at : at + len(part)] == part]
     assert find(pack_tokens(values), pack_tokens(part), start, end) == (places[0] if places else -1)
+
+
+@given(few, parts, st.integers(0, 12))
+def test_what_stands_at_a_position(values: list[int], part: list[int], at: int) -> None:
+    assert stands_at(pack_tokens(values), pack_tokens(part), at) == (values[at : at + len(part)] == part)
 
 
 @given(few, few, few)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any, get_args
 
 import msgpack
@@ -164,26 +165,63 @@ def test_a_history_that_is_not_there_says_so() -> None:
         decode(record)
 
 
-def test_journal_snapshot_and_archive_grow_in_a_straight_line() -> None:
-    """Bytes in the journal, in a snapshot and in the archive, of one agent that grows its history turn by turn."""
-    sizes: dict[int, list[int]] = {}
-    prompt, news, sampled = tuple(range(1000)), 30, 20
-    for turns in (50, 100, 200):
-        live, history, written = LedgerRig(), prompt, 0
-        episode = live.open(task="t")
-        for turn in range(turns):
-            (call,) = live.begin(episode)
-            answer = tuple(range(turn, turn + sampled))
-            event = ev.CallFinished(2.0, make_call(call, history, answer, episode=episode))
+def sizes_of(rounds: Iterable[Iterable[Call]]) -> tuple[list[int], int]:
+    """Bytes in the journal, in a snapshot, in memory and in the archive, of one episode whose requests have these
+    choices; and how many tokens are distinct."""
+    live, written, beginnings = LedgerRig(), 0, set()
+    episode = live.open(task="t")
+    for choices in rounds:
+        calls = list(choices)
+        names = live.begin(episode, choices=len(calls))
+        for name, call in zip(names, calls, strict=True):
+            event = ev.CallFinished(2.0, dataclasses.replace(call, call=name, episode=episode))
             written += len(encode(event, live.ledger.episodes))
             live.run([event])
-            history = (*history, *answer, *range(turn, turn + news))
-        growing = sum(map(len, snapshot.pack_state(live.ledger)))
-        live.reward(episode)
-        sizes[turns] = [written, growing, len(snapshot.pack(live.ledger.episodes[episode]))]
-    distinct = 4 * (news + sampled) + 8 * sampled
-    for fifty, hundred, two_hundred in zip(*sizes.values(), strict=True):
-        assert abs((two_hundred - hundred) - 2 * (hundred - fifty)) < 0.02 * two_hundred  # a straight line
-        assert two_hundred - hundred < 100 * (distinct + 600)  # a turn's own tokens and what is said about the call
-    repeated = 4 * sum(len(prompt) + turn * (news + sampled) for turn in range(200))
-    assert sizes[200][0] < repeated / 20
+            text = hash(())
+            for token in (*call.prompt_token_ids, *call.token_ids):
+                text = hash((text, token))
+                beginnings.add(text)
+    known = live.ledger.episodes[episode]
+    growing, held = sum(map(len, snapshot.pack_state(live.ledger))), known.size()
+    live.reward(episode)
+    assert known.size() == held
+    return [written, growing, held, len(snapshot.pack(known))], len(beginnings)
+
+
+def conversations(agents: int, turns: int) -> Iterator[list[Call]]:
+    """Agents that take turns, each with a history of its own behind what all of them are told."""
+    told = {agent: (*range(300), agent, *range(agent, agent + 200)) for agent in range(agents)}
+    for turn in range(turns):
+        for agent in told:
+            answer = tuple(range(turn, turn + 20))
+            yield [make_call("", told[agent], answer)]
+            told[agent] = (*told[agent], *answer, *range(turn, turn + 30))
+
+
+@pytest.mark.parametrize("agents", [1, 8, 9, 40])
+def test_journal_snapshot_and_archive_grow_in_a_straight_line(agents: int) -> None:
+    """However many conversations take turns: with each turn by its own tokens and what is said about the call."""
+    sizes = {}
+    for turns in (20, 40, 80):
+        found, distinct = sizes_of(conversations(agents, turns))
+        assert distinct == 300 + agents * (201 + turns * 50 - 30)
+        sizes[turns] = found
+    own, calls = 4 * 50 + 8 * 20, 40 * agents
+    for twenty, forty, eighty in zip(*sizes.values(), strict=True):
+        assert abs((eighty - forty) - 2 * (forty - twenty)) < 0.02 * eighty  # a straight line
+        assert eighty - forty < calls * (own + 600)
+    assert sizes[80][2] == 4 * (300 + agents * (201 + 80 * 50 - 30)) + 8 * 20 * 80 * agents
+
+
+@pytest.mark.parametrize("choices", [1, 8, 64])
+def test_choices_of_one_request_and_forks_of_one_history_cost_what_is_said_about_it_once(choices: int) -> None:
+    prompt = tuple(range(5000))
+    asked = [make_call("", prompt, tuple(range(number, number + 10))) for number in range(choices)]
+    forked = [[call] for call in asked]
+    gone_on = [[make_call("", (*call.prompt_token_ids, *call.token_ids, 1), (2, 3))] for call in asked]
+    for rounds in ([asked], forked, [asked, *gone_on]):
+        calls = sum(map(len, rounds))
+        found, distinct = sizes_of(rounds)
+        assert distinct == len(prompt) + choices * 10 + 3 * choices * (rounds[0] is asked and calls > choices)
+        most = 4 * distinct + 8 * 10 * calls + (700 + 20 * choices) * calls + 2000
+        assert all(size < most for size in found)

@@ -9,11 +9,13 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from aiohttp import web
 
 from ajet_proxy.core.keys import Claims
+from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.io import keyring
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import ROUTES, Route
@@ -235,6 +237,19 @@ async def test_a_lease_waits_until_a_group_is_ready(client: Client) -> None:
     await rewarded(client, "two")
     batch = decode_batch((await waiting).body)
     assert sorted(e.episode for group in batch.groups for e in group.episodes) == ["one", "two"]
+
+
+async def test_a_lease_that_waits_looks_again_only_when_it_may_find_more(client: Client) -> None:
+    with mock.patch.object(Ledger, "lease", autospec=True, side_effect=Ledger.lease) as looks:
+        asked = {"group_size": 2, "wait_s": 30, "max_staleness": 4}
+        waiting = asyncio.create_task(client.control("POST", "/batches/lease", asked))
+        for turn in range(10):
+            assert (await client.chat("one", f"turn {turn}", X_AJet_Task="task")).status == 200
+        assert looks.call_count == 1
+        await rewarded(client, "one")
+        await rewarded(client, "two")
+        assert len(decode_batch((await waiting).body).groups) == 1
+        assert looks.call_count <= 5
 
 
 async def test_a_trainer_that_leaves_while_it_waits_takes_nothing(client: Client) -> None:

@@ -56,8 +56,8 @@ def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
     loaded = stored(tmp_path, rig.ledger)
     assert (tmp_path / "journal/00000001.snapshot").stat().st_size < 20_000
     known = loaded.episodes[episode]
-    assert len(known.texts) == 1
-    assert len({id(entry.text) for entry in known.calls.values()}) == 1
+    assert len(known.texts.texts) == 1
+    assert {entry.text for entry in known.calls.values()} == {0}
     assert known.metadata == {"list": [1, {"a": None}], "text": "\ud800"}
     rig.reward(episode)
     loaded = stored(tmp_path, rig.ledger)
@@ -98,10 +98,10 @@ def test_requests_that_are_alike_stay_two(tmp_path: Path) -> None:
 def test_a_turn_that_a_merge_changed_is_kept_as_it_is(tmp_path: Path) -> None:
     rig = LedgerRig()
     name = rig.in_state("ready")
-    (timeline,) = rig.ledger.episodes[name].timelines
-    changed = dataclasses.replace(timeline, turns=(dataclasses.replace(timeline.turns[0], start=1),))
-    rig.ledger.episodes[name].timelines = (changed,)
-    assert stored(tmp_path, rig.ledger).episodes[name].timelines == (changed,)
+    (chain,) = rig.ledger.episodes[name].chains
+    changed = dataclasses.replace(chain, turns=(dataclasses.replace(chain.turns[0], start=1),))
+    rig.ledger.episodes[name].chains = (changed,)
+    assert stored(tmp_path, rig.ledger).episodes[name].chains == (changed,)
 
 
 def test_groups_are_counted_by_the_size_that_is_set_now(tmp_path: Path) -> None:

@@ -276,7 +276,7 @@ async def test_what_ends_on_a_full_disk_waits_for_it_and_is_not_lost(store: Stor
     disk.heal()
     await ending
     while not store.healthy:
-        await store.changed(0.005)
+        await store.leasable(store.ledger.leasable(), 0.005)
     await store.commit(rig.ledger.seal("ep", at=rig.at))
     written = [decode(record) for record in records(tmp_path)]
     assert [type(event) for event in written[-2:]] == [CallFinished, EpisodeSealed]
@@ -297,7 +297,7 @@ async def test_what_was_refused_can_be_asked_again(store: Store, disk: Disk, tmp
     assert rig.reward("ep", 1.0, id="r", final=False) is None
     disk.heal()
     while not store.healthy:
-        await store.changed(0.005)
+        await store.leasable(store.ledger.leasable(), 0.005)
     await store.commit(())
     names = [type(decode(record)).__name__ for record in records(tmp_path)]
     assert names == ["EpisodeOpened", "RewardGiven"]
@@ -322,15 +322,17 @@ async def test_closing_on_a_full_disk_tells_those_who_wait(
 # ---- those who watch
 
 
-async def test_waiting_for_a_change(store: Store) -> None:
-    loop = asyncio.get_running_loop()
-    waiting = [asyncio.ensure_future(store.changed(20.0)) for _ in range(3)]
+async def test_waiting_for_what_a_lease_may_find(store: Store) -> None:
+    """Calls come and go and wake nobody; an episode that becomes ready does, and at once who looked before."""
+    rig = LedgerRig()
+    rig.ready()
+    seen = store.ledger.leasable()
+    waiting = [asyncio.ensure_future(store.leasable(seen, 20.0)) for _ in range(3)]
     await asyncio.sleep(0)
-    began = loop.time()
-    store.post(story()[0])
-    await asyncio.gather(*waiting)
-    assert loop.time() - began < 5
-    await store.changed(0.01)
+    store.post(rig.events[:-1])
+    assert await asyncio.wait(waiting, timeout=0.01) == (set(), set(waiting))
+    store.post(rig.events[-1:])
+    await asyncio.wait_for(asyncio.gather(*waiting, store.leasable(seen, 20.0)), 5)
 
 
 async def test_subscribers_see_every_event_until_the_end(tmp_path: Path) -> None:
