@@ -7,7 +7,7 @@ priority. Each step is durable before the next, and none takes away what the one
 1. episodes and batches that were archived go into the archive, in one transaction;
 2. the state goes into a snapshot, which is renamed into its place;
 3. the segments and snapshots that it stands for are removed;
-4. retention takes bodies out of the archive.
+4. retention takes what is too old, or too much, out of the archive.
 
 Invariant: whenever it is killed, or fails, a start finds the same state and the archive the same episodes. What was
 done twice is there once.
@@ -47,7 +47,7 @@ def alone(data_dir: Path) -> Iterator[None]:
 
 
 def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
-    """Compact the journal in `data_dir`; see `Archiver.retain` for the rest. Returns how many bodies were removed."""
+    """Compact the journal in `data_dir`; see `Archiver.retain` for the rest. Returns how many episodes were removed."""
     with alone(data_dir):
         archiver = Archiver(data_dir)
         try:

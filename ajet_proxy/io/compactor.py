@@ -88,10 +88,11 @@ class Compactor:
                 process.kill()
             await process.wait()
             raise
+        self._arrived = True  # also if it failed later on: what retention may remove next time must be let go of before
         if process.returncode != 0:
             self._failed(errors.decode("utf-8", "replace").strip() or "a compaction was killed")
             return
-        self._at_latest, self._arrived = self._now() + RETAIN_S, True
+        self._at_latest = self._now() + RETAIN_S
         self._metrics.inc("ajet_removed_episodes_total", int(out))
         self._metrics.inc("ajet_compactions_total", outcome="done")
 

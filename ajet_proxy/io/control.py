@@ -39,7 +39,7 @@ from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
 MAX_WAIT_S = 3600.0
 MAX_BODY, MAX_OPENING = 1 << 20, 64 << 10
-"""No control request needs more; and what an episode was opened with is kept for good, whatever retention removes."""
+"""No control request needs more; and what an episode was opened with is kept as long as it is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ajet_proxy.core.borrowed import RUNGS, current
+from ajet_proxy.core.borrowed import RUNGS, Names
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.dialects.reading import Ask
-from ajet_proxy.core.events import EpisodeDiscarded, EpisodeSealed, Event
+from ajet_proxy.core.events import EpisodeDiscarded, EpisodeOpened, EpisodesArchived, EpisodeSealed, Event
 from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
@@ -159,6 +159,7 @@ class LedgerDesk:
         self._clock = clock
         self._metrics = metrics
         self._memory = Memory()
+        self._names = Names(store.ledger.episodes.values())
         store.listen(self._heard)
         self._retold = Retold()
 
@@ -283,9 +284,14 @@ class LedgerDesk:
         return () if known is None else known.complete(model, agent)
 
     def _heard(self, events: Sequence[Event]) -> None:
-        """Nothing goes on in an episode that has ended."""
+        """Nothing goes on in an episode that has ended, and names know what is in memory."""
         for event in events:
-            if isinstance(event, EpisodeSealed | EpisodeDiscarded):
+            if isinstance(event, EpisodeOpened):
+                self._names.opened(event.episode, event.identified_by)
+            elif isinstance(event, EpisodesArchived):
+                for episode in event.episodes:
+                    self._names.left(episode)
+            elif isinstance(event, EpisodeSealed | EpisodeDiscarded):
                 self._memory.forget(self._store.ledger.episodes[event.episode].calls)
 
     def _current(self, identity: Identity) -> Identity:
@@ -293,9 +299,8 @@ class LedgerDesk:
         if identity.episode is None or identity.identified_by not in RUNGS:
             return identity
         find, tenant = self._store.ledger.find, identity.claims.tenant
-        return replace(
-            identity, episode=current(identity.episode, tenant, find, for_reward=identity.reward is not None)
-        )
+        found = self._names.current(identity.episode, tenant, find, for_reward=identity.reward is not None)
+        return replace(identity, episode=found)
 
     def _continued(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]

@@ -143,11 +143,38 @@ async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_
     daemon = Daemon(store, tmp_path, max_age=3600.0)
     names = await daemon.trains(30)
     await daemon.ticks()
-    assert store.ledger.record(names[0], tokens="none")["stored"] == "removed"
+    assert store.ledger.record(names[0], tokens="none")["stored"] == "archive"
+    daemon.at += module.RETAIN_S
+    await daemon.ticks()
+    assert store.ledger.find(names[0]) is None
     assert "ajet_removed_episodes_total 0" not in daemon.metrics.render()
     assert not daemon.compactor._is_due()
     daemon.at += module.RETAIN_S
     assert daemon.compactor._is_due()
+
+
+async def test_what_a_compaction_archived_before_it_failed_is_let_go_of_before_the_next(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one's retention may remove it, and then it could not be seen to have arrived."""
+    daemon = Daemon(store, tmp_path, max_bytes=1)
+    await daemon.trains(30)
+    monkeypatch.setattr(module, "COMMAND", ("-c", FAILS_AT_THE_SNAPSHOT))
+    await daemon.ticks()
+    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render() and store.ledger.leaving
+    daemon.at += module.RETRY_S
+    before = len(store.ledger.leaving)
+    daemon.compactor.tick()
+    assert before == 28 and len(store.ledger.leaving) < 10
+
+
+FAILS_AT_THE_SNAPSHOT = """
+import sys
+from ajet_proxy.io import compaction, snapshot
+def fail(*_): raise OSError("no space")
+snapshot.save = fail
+compaction.main(sys.argv[1:])
+"""
 
 
 async def test_a_compaction_ends_with_the_daemon(
