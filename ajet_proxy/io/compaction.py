@@ -34,6 +34,9 @@ from ajet_proxy.io.codec import UnknownRecord, decode
 from ajet_proxy.io.journal import NUMBER, folder_of, read_segment, segments, snapshots, sync_folder
 from ajet_sdk.errors import AjetError
 
+OOM_SCORE = Path("/proc/self/oom_score_adj")
+"""Where memory runs out, this process goes before the daemon: it can be run again."""
+
 
 @contextlib.contextmanager
 def alone(data_dir: Path) -> Iterator[None]:
@@ -86,6 +89,8 @@ def _tidy(data_dir: Path) -> None:
 def main(arguments: list[str]) -> None:
     """What the daemon runs; an error is its exit status and one line on stderr."""
     data_dir, max_age, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
+    with contextlib.suppress(OSError):
+        OOM_SCORE.write_text("1000")
     with contextlib.suppress(OSError):  # the unit of `ajet_proxy.service` has no right to it
         os.nice(10)
     try:

@@ -2,7 +2,7 @@
 
 The compaction is a process of its own (`ajet_proxy.io.compaction`): replaying takes seconds, and no agent may wait for
 it. If it fails, nothing is lost and it is tried again later; until then ended episodes stay in memory and segments on
-disk, which is what the limits are for.
+disk, which is what the limits are for. Failing again and again is an alert, since one day they are reached.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from ajet_sdk.errors import AjetError
 logger = logging.getLogger(__name__)
 
 RETRY_S = 60.0
+ALERT_AFTER = 3
+"""So many failures in a row are no passing trouble."""
 RETAIN_S = 3600.0
 """Retention is looked after at least this often."""
 AT_ONCE = 500
@@ -46,6 +48,7 @@ class Compactor:
         self._task: asyncio.Task[None] | None = None
         self._not_before, self._at_latest = 0.0, 0.0
         self._arrived = True
+        self._failures = 0
 
     def tick(self) -> None:
         """Let go of what is archived, and start a compaction if one is due. A disk that refuses is asked again."""
@@ -93,10 +96,18 @@ class Compactor:
             self._failed(errors.decode("utf-8", "replace").strip() or "a compaction was killed")
             return
         self._at_latest = self._now() + RETAIN_S
+        self._failures = 0
+        self._store.trouble.pop("compaction", None)
         self._metrics.inc("ajet_removed_episodes_total", int(out))
         self._metrics.inc("ajet_compactions_total", outcome="done")
 
     def _failed(self, why: str) -> None:
         self._not_before = self._now() + RETRY_S
+        self._failures += 1
+        if self._failures >= ALERT_AFTER:
+            self._store.trouble["compaction"] = (
+                f"compaction failed {self._failures} times in a row: memory and disk fill up with what has ended (the "
+                "log says why)"
+            )
         self._metrics.inc("ajet_compactions_total", outcome="failed")
         logger.error("%s; it is tried again in %.0f seconds", why, RETRY_S)

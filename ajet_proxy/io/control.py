@@ -231,6 +231,7 @@ class Control:
         now: dict[str, Any] = {"requests": {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
+        now["alerts"] = list(self._store.alerts().values())
         return {"version": __version__} | known | {"models": models} | others | now
 
     def _intercepting(self, http: web.Request) -> dict[str, Any]:
@@ -277,7 +278,8 @@ class Control:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
             self._store.ledger, self._gate, self._engines, journal_healthy=self._store.healthy,
-            limits=self._store.limits, workers={} if self._workers is None else self._workers.pids(),
+            alerts=len(self._store.alerts()), limits=self._store.limits,
+            workers={} if self._workers is None else self._workers.pids(),
         )
         metrics = self._metrics if self._workers is None else await self._workers.metrics()
         return web.Response(

@@ -330,6 +330,8 @@ def test_it_runs_where_it_may_not_lower_its_priority(
 
     write_segments(tmp_path, encoded(eventful().events), [20])
     monkeypatch.setattr(os, "nice", refuse)
+    monkeypatch.setattr(compaction, "OOM_SCORE", tmp_path / "score")
     compaction.main([str(tmp_path), "0", "0"])
     assert capsys.readouterr().out == "0\n"
+    assert (tmp_path / "score").read_text() == "1000", "the kernel kills it before the daemon"
     assert len(segments(tmp_path)) == 1

@@ -153,6 +153,24 @@ async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_
     assert daemon.compactor._is_due()
 
 
+async def test_failing_again_and_again_is_an_alert_until_it_succeeds(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(store, tmp_path)
+    await daemon.trains(30)
+    right = module.COMMAND
+    monkeypatch.setattr(module, "COMMAND", ("-c", "raise SystemExit(1)"))
+    for failures in range(1, 5):
+        await daemon.ticks()
+        assert daemon.compactor._failures == failures
+        assert bool(store.alerts()) == (failures >= 3)
+        daemon.at += module.RETRY_S
+    assert store.alerts()["compaction"].startswith("compaction failed 4 times in a row")
+    monkeypatch.setattr(module, "COMMAND", right)
+    await daemon.ticks()
+    assert not store.alerts()
+
+
 async def test_what_a_compaction_archived_before_it_failed_is_let_go_of_before_the_next(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

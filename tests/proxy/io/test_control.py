@@ -14,6 +14,7 @@ import pytest
 
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.io import keyring
+from ajet_proxy.io.store import Store
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import ROUTES, Route
 from tests.kit.engine_stub import EngineStub
@@ -330,6 +331,14 @@ async def test_metrics_need_no_key_on_loopback(locked: Client) -> None:
     assert 'ajet_episodes{state="open"} 0' in text
     assert "ajet_gate_open 1" in text
     assert "ajet_journal_healthy 1" in text
+
+
+async def test_alerts_of_the_daemon_stand_beside_those_of_the_ledger(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "alerts", lambda store: {"compaction": "compaction failed"})
+    assert (await client.status())["alerts"] == ["compaction failed"]
+    assert "ajet_alerts 1" in (await client.ask("GET", "/metrics")).body.decode().splitlines()
 
 
 async def test_metrics_behind_a_trusted_front_need_a_key(tmp_path: Path) -> None:
