@@ -23,7 +23,7 @@ from ajet_proxy.core.events import CallFinished, Event
 from ajet_proxy.core.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import client_certificates, gauges
-from ajet_proxy.io.audit import SUBJECT
+from ajet_proxy.io.audit import BEGUN, SUBJECT
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.dashboard import add_page
 from ajet_proxy.io.engine_control import EngineControl
@@ -249,6 +249,7 @@ class Control:
         """Every event from now on as server-sent events, without token ids."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(http)
+        http[BEGUN](response.status)
         await response.write(b": events from now on\n\n")
 
         async def stream() -> None:
