@@ -237,7 +237,7 @@ class App:
                 if store.healthy:
                     store.post(store.ledger.expire(clock.now()))
                     store.post(to_archive(store.ledger, clock.now()))
-            alarm.look(store.ledger.alerts())
+            alarm.look(store.alerts())
             limits.measure()
             compactor.tick()
             watch.tick()

@@ -12,6 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
@@ -105,9 +106,7 @@ def replay(data_dir: str) -> None:
     """Rebuild samples from a journal, bit for bit what was delivered."""
     from ajet_proxy import offline
 
-    removed: set[str] = set()
-    _write(offline.replay_lines(data_dir, removed.add))
-    _say_removed(removed)
+    _write(offline.replay_lines(data_dir, partial(_say_removed, "batches, whole or in part")))
 
 
 @cli.command()
@@ -130,13 +129,12 @@ def export(
 
     if min_reward is not None and math.isnan(min_reward):
         raise click.UsageError("--min-reward must be a number")
-    removed: set[str] = set()
-    found = exported.rows(data_dir, form, exported.Choice(states, task, min_reward), removed.add)
+    removed = partial(_say_removed, "episodes in these states")
+    found = exported.rows(data_dir, form, exported.Choice(states, task, min_reward), removed)
     if kind == "parquet":
         exported.write_parquet(found, out, form)
     else:
         exported.write_jsonl(found, out)
-    _say_removed(removed)
 
 
 @cli.command()
@@ -262,9 +260,9 @@ def _used_data_dir(config: Config) -> Path:
     return Path(config.data_dir)
 
 
-def _say_removed(episodes: set[str]) -> None:
-    if episodes:
-        click.echo(f"ajet-proxy: left out {len(episodes)} episodes whose calls retention has removed", err=True)
+def _say_removed(what: str, count: int) -> None:
+    if count:
+        click.echo(f"ajet-proxy: retention has removed {count} {what}", err=True)
 
 
 def _write(lines: Iterator[str]) -> None:

@@ -51,7 +51,7 @@ def run(config: Config) -> list[Finding]:
 
 async def examine(config: Config) -> list[Finding]:
     """Every check, in the order in which faults should be repaired."""
-    return [*_data_dir(config), *await _upstreams(config)]
+    return [*_data_dir(config), *_retention(config), *await _upstreams(config)]
 
 
 def as_text(findings: list[Finding]) -> str:
@@ -127,6 +127,15 @@ def _disk(path: Path) -> Finding:
     if free < LOW_DISK:
         return Finding("disk", "fault", text, "free some space: the proxy refuses calls while it cannot write")
     return Finding("disk", "ok", text)
+
+
+def _retention(config: Config) -> list[Finding]:
+    """Whether anything ends the archive's growth."""
+    if config.archive_max_age or config.archive_max_bytes or config.max_disk:
+        return []
+    return [Finding("retention", "warning", "by the settings given here the archive grows until the disk is full",
+                    "set archive_max_bytes or archive_max_age, and max_disk above them: docs/journal.md says what an "
+                    "episode takes")]
 
 
 def _lock(path: Path) -> Finding:

@@ -41,8 +41,8 @@ class Choice:
         return not low
 
 
-def rows(data_dir: Path, form: str, choice: Choice, removed: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The rows of one of `FORMS`; `removed` is told of episodes whose calls the archive keeps no longer."""
+def rows(data_dir: Path, form: str, choice: Choice, removed: Callable[[int], None]) -> Iterator[dict[str, Any]]:
+    """The rows of one of `FORMS`; `removed` is told how many episodes in these states retention has removed."""
     with closing(ArchiveFile(data_dir)) as archive:
         ledger = read_state(data_dir, archive)
         if form == "preferences":
@@ -53,7 +53,7 @@ def rows(data_dir: Path, form: str, choice: Choice, removed: Callable[[str], Non
 
 
 def _pairs(
-    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[str], None]
+    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
     places = [
         known for episode in _episodes(ledger, archive, choice, removed)
@@ -62,34 +62,36 @@ def _pairs(
     ]
     for better, worse in pairs(places):
         chosen, rejected = (_of(episode) for episode in map(ledger.find, (better.episode, worse.episode)))
-        yield preference_row(chosen[better.number], rejected[worse.number])
+        if chosen and rejected:  # a running daemon may remove them meanwhile
+            yield preference_row(chosen[better.number], rejected[worse.number])
 
 
 def _samples(
-    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[str], None]
+    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
 ) -> Iterator[Sample]:
     for episode in _episodes(ledger, archive, choice, removed):
         yield from filter(choice.takes, _of(episode))
 
 
 def _episodes(
-    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[str], None]
+    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
 ) -> Iterator[Episode]:
     """The archived ones first, then those in memory, each once."""
     live = {**ledger.leaving, **ledger.episodes}
+    gone = sum(ledger.archived[state] for state in choice.states)
     archived = (episode for episode in archive.episodes(choice.states) if episode.id not in live)
     for episode in chain(archived, live.values()):
-        if episode.state not in choice.states or choice.task not in (None, episode.task):
-            continue
-        if episode.stored == "removed":
-            removed(episode.id)
-            continue
-        yield episode
+        if episode.state in choice.states:
+            gone -= episode.stored is not None
+            if choice.task in (None, episode.task):
+                yield episode
+    removed(gone)
 
 
 def _of(episode: Episode | None) -> tuple[Sample, ...]:
-    """The samples that a lease delivers, or delivered; of other episodes, every model's."""
-    assert episode is not None
+    """The samples that a lease delivers, or delivered; of other episodes, every model's; of none, none."""
+    if episode is None:
+        return ()
     samples = samples_of(
         episode.timelines, episode=episode.id, task=episode.named_task, rewards=episode.rewards.values()
     )

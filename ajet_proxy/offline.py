@@ -74,20 +74,20 @@ def engine_text(url: str, key: str | None) -> Iterator[Text]:
         yield text
 
 
-def replay_lines(data_dir: str | Path, removed: Callable[[str], None] = lambda episode: None) -> Iterator[str]:
-    """The samples of every batch delivered and of every ready episode, as JSON lines; `removed` is told of delivered
-    episodes whose calls the archive keeps no longer."""
+def replay_lines(data_dir: str | Path, removed: Callable[[int], None] = lambda batches: None) -> Iterator[str]:
+    """The samples of every batch delivered and of every ready episode, as JSON lines; `removed` is told at the end how
+    many batches retention has removed, whole or in part."""
     folder = Path(data_dir)
     with closing(ArchiveFile(folder)) as archive:
-        ledger = read_state(folder, archive)
+        ledger, whole = read_state(folder, archive), 0
         known = {batch.number: batch for batch in (*ledger.batches.values(), *ledger.leaving_batches.values())}
         archived = (batch for batch in archive.batches() if batch.number not in known)
         for batch in merge(archived, (known[number] for number in sorted(known)), key=lambda batch: batch.number):
-            whole = ledger.batch(batch.id)
-            for episode in (episode for group in whole.groups for episode in group.episodes if not episode.samples):
-                removed(episode.episode)
-            yield from _delivered(whole)
+            found = ledger.batch(batch.id)
+            whole += sum(len(group.episodes) for group in found.groups) == len(tuple(batch.episodes()))
+            yield from _delivered(found)
         yield from _delivered(Batch("", 0.0, 0, tuple(Group(e.task, (e,)) for e in ledger.ready_episodes())))
+        removed(ledger.leases - whole)
 
 
 def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:

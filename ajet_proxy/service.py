@@ -7,6 +7,9 @@ when the proxy accepts requests and a hung proxy is restarted.
 Where systemd itself listens (a socket unit), connections that come while the daemon restarts wait instead of being
 refused. The socket comes as descriptor 3, as sd_listen_fds(3) has it.
 
+Where memory runs out the kernel kills a process and the unit goes on: without the compaction, which goes first and is
+tried again, or a worker, which is replaced. If it was the daemon itself, that is a failure, and systemd restarts it.
+
 ``MemoryDenyWriteExecute`` is left out: the TLS library that interception uses writes its callbacks' code at run time.
 """
 
@@ -46,6 +49,7 @@ StateDirectoryMode=0700
 UMask=0077
 LimitNOFILE=65536
 MemoryMax=80%
+OOMPolicy=continue
 {identity}{files}NoNewPrivileges=yes
 ProtectSystem=strict
 PrivateTmp=yes

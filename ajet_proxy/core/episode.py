@@ -185,7 +185,7 @@ class Episode:
     tallied: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None
-    """``archive``: nothing happens to it any more; ``removed``: its calls are kept no longer. None: in memory."""
+    """``archive``: nothing happens to it any more. None: in memory."""
 
     def move(self, state: str, at: float, reason: str | None = None, detail: str | None = None) -> None:
         if state not in NEXT[self.state]:
@@ -297,9 +297,10 @@ class Episode:
         return self.texts.size() + logprobs
 
     def head(self) -> Episode:
-        """What is known of it without its calls."""
+        """What a listing shows of it, archived: no calls, and no notes."""
         model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
-        return replace(self, model=model, calls={}, texts=Texts(), chains=(), stored="removed")
+        rewards = {name: replace(given, note=None) for name, given in self.rewards.items()}
+        return replace(self, model=model, calls={}, texts=Texts(), chains=(), rewards=rewards, stored="archive")
 
     def share_state(self) -> str:
         """The state that its shares add up to: leased before ready before trained."""

@@ -183,13 +183,11 @@ class Ledger(State):
             raise BadRequest(f"filtered names an episode that batch {batch} does not have", param="filtered")
         if known.state == "trained":
             return ()
-        if known.state == "returned":
-            episodes = [self._episode(episode) for episode in known.episodes()]
-            if any(
-                one.state == "discarded" or one.shares.get(known.model, "") is not None
-                or len(one.rewards) != known.given[one.id] for one in episodes
-            ):
-                raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
+        if known.state == "returned" and any(
+            one is None or one.state == "discarded" or one.shares.get(known.model, "") is not None
+            or len(one.rewards) != known.given[one.id] for one in map(self.find, known.episodes())
+        ):
+            raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
         return (ev.BatchTrained(self._time(at), batch, body.policy_version, body.filtered),)
 
     def nack(self, batch: str, *, at: float) -> Events:
@@ -331,32 +329,21 @@ class Ledger(State):
         return views.record(self._episode(episode), self.merge_policy, tokens=tokens)
 
     def batch(self, batch: str) -> Batch:
-        """What a lease delivers: a function of the state when it was leased."""
+        """What a lease delivers: a function of the state when it was leased. Episodes that retention has removed since
+        are left out."""
         known = self._batch(batch)
         groups = tuple(
-            Group(task, tuple(self._delivered(episode, known.model, known.given[episode]) for episode in episodes))
-            for task, episodes in known.groups
-        )
+            Group(task, tuple(
+                _delivered(one, known.model, known.given[one.id]) for one in map(self.find, names) if one is not None
+            ))
+            for task, names in known.groups
+        )  # fmt: skip
         return Batch(batch, known.lease_until, known.policy_version, groups)
 
     def ready_episodes(self) -> Iterator[BatchEpisode]:
         """What the ready episodes would deliver, the longest ready of each task first."""
         for model, episode in self.queues.ready():
-            yield self._delivered(episode, model, None)
-
-    def _delivered(self, name: str, model: str, given: int | None) -> BatchEpisode:
-        """What `model` learns from an episode that has the first `given` of its rewards."""
-        episode = self._episode(name)
-        rewards = tuple(episode.rewards.values())[:given]
-        samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
-        return BatchEpisode(
-            episode=episode.id,
-            task=episode.named_task,
-            model=model,
-            reward=total(rewards) or 0.0,
-            rewards=tuple(reward.to_json() for reward in rewards),
-            samples=tuple(sample for sample in samples if sample.model == model),
-        )
+            yield _delivered(self._episode(episode), model, None)
 
     def _time(self, at: float) -> float:
         return max(at, self.now)
@@ -378,6 +365,20 @@ class Ledger(State):
         if known is None:
             raise NotFound(f"no batch {batch}", code="unknown_batch")
         return known
+
+
+def _delivered(episode: Episode, model: str, given: int | None) -> BatchEpisode:
+    """What `model` learns from an episode that has the first `given` of its rewards."""
+    rewards = tuple(episode.rewards.values())[:given]
+    samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
+    return BatchEpisode(
+        episode=episode.id,
+        task=episode.named_task,
+        model=model,
+        reward=total(rewards) or 0.0,
+        rewards=tuple(reward.to_json() for reward in rewards),
+        samples=tuple(sample for sample in samples if sample.model == model),
+    )
 
 
 def _is_first(episode: Episode, call: Call) -> bool:

@@ -15,11 +15,13 @@ Next: ajet_proxy/io/limits.py
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ajet_proxy.core import events as ev
+from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.state import State
 from ajet_sdk.errors import OverQuota
 
@@ -33,13 +35,24 @@ BYTES_FRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One tenant's limits; 0 is none. ``episodes`` are open at a time. ``bytes`` are token ids and logprobs of its
-    episodes that are not archived yet. Tokens are the prompt's and the sampled ones."""
+    """One tenant's limits; 0 is none. ``episodes`` are open at a time. ``bytes`` are token ids, logprobs, metadata and
+    notes of its episodes that have not ended, from open to leased: what the daemon must keep until somebody trains or
+    aborts it. Tokens are the prompt's and the sampled ones."""
 
     episodes: int = 0
     requests_per_minute: int = 0
     tokens_per_minute: int = 0
     bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a tenant kept ``at`` that time. ``metadata`` are the bytes of its episodes' metadata, which never change:
+    writing them out again for every look would cost more than all the rest."""
+
+    at: float
+    total: int
+    metadata: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -68,7 +81,7 @@ class Quotas:
         self._given = given
         self._state = state
         self._buckets: dict[tuple[str, str], _Bucket] = {}
-        self._bytes: dict[str, tuple[float, int]] = {}
+        self._kept: dict[str, _Kept] = {}
 
     def check(self, events: Sequence[ev.Event]) -> None:
         """`OverQuota` if the tenant of one of `events` has used up what it takes; its ``code`` names the quota."""
@@ -109,10 +122,10 @@ class Quotas:
             return
         if quota.episodes and self._open(tenant) >= quota.episodes:
             raise _refusal(f"has {quota.episodes} open episodes, as many as it may", "episodes", EPISODES_RETRY_S)
-        if quota.bytes and self._kept(tenant, at) >= quota.bytes:
+        if quota.bytes and self._keeps(tenant, at) >= quota.bytes:
             raise _refusal(
-                f"keeps its {quota.bytes} bytes: come back when the trainer has taken some episodes", "bytes",
-                EPISODES_RETRY_S,
+                f"keeps its {quota.bytes} bytes: come back when some of its episodes are trained, or abort some",
+                "bytes", EPISODES_RETRY_S,
             )
 
     def _requests(self, events: Sequence[ev.Event]) -> Iterator[tuple[str, ev.CallStarted | ev.EpisodeOpened]]:
@@ -151,12 +164,14 @@ class Quotas:
     def _open(self, tenant: str) -> int:
         return sum(one.state == "open" and one.tenant == tenant for one in self._state.unsettled.values())
 
-    def _kept(self, tenant: str, at: float) -> int:
-        seen = self._bytes.get(tenant)
-        if seen is None or at - seen[0] >= BYTES_FRESH_S:
-            total = sum(one.size() for one in self._state.episodes.values() if one.tenant == tenant)
-            seen = self._bytes[tenant] = (at, total)
-        return seen[1]
+    def _keeps(self, tenant: str, at: float) -> int:
+        seen = self._kept.get(tenant)
+        if seen is None or at - seen.at >= BYTES_FRESH_S:
+            known: Mapping[str, int] = {} if seen is None else seen.metadata
+            mine = [one for one in self._state.episodes.values() if one.tenant == tenant and one.ended_at is None]
+            metadata = {one.id: known[one.id] if one.id in known else _written(one) for one in mine}
+            seen = self._kept[tenant] = _Kept(at, sum(map(_size, mine)) + sum(metadata.values()), metadata)
+        return seen.total
 
 
 def parse(table: Any) -> dict[str, Quota]:
@@ -172,6 +187,17 @@ def parse(table: Any) -> dict[str, Quota]:
             if type(value) is not int or value < 0:
                 raise ValueError(f"of {tenant!r}: {name} must be an integer of at least 0, not {value!r}")
     return {tenant: Quota(**row) for tenant, row in table.items()}
+
+
+def _size(episode: Episode) -> int:
+    """Bytes of token ids, logprobs and notes."""
+    notes = sum(len(given.note.encode("utf-8", "surrogatepass")) for given in episode.rewards.values() if given.note)
+    return notes + episode.size()
+
+
+def _written(episode: Episode) -> int:
+    """Bytes of its metadata as JSON."""
+    return len(json.dumps(episode.metadata)) if episode.metadata else 0
 
 
 def _refusal(what: str, name: str, wait_s: float) -> OverQuota:

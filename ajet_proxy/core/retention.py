@@ -3,7 +3,7 @@
 Idea: an ended episode is kept in memory while it is among the latest ones, because people look at those and clients
 repeat themselves. Then `EpisodesArchived` takes it and its batches out of the state, live and in every replay at the
 same place. So the state, and with it a snapshot of it and the time to start, has the size of the work in hand and not
-of all that was ever trained. The archive keeps every episode's head for good: who was trained stays known.
+of all that was ever trained.
 
 Nothing is cleared to make room. When the disk or the memory that the operator allows is nearly used up, no new
 episode is taken in; when it is used up, no new call. What is under way can be rewarded, leased and acknowledged.
@@ -49,13 +49,14 @@ def is_due(sealed: int, snapshot: int) -> bool:
     return sealed > 0 and sealed >= snapshot
 
 
-def to_remove(oldest_first: Iterable[tuple[int, int]], total: int, limit: int) -> Iterator[int]:
-    """The archived episodes (a number and its bytes) that go until no more than `limit` of `total` bytes are left."""
-    for number, size in oldest_first:
+def to_remove(oldest_first: Iterable[tuple[float, int]], total: int, limit: int) -> Iterator[float]:
+    """The archived episodes (when each ended, and its bytes) that go until no more than `limit` of `total` bytes are
+    left."""
+    for ended, size in oldest_first:
         if total <= limit:
             return
         total -= size
-        yield number
+        yield ended
 
 
 def closed_to(used: int, limit: int) -> tuple[type[ev.Event], ...]:

@@ -1,8 +1,11 @@
 """The archive: ended episodes and their batches, each found by its name, in one SQLite file.
 
-Idea: one row an episode, with a ``head`` that is kept for good and a ``body``, the whole episode, that retention may
-take away. SQLite brings what this needs: an index that is not in memory, transactions that survive a kill, a full disk
-and a power cut, and readers that no writer holds up (its write-ahead log). Only the compaction writes.
+Idea: one row an episode, with a ``head`` for listings and a ``body``, the whole episode, and one a batch. SQLite brings
+what this needs: an index that is not in memory, transactions that survive a kill, a full disk and a power cut, and
+readers that no writer holds up (its write-ahead log). Only the compaction writes.
+
+Retention removes whole rows, the oldest first, so that what is kept has a bound whatever an episode is made of: what
+ended up to some moment is gone, batches with the last of their episodes. Counters are the state's, and need no rows.
 
 A row of SQLite holds 1e9 bytes at most, so an episode larger than `MAX_BODY` is kept as its head.
 
@@ -16,6 +19,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -36,18 +40,22 @@ NAME = "archive.sqlite"
 MAX_BODY = 512 << 20
 RETRY_AFTER_S = 2.0
 BUSY_S = 60.0
-TABLES = """
+VERSION = 2
+TABLES = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS episodes (
     name TEXT PRIMARY KEY, state TEXT NOT NULL, task TEXT, ended REAL NOT NULL, size INTEGER NOT NULL,
-    head BLOB NOT NULL, body BLOB
+    head BLOB NOT NULL, body BLOB NOT NULL
 );
 CREATE INDEX IF NOT EXISTS by_state ON episodes (state);
 CREATE INDEX IF NOT EXISTS by_task ON episodes (task, state);
-CREATE INDEX IF NOT EXISTS kept ON episodes (ended, size) WHERE body IS NOT NULL;
-CREATE TABLE IF NOT EXISTS batches (name TEXT PRIMARY KEY, number INTEGER NOT NULL, record BLOB NOT NULL);
+CREATE INDEX IF NOT EXISTS by_end ON episodes (ended, size);
+CREATE TABLE IF NOT EXISTS batches (
+    name TEXT PRIMARY KEY, number INTEGER NOT NULL, ended REAL NOT NULL, record BLOB NOT NULL
+);
 CREATE INDEX IF NOT EXISTS by_number ON batches (number);
-PRAGMA user_version = 1;
+CREATE INDEX IF NOT EXISTS batches_by_end ON batches (ended);
+PRAGMA user_version = {VERSION};
 COMMIT;
 """
 
@@ -65,8 +73,8 @@ class ArchiveFile:
             self._connection = None
 
     def episode(self, name: str) -> Episode | None:
-        """The whole episode; its head if its body was removed."""
-        for (record,) in self._ask("SELECT coalesce(body, head) FROM episodes WHERE name = ?", name):
+        """The whole episode."""
+        for (record,) in self._ask("SELECT body FROM episodes WHERE name = ?", name):
             return _episode(record)
         return None
 
@@ -89,7 +97,7 @@ class ArchiveFile:
         """Every episode in one of `states` as `episode` gives it, the oldest first."""
         wanted = tuple(states)
         marks = ",".join("?" * len(wanted))
-        question = f"SELECT coalesce(body, head) FROM episodes WHERE state IN ({marks}) ORDER BY rowid"
+        question = f"SELECT body FROM episodes WHERE state IN ({marks}) ORDER BY rowid"
         with self._said():
             for (record,) in self._rows(question, wanted):
                 yield _episode(record)
@@ -134,8 +142,8 @@ def refuse_missing(data_dir: Path, compacted: State) -> None:
     path, episodes = data_dir / NAME, sum(compacted.archived.values())
     if episodes and not path.exists():
         raise JournalDamaged(
-            f"{path} is missing, which holds {episodes} ended episodes: restore it from a copy, or `touch` it to go on "
-            "without them", code="archive_missing",
+            f"{path} is missing, which took in {episodes} ended episodes: restore it from a copy, or `touch` it to go "
+            "on without them", code="archive_missing",
         )
 
 
@@ -147,9 +155,13 @@ class Archiver:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         self._connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S)
         try:
+            _check(self._connection)
             for setting in ("auto_vacuum = INCREMENTAL", "journal_mode = WAL", "synchronous = FULL"):
                 self._connection.execute(f"PRAGMA {setting}").close()
             self._connection.executescript(TABLES)
+            self._known = {
+                table: self._one(f"SELECT coalesce(max(rowid), 0) FROM {table}") for table in ("batches", "episodes")
+            }
         except BaseException:
             self._connection.close()
             raise
@@ -165,8 +177,8 @@ class Archiver:
                 "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", map(_row, episodes)
             )
             self._connection.executemany(
-                "INSERT INTO batches VALUES (?, ?, ?) ON CONFLICT DO NOTHING",
-                ((batch.id, batch.number, pack(batch)) for batch in batches),
+                "INSERT INTO batches VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                ((batch.id, batch.number, self._ended(batch), pack(batch)) for batch in batches),
             )
         except BaseException:
             self._connection.rollback()
@@ -174,33 +186,57 @@ class Archiver:
         self._connection.execute("COMMIT")
 
     def retain(self, ended_after: float, limit: int) -> int:
-        """Remove the bodies of episodes that ended before, and of the oldest until no more than `limit` bytes are left
-        (0: as many as there are). Returns how many were removed."""
+        """Remove what ended before, and the oldest until the rest takes no more than `limit` bytes (0: as many as there
+        are). What was put since this archiver was made stays: the daemon has yet to see that it is here. Returns how
+        many episodes were removed."""
         self._begin()
-        old = [name for (name,) in self._connection.execute(
-            "SELECT rowid FROM episodes WHERE body IS NOT NULL AND ended < ?", (ended_after,)
-        )]
-        self._remove(old)
-        large: list[int] = []
-        if limit:
-            (total,) = self._connection.execute(
-                "SELECT coalesce(sum(size), 0) FROM episodes WHERE body IS NOT NULL"
-            ).fetchone()
-            with closing(self._connection.execute(
-                "SELECT rowid, size FROM episodes WHERE body IS NOT NULL ORDER BY ended"
-            )) as rows:
-                large = list(to_remove(rows, total, limit))
-            self._remove(large)
+        removed = self._remove("ended < ?", ended_after)
+        while limit and (last := self._last_to_go(limit)) is not None:
+            removed += self._remove("ended <= ?", last)
         self._connection.execute("COMMIT")
-        if old or large:
+        if removed:
             self._connection.execute("PRAGMA incremental_vacuum").fetchall()
-        return len(old) + len(large)
+        return removed
 
     def _begin(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
 
-    def _remove(self, rows: Iterable[int]) -> None:
-        self._connection.executemany("UPDATE episodes SET body = NULL WHERE rowid = ?", ((row,) for row in rows))
+    def _one(self, question: str, *values: Any) -> Any:
+        """The one value that answers it."""
+        return self._connection.execute(question, values).fetchone()[0]
+
+    def _ended(self, batch: LeasedBatch) -> float:
+        """When the last of its episodes ended, which come here before it or with it."""
+        ends = [self._one("SELECT max(ended) FROM episodes WHERE name = ?", name) for name in batch.episodes()]
+        return max((end for end in ends if end is not None), default=0.0)
+
+    def _last_to_go(self, limit: int) -> float | None:
+        """When the last episode ended that has to go; None if none has to, or there is none. What takes room on disk is
+        pages, which rows fill in part: so the rows' sizes are cut down as much as the pages have to be, and some more
+        may have to go after these."""
+        used = (self._one("PRAGMA page_count") - self._one("PRAGMA freelist_count")) * self._one("PRAGMA page_size")
+        if used <= limit:
+            return None
+        total = self._one("SELECT coalesce(sum(size), 0) FROM episodes")
+        question = "SELECT ended, size FROM episodes WHERE rowid <= ? ORDER BY ended"
+        with closing(self._connection.execute(question, (self._known["episodes"],))) as rows:
+            return max(to_remove(rows, total, total * limit // used), default=None)
+
+    def _remove(self, which: str, ended: float) -> int:
+        """Remove what ended so; how many episodes that were."""
+        removed = 0
+        for table, newest in self._known.items():  # the episodes come last
+            delete = f"DELETE FROM {table} WHERE {which} AND rowid <= ?"
+            removed = self._connection.execute(delete, (ended, newest)).rowcount
+        return removed
+
+
+def _check(connection: sqlite3.Connection) -> bool:
+    """Whether there are tables; `sqlite3.DatabaseError` if they are not ours."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version not in (0, VERSION):
+        raise sqlite3.DatabaseError("another version of ajet-proxy wrote it")
+    return bool(version)
 
 
 def _connected(path: Path) -> sqlite3.Connection | None:
@@ -216,7 +252,7 @@ def _connected(path: Path) -> sqlite3.Connection | None:
     made = False
     try:
         connection.execute("PRAGMA query_only = 1").close()
-        made = connection.execute("PRAGMA user_version").fetchone() != (0,)
+        made = _check(connection)
     finally:
         if not made:
             connection.close()
@@ -224,12 +260,12 @@ def _connected(path: Path) -> sqlite3.Connection | None:
 
 
 def _row(episode: Episode) -> tuple[Any, ...]:
-    body = pack(episode) if episode.size() <= MAX_BODY else None
-    if body is None or len(body) > MAX_BODY:
+    body = pack(episode) if episode.size() <= MAX_BODY else b""
+    if not 0 < len(body) <= MAX_BODY:
         logger.warning("episode %s has more than %d bytes: it is archived without its calls", episode.id, MAX_BODY)
-        body = None
-    size = 0 if body is None else len(body)
-    return episode.id, episode.state, episode.task, episode.ended_at, size, pack(episode.head()), body
+        body = pack(replace(episode.head(), rewards=episode.rewards, stored="removed"))
+    head = pack(episode.head())
+    return episode.id, episode.state, episode.task, episode.ended_at, len(head) + len(body), head, body
 
 
 def _episode(record: bytes) -> Episode:

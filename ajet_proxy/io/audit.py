@@ -1,4 +1,7 @@
-"""Who read or rewarded what: one JSON line for each control action, reward on an LLM request, and read of token ids.
+"""Who read or rewarded what: one JSON line for each control action, reward on an LLM request, and read of an episode.
+
+Pages and terminals list episodes every few seconds: those reads have one line for a caller in `LISTED_S`, so that they
+do not push out of the file what it is for. A reader of events has a line for each connection, when it begins.
 
 A line says when, the key (as its `key_id`, never itself), its scope and tenant, the subject of the client's certificate
 if it showed one, the route, the episode or batch, and the status of the answer. It holds no body, header or address as
@@ -22,7 +25,7 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from ajet_proxy.core.headers import Headers
-from ajet_proxy.core.identity import key_of
+from ajet_proxy.core.identity import key_of, split_path
 from ajet_proxy.core.keys import Keys, key_id
 from ajet_proxy.io import client_certificates
 from ajet_proxy.io.errors import Handler
@@ -36,6 +39,12 @@ FILES = 4
 """The file and its older ones, each of which holds its part of ``max_bytes``."""
 SUBJECT = web.RequestKey("subject", str)
 """The episode or batch that a handler found or made, where the path does not name it."""
+BEGUN: web.RequestKey[Callable[[int], None]] = web.RequestKey("begun")
+"""What a handler calls, with its status, whose answer may go on for hours."""
+LISTED_S = 300.0
+MAX_READERS = 1000
+LISTS = {"list_episodes", "overview"}
+READS = LISTS | {"get_episode", "events"}
 _NAMES = {(route.method, PREFIX + route.path): route.name for route in ROUTES}
 
 
@@ -89,14 +98,38 @@ def audited(
 ) -> Any:
     """A middleware around all others that writes a line to `log`, with the status the caller got."""
 
+    listed: dict[tuple[Any, ...], float] = {}
+
+    def repeats(line: Mapping[str, Any]) -> bool:
+        """Whether it is a list that its caller has read lately. Callers without a good key are one."""
+        if line["route"] not in LISTS:
+            return False
+        reader = (line["key"] if line["scope"] else None, line["route"], line["status"])
+        if 0 <= line["at"] - listed.get(reader, float("-inf")) < LISTED_S:
+            return True
+        if len(listed) >= MAX_READERS:
+            listed.clear()
+        listed[reader] = line["at"]
+        return False
+
     @web.middleware
     async def audit(http: web.Request, handler: Handler) -> web.StreamResponse:
         name = _audited(http)
         if name is None:
             return await handler(http)
-        caller = _caller(http, headers(http), keys, now()) | _certificate(http)
-        line: dict[str, Any] = {"at": round(now(), 3)} | caller | {"route": name}
-        status, said = 499, None
+        caller, episode = _caller(http, headers(http), keys, now())
+        line: dict[str, Any] = {"at": round(now(), 3)} | caller | _certificate(http) | {"route": name}
+        status, said, begun = 499, None, False
+
+        def write(status: int) -> None:
+            nonlocal begun
+            subject = _id(http.get(SUBJECT) or said or http.match_info.get("id", "") or episode or "")
+            whole = line | {"batch" if _of_batch(http) else "episode": subject, "status": status}
+            if not begun and not repeats(whole):
+                log.write(whole)
+            begun = True
+
+        http[BEGUN] = write
         try:
             answer = await handler(http)
             status, said = answer.status, answer.headers.get(HEADER_EPISODE)
@@ -105,8 +138,7 @@ def audited(
             status = error.status
             raise
         finally:
-            subject = _id(http.get(SUBJECT) or said or http.match_info.get("id", ""))
-            log.write(line | {"batch" if _of_batch(http) else "episode": subject, "status": status})
+            write(status)
 
     return audit
 
@@ -122,8 +154,7 @@ def _audited(http: web.Request) -> str | None:
     name = _NAMES.get((http.method, resource.canonical)) if resource is not None else None
     if name is None:
         return "reward_header" if HEADER_REWARD in http.headers else None
-    reads = name == "get_episode" and http.query.get("tokens", "0") != "0"
-    return name if http.method != "GET" or reads else None
+    return name if http.method != "GET" or name in READS else None
 
 
 def _id(subject: str) -> str | None:
@@ -138,11 +169,15 @@ def _of_batch(http: web.Request) -> bool:
     return http.path.startswith(f"{PREFIX}/batches/")
 
 
-def _caller(http: web.Request, headers: Headers, keys: Keys, now: float) -> dict[str, Any]:
+def _caller(http: web.Request, headers: Headers, keys: Keys, now: float) -> tuple[dict[str, Any], str | None]:
+    """The caller, and the episode that the request names or that its key is for."""
     key = key_of(http.rel_url.raw_path, headers)
-    shown = {"key": None if key is None else key_id(key)}
+    named, _ = split_path(http.rel_url.raw_path)
+    shown: dict[str, Any] = {"key": None if key is None else key_id(key), "scope": None, "tenant": None}
     try:
         claims = keys.authenticate(key, now)
     except AjetError:
-        return shown | {"scope": None, "tenant": None}
-    return shown | {"scope": claims.scope, "tenant": claims.tenant}
+        return shown, named
+    if named is None or named == key:
+        named = claims.episode or http.headers.get(HEADER_EPISODE)
+    return shown | {"scope": claims.scope, "tenant": claims.tenant}, named

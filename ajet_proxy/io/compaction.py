@@ -7,7 +7,7 @@ priority. Each step is durable before the next, and none takes away what the one
 1. episodes and batches that were archived go into the archive, in one transaction;
 2. the state goes into a snapshot, which is read back and renamed into its place;
 3. the segments and snapshots that it stands for are removed;
-4. retention takes bodies out of the archive.
+4. retention takes what is too old, or too much, out of the archive.
 
 Invariant: whenever it is killed, or fails, a start finds the same state and the archive the same episodes. What was
 done twice is there once.
@@ -39,6 +39,8 @@ from ajet_proxy.io.journal import NUMBER, folder_of, read_segment, segments, sna
 from ajet_sdk.errors import AjetError
 
 TIED = "tied"
+OOM_SCORE = Path("/proc/self/oom_score_adj")
+"""Where memory runs out, this process goes before the daemon: it can be run again."""
 
 
 @contextlib.contextmanager
@@ -53,7 +55,7 @@ def alone(data_dir: Path) -> Iterator[None]:
 
 
 def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
-    """Compact the journal in `data_dir`; see `Archiver.retain` for the rest. Returns how many bodies were removed."""
+    """Compact the journal in `data_dir`; see `Archiver.retain` for the rest. Returns how many episodes were removed."""
     with alone(data_dir):
         archiver = Archiver(data_dir)
         try:
@@ -99,6 +101,8 @@ def main(arguments: list[str]) -> None:
     data_dir, max_age, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
     if arguments[3:] == [TIED]:
         threading.Thread(target=_end_with_input, daemon=True).start()
+    with contextlib.suppress(OSError):
+        OOM_SCORE.write_text("1000")
     with contextlib.suppress(OSError):  # the unit of `ajet_proxy.service` has no right to it
         os.nice(10)
     try:

@@ -2,7 +2,8 @@
 
 The compaction is a process of its own (`ajet_proxy.io.compaction`): replaying takes seconds, and no agent may wait for
 it. If it fails, nothing is lost and it is tried again later, which the log says once for each reason; until then ended
-episodes stay in memory and segments on disk, which is what the limits are for.
+episodes stay in memory and segments on disk, which is what the limits are for. Failing again and again is an alert,
+since one day they are reached.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from ajet_sdk.errors import AjetError
 logger = logging.getLogger(__name__)
 
 RETRY_S = 60.0
+ALERT_AFTER = 3
+"""So many failures in a row are no passing trouble."""
 RETAIN_S = 3600.0
 """Retention is looked after at least this often."""
 AT_ONCE = 500
@@ -50,6 +53,7 @@ class Compactor:
         self._arrived = True
         self._failing = ""
         """Why it fails, as the log has it."""
+        self._failures = 0
 
     def tick(self) -> None:
         """Let go of what is archived, and start a compaction if one is due. A disk that refuses is asked again."""
@@ -106,19 +110,26 @@ class Compactor:
                 process.kill()
             await process.wait()
             raise
+        self._arrived = True  # also if it failed later on: what retention may remove next time must be let go of before
         said = errors.decode("utf-8", "replace").strip()
         if process.returncode != 0:
             self._failed(said or "a compaction was killed")
             return
         if said:
             logger.warning("%s", said)
-        self._failing = ""
-        self._at_latest, self._arrived = self._now() + RETAIN_S, True
+        self._at_latest, self._failing, self._failures = self._now() + RETAIN_S, "", 0
+        self._store.trouble.pop("compaction", None)
         self._metrics.inc("ajet_removed_episodes_total", int(out))
         self._metrics.inc("ajet_compactions_total", outcome="done")
 
     def _failed(self, why: str) -> None:
         self._not_before = self._now() + RETRY_S
+        self._failures += 1
+        if self._failures >= ALERT_AFTER:
+            self._store.trouble["compaction"] = (
+                f"compaction failed {self._failures} times in a row: memory and disk fill up with what has ended (the "
+                "log says why)"
+            )
         self._metrics.inc("ajet_compactions_total", outcome="failed")
         if why != self._failing:
             logger.error("%s; it is tried again every %.0f seconds", why, RETRY_S)

@@ -24,7 +24,7 @@ from ajet_proxy.core.events import CallFinished, Event
 from ajet_proxy.core.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import client_certificates, gauges
-from ajet_proxy.io.audit import SUBJECT
+from ajet_proxy.io.audit import BEGUN, SUBJECT
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.dashboard import add_page
 from ajet_proxy.io.engine_control import EngineControl
@@ -40,7 +40,7 @@ from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
 MAX_WAIT_S = 3600.0
 MAX_BODY, MAX_OPENING = 1 << 20, 64 << 10
-"""No control request needs more; and what an episode was opened with is kept for good, whatever retention removes."""
+"""No control request needs more; and what an episode was opened with is kept as long as it is."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -233,6 +233,7 @@ class Control:
         now: dict[str, Any] = {"requests": {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
+        now["alerts"] = list(self._store.alerts().values())
         return {"version": __version__} | known | {"models": models} | others | now
 
     def _intercepting(self, http: web.Request) -> dict[str, Any]:
@@ -250,6 +251,7 @@ class Control:
         """Every event from now on as server-sent events, without token ids."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
         await response.prepare(http)
+        http[BEGUN](response.status)
         await response.write(b": events from now on\n\n")
 
         async def stream() -> None:
@@ -279,7 +281,8 @@ class Control:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
             self._store.ledger, self._gate, self._engines, journal_healthy=self._store.healthy,
-            limits=self._store.limits, workers={} if self._workers is None else self._workers.pids(),
+            alerts=len(self._store.alerts()), limits=self._store.limits,
+            workers={} if self._workers is None else self._workers.pids(),
         )
         metrics = self._metrics if self._workers is None else await self._workers.metrics()
         return web.Response(

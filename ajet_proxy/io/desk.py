@@ -18,11 +18,12 @@ from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ajet_proxy.core.borrowed import RUNGS, current
+from ajet_proxy.core.borrowed import RUNGS, Names
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.dialects.reading import Ask
-from ajet_proxy.core.events import EpisodeDiscarded, EpisodeSealed, Event
+from ajet_proxy.core.episode import takes
+from ajet_proxy.core.events import EpisodeDiscarded, EpisodeOpened, EpisodesArchived, EpisodeSealed, Event
 from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
@@ -115,8 +116,10 @@ class Desk(Protocol):
         """Record the reward of `identity`, as found; a name opens its episode on first sight. `name` is the reward's
         id. Where nothing but what it says names it, `again` tells whether it was sent before, and it gets a number."""
 
-    async def admit(self, tenant: str) -> None:
-        """Count a request that makes no call for the quota of `tenant`; `OverQuota` if it has no room for it."""
+    async def admit(self, identity: Identity) -> None:
+        """Count a request that makes no call for its tenant's quota; `OverQuota` if that has no room for it. The key of
+        an episode that takes no calls is refused as for a call; not a request that rewards, which is refused by what it
+        may reward."""
 
     def used(self, tenant: str, tokens: int) -> None:
         """What came of such a request took so many tokens."""
@@ -159,6 +162,7 @@ class LedgerDesk:
         self._clock = clock
         self._metrics = metrics
         self._memory = Memory()
+        self._names = Names(store.ledger.episodes.values())
         store.listen(self._heard)
         self._retold = Retold()
 
@@ -200,9 +204,14 @@ class LedgerDesk:
         body = Reward(value=given.value, call=given.call, final=given.final)
         await self._store.commit(ledger.reward(episode, body, reward_id=name, at=self._clock.now()))
 
-    async def admit(self, tenant: str) -> None:
+    async def admit(self, identity: Identity) -> None:
+        episode = identity.claims.episode
+        if episode is not None and identity.reward is None:
+            self._tenant(identity, episode)
+            if (known := self._store.ledger.find(episode)) is not None:
+                takes("call", known)
         if self._store.quotas is not None:
-            self._store.quotas.pass_one(tenant, self._clock.now())
+            self._store.quotas.pass_one(identity.claims.tenant, self._clock.now())
 
     def used(self, tenant: str, tokens: int) -> None:
         if self._store.quotas is not None:
@@ -283,9 +292,14 @@ class LedgerDesk:
         return () if known is None else known.complete(model, agent)
 
     def _heard(self, events: Sequence[Event]) -> None:
-        """Nothing goes on in an episode that has ended."""
+        """Nothing goes on in an episode that has ended, and names know what is in memory."""
         for event in events:
-            if isinstance(event, EpisodeSealed | EpisodeDiscarded):
+            if isinstance(event, EpisodeOpened):
+                self._names.opened(event.episode, event.identified_by)
+            elif isinstance(event, EpisodesArchived):
+                for episode in event.episodes:
+                    self._names.left(episode)
+            elif isinstance(event, EpisodeSealed | EpisodeDiscarded):
                 self._memory.forget(self._store.ledger.episodes[event.episode].calls)
 
     def _current(self, identity: Identity) -> Identity:
@@ -293,9 +307,8 @@ class LedgerDesk:
         if identity.episode is None or identity.identified_by not in RUNGS:
             return identity
         find, tenant = self._store.ledger.find, identity.claims.tenant
-        return replace(
-            identity, episode=current(identity.episode, tenant, find, for_reward=identity.reward is not None)
-        )
+        found = self._names.current(identity.episode, tenant, find, for_reward=identity.reward is not None)
+        return replace(identity, episode=found)
 
     def _continued(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]

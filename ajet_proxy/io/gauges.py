@@ -70,8 +70,8 @@ _DECLARED = {metric.name: metric for metric in READ}
 
 
 def read(
-    ledger: Ledger, gate: Gatekeeper, engines: Engines, *, journal_healthy: bool, limits: Limits | None,
-    workers: Mapping[int, int] = _NONE,
+    ledger: Ledger, gate: Gatekeeper, engines: Engines, *, journal_healthy: bool, alerts: int,
+    limits: Limits | None, workers: Mapping[int, int] = _NONE,
 ) -> Iterator[tuple[Metric, Values]]:
     """Every row of `READ` that has values now. `workers` are the processes of the workers by their numbers."""
     figures = {
@@ -82,6 +82,7 @@ def read(
         "ajet_gate_open": _one(not ledger.gate_now.shut),
         "ajet_requests_in_flight": _one(gate.in_flight),
         "ajet_requests_waiting": _one(gate.waiting),
+        "ajet_alerts": _one(alerts),
         "ajet_journal_healthy": _one(journal_healthy),
         "ajet_intake_open": _one(limits is None or not limits.refused()),
         "ajet_disk_bytes": _one(0 if limits is None else limits.disk),
@@ -116,7 +117,6 @@ def ledger_figures(ledger: Ledger) -> dict[str, Values]:
         "ajet_drift_ratio": _by_label(
             {model: drift["rate"] for model, drift in drifts.items() if drift["rate"] is not None}
         ),
-        "ajet_alerts": _one(len(ledger.alerts())),
     }
 
 

@@ -294,7 +294,7 @@ class HttpFront:
         if http.method != "POST":
             return await relay.passed(http, upstream_request, self._upstream)
         tenant, tail = identity.claims.tenant, Tail()
-        await self._desk.admit(tenant)
+        await self._desk.admit(identity)
         try:
             if not identity.path.startswith("/v1/"):
                 return await relay.passed(http, upstream_request, self._upstream, tail.feed)

@@ -47,7 +47,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("ajet_refused_total", "counter", "Requests told to come back later, by the limit that is reached.",
            ("reason",)),
     Metric("ajet_compactions_total", "counter", "Compactions of the journal.", ("outcome",)),
-    Metric("ajet_removed_episodes_total", "counter", "Archived episodes whose calls retention removed."),
+    Metric("ajet_removed_episodes_total", "counter", "Archived episodes that retention removed."),
     Metric("ajet_worker_restarts_total", "counter", "Worker processes that ended and were replaced."),
     Metric("ajet_intercepted_connections_total", "counter", "Connections to the HTTPS proxy.", ("kind",)),
 )

@@ -126,8 +126,8 @@ class RemoteDesk:
     def lose(self, endings: Sequence[Ending]) -> None:
         self._channel.tell("lose", *endings)
 
-    async def admit(self, tenant: str) -> None:
-        await self._channel.ask("admit", tenant)
+    async def admit(self, identity: Identity) -> None:
+        await self._channel.ask("admit", identity)
 
     def used(self, tenant: str, tokens: int) -> None:
         self._channel.tell("used", tenant, tokens)

@@ -96,6 +96,8 @@ class Store:
         self.ledger = ledger
         self.limits: Limits | None = None
         self.quotas: Spending | None = None
+        self.trouble: dict[str, str] = {}
+        """Alerts of who looks after the store, by what they are about."""
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._journal: Journal
@@ -197,6 +199,10 @@ class Store:
         episodes, batches = self._archive.holds("episodes", leaving), self._archive.holds("batches", batches)
         self.ledger.arrived(episodes, batches)
         return most in (len(episodes), len(batches))
+
+    def alerts(self) -> dict[str, str]:
+        """What an operator should look at, by what it is about."""
+        return self.ledger.alerts() | self.trouble
 
     async def leasable(self, seen: object, timeout: float) -> None:
         """Return as soon as `Ledger.leasable` is no longer what was `seen`, or after `timeout` seconds."""

@@ -68,7 +68,7 @@ def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes
         return json.dumps(answer.body).encode()
 
     def scrape() -> bytes:
-        read = gauges.read(rig.ledger, gate, engines, journal_healthy=True, limits=None)
+        read = gauges.read(rig.ledger, gate, engines, journal_healthy=True, alerts=0, limits=None)
         return metrics.render(read).encode()
 
     def look(max_staleness: int | None = None) -> bytes:

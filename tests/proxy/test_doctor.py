@@ -234,3 +234,9 @@ async def test_logprobs_of_another_distribution_are_noticed(tmp_path: Path, scal
     await runner.cleanup()
     assert faults(findings) == []
     assert ("ignore temperature" in as_text(findings)) is not scaled
+
+
+@pytest.mark.parametrize("limit", [{}, {"archive_max_age": 1.0}, {"archive_max_bytes": 1}, {"max_disk": 1}])
+def test_an_archive_that_nothing_limits_is_a_hint(tmp_path: Path, limit: dict[str, Any]) -> None:
+    found = run(Config(data_dir=str(tmp_path), **limit))
+    assert [item.level for item in found if item.check == "retention"] == ["warning"] * (not limit)

@@ -50,7 +50,7 @@ def test_the_system_unit_is_confined_and_waits_for_the_drain() -> None:
         "Type=notify", "DynamicUser=yes", "StateDirectory=ajet", "ProtectSystem=strict", "NoNewPrivileges=yes",
         "PrivateTmp=yes", "PrivateDevices=yes", "SystemCallFilter=@system-service", "Restart=on-failure",
         "TimeoutStopSec=90", "LimitNOFILE=65536", "WantedBy=multi-user.target",
-        "After=network-online.target time-sync.target",
+        "After=network-online.target time-sync.target", "OOMPolicy=continue",
     ):
         assert line in text.splitlines()
 

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.borrowed import current
+from ajet_proxy.core.borrowed import Names
 from ajet_proxy.core.episode import Episode
 from ajet_sdk.routes import check_id
 from tests.kit.ledger_rig import LedgerRig
+from tests.proxy.core.test_episode import blank
 
 
 def name_of(rig: LedgerRig, name: str = "s", tenant: str = "", *, for_reward: bool = False) -> str:
@@ -19,7 +20,7 @@ def name_of(rig: LedgerRig, name: str = "s", tenant: str = "", *, for_reward: bo
         asked.append(episode)
         return rig.ledger.find(episode)
 
-    found = current(name, tenant, find, for_reward=for_reward)
+    found = Names(rig.ledger.episodes.values()).current(name, tenant, find, for_reward=for_reward)
     assert len(asked) < 20
     return found
 
@@ -61,3 +62,42 @@ def test_a_name_that_is_no_id_stands_for_one_all_the_same(name: str) -> None:
     rig.abort(first)
     second = name_of(rig, name, tenant="t")
     assert first != second and first.startswith("name-") and second.startswith("name-")
+
+
+def ended(name: str, **fields: object) -> Episode:
+    return blank(id=name, identified_by="body", state="discarded", **fields)
+
+
+def test_a_name_is_found_again_when_its_first_episodes_are_gone_from_the_archive() -> None:
+    archived = {name: ended(name) for name in ("s.5", "s.6", "s.7")}
+    last = blank(id="s.8", identified_by="body")
+    names, known = Names([archived["s.7"], last]), archived | {"s.8": last}
+    for for_reward in (False, True):
+        assert names.current("s", "", known.get, for_reward=for_reward) == "s.8"
+    last.state = "ready"
+    assert names.current("s", "", known.get, for_reward=False) == "s.9"
+    assert names.current("s", "", known.get, for_reward=True) == "s.8"
+    names.left("s.7")
+    assert names.current("s", "", known.get, for_reward=True) == "s.8"
+    names.left("s.8")
+    assert names.current("s", "", known.get, for_reward=False) == "s", "whatever is archived of it is over"
+    known["s"] = blank(id="s", identified_by="body")
+    names.opened("s", "body")
+    known["s.2"] = ended("s.2")
+    assert names.current("s", "", known.get, for_reward=False) == "s"
+
+
+def test_only_borrowed_names_are_followed() -> None:
+    names, known = Names([blank(id="s.3", identified_by="path")]), {"s.3": blank(id="s.3")}
+    assert names.current("s", "", known.get, for_reward=False) == "s"
+    names.opened("s.3", "harness")
+    assert names.current("s", "", known.get, for_reward=False) == "s.3"
+
+
+def test_a_name_that_looks_like_the_second_episode_of_another_is_its_own() -> None:
+    rig = LedgerRig()
+    one, other = name_of(rig, "v1.2"), name_of(rig, "v1")
+    known = {name: blank(id=name, identified_by="body") for name in (one, other)}
+    names = Names(known.values())
+    assert names.current("v1.2", "", known.get, for_reward=False) == one
+    assert names.current("v1", "", known.get, for_reward=False) == other == "v1"

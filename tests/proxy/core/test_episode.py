@@ -184,7 +184,7 @@ def test_text_is_kept_as_timelines_and_a_head_has_none() -> None:
     assert episode.head().model == "named"
     episode.model = None
     head = episode.head()
-    assert (head.calls, head.timelines, head.stored, head.model, head.size()) == ({}, (), "removed", "m", 0)
+    assert (head.calls, head.timelines, head.stored, head.model, head.size()) == ({}, (), "archive", "m", 0)
     head.state = "trained"
     assert head.merged("strict") == ()
     assert episode.named_task == ""

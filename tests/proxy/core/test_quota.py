@@ -111,7 +111,7 @@ def test_tokens_are_paid_after_the_call_and_hold_up_the_next() -> None:
     assert refusal(rig, "a", episode=episode) is None
 
 
-def test_bytes_are_those_of_episodes_in_memory() -> None:
+def test_bytes_are_those_of_episodes_that_have_not_ended() -> None:
     rig = Rig(a=Quota(bytes=100))
     first, second = rig.open(tenant="a"), rig.open(tenant="a")
     rig.call(first, tenant="a", prompt=tuple(range(20)), sampled=(1, 2, 3))
@@ -120,12 +120,36 @@ def test_bytes_are_those_of_episodes_in_memory() -> None:
     assert refusal(rig, "a") == ("bytes_quota", 10.0)
     assert refusal(rig, "b") is None
     assert refusal(rig, "a", episode=second) is None
+    rig.reward(first)
+    rig.at += 1.0
+    assert (rig.state(first), refusal(rig, "a")) == ("ready", ("bytes_quota", 10.0))
     rig.abort(first)
     rig.at += 1.0
-    assert refusal(rig, "a") == ("bytes_quota", 10.0)
-    rig.archive()
+    assert refusal(rig, "a") is None
+
+
+def test_a_tenant_within_its_bytes_may_go_on_for_ever() -> None:
+    rig = Rig(a=Quota(bytes=200))
+    for _ in range(50):
+        for _ in range(2):
+            episode = rig.open(tenant="a", task="t")
+            rig.call(episode, tenant="a", prompt=tuple(range(20)))
+            rig.reward(episode)
+        batch = rig.lease()
+        assert batch is not None
+        rig.ack(batch)
+        rig.at += 1.0
+    assert rig.ledger.counts["trained"] == 100
+
+
+def test_metadata_and_notes_are_bytes_too() -> None:
+    rig = Rig(a=Quota(bytes=1000))
+    first = rig.open(tenant="a", metadata={"about": "x" * 500})
     rig.at += 1.0
     assert refusal(rig, "a") is None
+    rig.reward(first, final=False, note="\u00fc" * 245)
+    rig.at += 1.0
+    assert refusal(rig, "a") == ("bytes_quota", 10.0)
 
 
 def test_a_quota_of_nothing_and_a_tenant_without_one_are_free() -> None:

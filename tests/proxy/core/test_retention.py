@@ -132,7 +132,7 @@ def test_compaction_is_due_when_the_journal_has_outgrown_the_snapshot(sealed: in
 
 @given(st.lists(st.integers(1, 9), max_size=8), st.integers(0, 40))
 def test_the_oldest_are_removed_until_the_rest_fits(sizes: list[int], limit: int) -> None:
-    rows = list(enumerate(sizes))
+    rows = [(float(number), size) for number, size in enumerate(sizes)]
     gone = list(to_remove(rows, sum(sizes), limit))
     assert gone == list(range(len(gone)))
     assert sum(sizes[len(gone) :]) <= limit

@@ -32,12 +32,12 @@ def lines(data_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (data_dir / "audit.jsonl").read_text().splitlines()]
 
 
-async def test_who_acts_and_who_reads_tokens_is_written_down(client: Client, tmp_path: Path) -> None:
+async def test_who_acts_and_who_reads_is_written_down(client: Client, tmp_path: Path) -> None:
     team, trainer = client.key(Claims("agent", "team")), client.key(Claims("trainer"))
     opened = (await client.control("POST", "/episodes", {"task": "secret task"}, key=team)).json
     episode, key = opened["episode"], opened["api_key"]
     await client.chat(episode, key=key)
-    for tokens in ("", "?tokens=0", "?tokens=1", "?tokens=timelines"):
+    for tokens in ("", "?tokens=1"):
         assert (await client.control("GET", f"/episodes/{episode}{tokens}", key=key)).status == 200
     await client.control("GET", "/status", key=team)
     await client.control("POST", f"/episodes/{episode}/rewards", {"value": 0.125, "note": "secret note"}, key=key)
@@ -69,6 +69,50 @@ async def test_refusals_have_a_line_and_paths_are_not_repeated(client: Client, t
     assert other not in (tmp_path / "audit.jsonl").read_text()
 
 
+async def test_who_reads_many_has_a_line_now_and_then(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin, other = client.key(Claims("admin")), client.key(Claims("admin", expires=9e9))
+    reads = ("/episodes", "/overview")
+    for key in (admin, other, "ajet-forged.one", "ajet-forged.two"):
+        for path in (*reads, *reads, "/episodes?state=open"):
+            await client.control("GET", path, key=key)
+    found = [(line["key"], line["route"], line["status"]) for line in lines(tmp_path)]
+    names = ("list_episodes", "overview")
+    assert found == [
+        *((key_id(key), name, 200) for key in (admin, other) for name in names),
+        *((key_id("ajet-forged.one"), name, 401) for name in names),
+    ]
+    monkeypatch.setattr("ajet_proxy.io.audit.LISTED_S", 0.0)
+    monkeypatch.setattr("ajet_proxy.io.audit.MAX_READERS", 0)
+    await client.control("GET", "/overview", key=admin)
+    assert len(lines(tmp_path)) == len(found) + 1
+
+
+async def test_who_follows_the_events_has_a_line_at_once(client: Client, tmp_path: Path) -> None:
+    url, sent = f"{client.app.url}{PREFIX}/events", {"Authorization": f"Bearer {SECRET}"}
+    async with client.session.get(url, headers=sent) as stream:
+        await stream.content.readuntil(b"\n\n")
+        assert [(line["route"], line["status"]) for line in lines(tmp_path)] == [("events", 200)]
+    await client.control("GET", "/events", key=client.key(Claims("agent", "a")))
+    assert [(line["route"], line["status"]) for line in lines(tmp_path)] == [("events", 200), ("events", 403)]
+
+
+async def test_a_reward_that_is_refused_names_its_target(client: Client, tmp_path: Path) -> None:
+    mine, other = [(await client.control("POST", "/episodes", {}, key=SECRET)).json for _ in range(2)]
+    target, key = mine["episode"], other["api_key"]
+    stranger = client.key(Claims("agent", "b"))
+    for path, by, headers in (
+        (f"/e/{target}/v1/models", key, {}), (f"/e/{target}/v1/models", stranger, {}),
+        (f"/e/{target}/v1/models", "ajet-forged.key", {}), ("/v1/models", stranger, {"X_AJet_Episode": target}),
+        ("/v1/models", mine["api_key"], {"X_AJet_Reward": "much"}),
+        (f"/e/{mine['api_key']}/v1/models", None, {"X_AJet_Reward": "much"}),
+    ):
+        assert (await client.ask("GET", path, key=by, **({"X_AJet_Reward": "1"} | headers))).status in (400, 401, 403)
+    found = [(line["route"], line["episode"], line["status"]) for line in lines(tmp_path)[2:]]
+    assert found == [("reward_header", target, status) for status in (403, 403, 401, 403, 400, 400)]
+
+
 @pytest.mark.parametrize("path", [f"{PREFIX}/episodes", "/v1/chat/completions"])
 async def test_of_two_keys_the_line_names_the_one_that_counted(path: str, client: Client, tmp_path: Path) -> None:
     mine, other = client.key(Claims("agent", "a")), client.key(Claims("agent", "b"))
@@ -80,7 +124,7 @@ async def test_of_two_keys_the_line_names_the_one_that_counted(path: str, client
             assert answer.status == 200
     opened = (await client.control("GET", "/episodes", key=SECRET)).json["episodes"]
     assert {episode["tenant"] for episode in opened} == {"a"}
-    assert [(line["key"], line["tenant"]) for line in lines(tmp_path)] == [(key_id(mine), "a")] * 2
+    assert [(line["key"], line["tenant"]) for line in lines(tmp_path)[:2]] == [(key_id(mine), "a")] * 2
 
 
 async def test_a_reward_that_rides_on_a_request_is_one_too(client: Client, tmp_path: Path) -> None:

@@ -171,11 +171,56 @@ async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_
     daemon = Daemon(store, tmp_path, max_age=3600.0)
     names = await daemon.trains(30)
     await daemon.ticks()
-    assert store.ledger.record(names[0], tokens="none")["stored"] == "removed"
+    assert store.ledger.record(names[0], tokens="none")["stored"] == "archive"
+    daemon.at += module.RETAIN_S
+    await daemon.ticks()
+    assert store.ledger.find(names[0]) is None
     assert "ajet_removed_episodes_total 0" not in daemon.metrics.render()
     assert not daemon.compactor._is_due()
     daemon.at += module.RETAIN_S
     assert daemon.compactor._is_due()
+
+
+async def test_failing_again_and_again_is_an_alert_until_it_succeeds(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = Daemon(store, tmp_path)
+    await daemon.trains(30)
+    right = module.COMMAND
+    monkeypatch.setattr(module, "COMMAND", ("-c", "raise SystemExit(1)"))
+    for failures in range(1, 5):
+        await daemon.ticks()
+        assert daemon.compactor._failures == failures
+        assert bool(store.alerts()) == (failures >= 3)
+        daemon.at += module.RETRY_S
+    assert store.alerts()["compaction"].startswith("compaction failed 4 times in a row")
+    monkeypatch.setattr(module, "COMMAND", right)
+    await daemon.ticks()
+    assert not store.alerts()
+
+
+async def test_what_a_compaction_archived_before_it_failed_is_let_go_of_before_the_next(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one's retention may remove it, and then it could not be seen to have arrived."""
+    daemon = Daemon(store, tmp_path, max_bytes=1)
+    await daemon.trains(30)
+    monkeypatch.setattr(module, "COMMAND", ("-c", FAILS_AT_THE_SNAPSHOT))
+    await daemon.ticks()
+    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render() and store.ledger.leaving
+    daemon.at += module.RETRY_S
+    before = len(store.ledger.leaving)
+    daemon.compactor.tick()
+    assert before == 28 and len(store.ledger.leaving) < 10
+
+
+FAILS_AT_THE_SNAPSHOT = """
+import sys
+from ajet_proxy.io import compaction, snapshot
+def fail(*_): raise OSError("no space")
+snapshot.save = fail
+compaction.main(sys.argv[1:])
+"""
 
 
 async def test_a_compaction_ends_with_the_daemon(

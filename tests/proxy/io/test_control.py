@@ -17,6 +17,7 @@ from aiohttp import web
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.io import keyring
+from ajet_proxy.io.store import Store
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.routes import ROUTES, Route
 from tests.kit.engine_stub import EngineStub
@@ -352,6 +353,14 @@ async def test_metrics_of_another_machine_need_a_key(locked: Client, monkeypatch
     monkeypatch.setattr(web.BaseRequest, "remote", "192.0.2.1")
     assert (await locked.ask("GET", "/metrics")).status == 401
     assert (await locked.ask("GET", "/metrics", key=SECRET)).status == 200
+
+
+async def test_alerts_of_the_daemon_stand_beside_those_of_the_ledger(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "alerts", lambda store: {"compaction": "compaction failed"})
+    assert (await client.status())["alerts"] == ["compaction failed"]
+    assert "ajet_alerts 1" in (await client.ask("GET", "/metrics")).body.decode().splitlines()
 
 
 async def test_metrics_behind_a_trusted_front_need_a_key(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def rendered(rig: LedgerRig, **upstreams: tuple[str, ...]) -> list[str]:
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
     fixed = {model.replace("any", ""): urls for model, urls in upstreams.items()}
     engines = Engines(fixed, rig.ledger.upstreams, rig.ledger.models)
-    return Metrics().render(read(rig.ledger, gate, engines, journal_healthy=True, limits=None)).splitlines()
+    alerts = len(rig.ledger.alerts())
+    figures = read(rig.ledger, gate, engines, journal_healthy=True, alerts=alerts, limits=None)
+    return Metrics().render(figures).splitlines()
 
 
 def test_what_the_ledger_knows() -> None:

@@ -130,3 +130,33 @@ async def test_a_final_reward_on_a_call_leaves_nothing_to_call() -> None:
         assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=headers), 409)
         assert len(front.of(RewardGiven)) == 1 and len(front.of(EpisodeSealed)) == 1
         assert stub.requests == []
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/tokenize"])
+async def test_the_key_of_an_ended_episode_passes_nothing_on_but_what_rewards(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("ep")
+        key, gone, team = (bearer(front.keys.issue(Claims("agent", "", name))) for name in ("ep", "gone", None))
+        assert (await send(front.url + path, body=BODY, headers=key)).status == 200
+        final = {"X-AJet-Reward": "1", "X-AJet-Final": "1"}
+        assert (await send(front.url + path, body=BODY, headers=key | final)).status == 200
+        told = error(await send(front.url + CHAT, body=BODY, headers=key), 409)
+        assert error(await send(front.url + path, body=BODY, headers=key), 409) == told
+        assert told["code"] == "episode_discarded"
+        assert error(await send(front.url + path, body=BODY, headers=gone), 404)["param"] == "episode"
+        assert (await send(front.url + path, body=BODY, headers=team)).status == 200
+        assert (await get(f"{front.url}/v1/models", **key)).status == 200
+        assert len(stub.requests) == 4
+
+
+async def test_after_sealing_a_reward_corrects_on_any_request() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("ep")
+        key = bearer(front.keys.issue(Claims("agent", "", "ep")))
+        assert (await send(front.url + CHAT, body=BODY, headers=key)).status == 200
+        for value, method, path in (
+            ("1", "GET", "/v1/models"), ("0.5", "POST", "/v1/embeddings"), ("0.25", "GET", "/v1/models"),
+        ):
+            reward = {"X-AJet-Reward": value, "X-AJet-Final": "1"}
+            assert (await send(front.url + path, method=method, body=BODY, headers=key | reward)).status == 200
+        assert front.store.ledger.record("ep")["reward"] == 0.25
