@@ -51,7 +51,7 @@ class Worker:
         self._work: set[asyncio.Task[None]] = set()
         self._words: Mapping[str, Callable[..., None]] = {
             "start": lambda *given: self._do(self._start(*given)), "facts": self._take,
-            "drain": lambda: self._do(self._drain()),
+            "over": self._over, "drain": lambda: self._do(self._drain()),
         }
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
@@ -114,6 +114,10 @@ class Worker:
         if self._desk is not None and self._keys is not None:
             self._desk.facts = facts
             self._keys.ring = facts.ring
+
+    def _over(self, entry: int) -> None:
+        if self._desk is not None:
+            self._desk.over(entry)
 
     async def _figures(self) -> Any:
         return self._metrics.figures()

@@ -44,6 +44,7 @@ from ajet_proxy.core.usage import Tail
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import relay
 from ajet_proxy.io.audit import SUBJECT
+from ajet_proxy.io.call_off import CallOff
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
 from ajet_proxy.io.desk import Asking, Begun, Desk
@@ -179,7 +180,7 @@ class HttpFront:
             await self._reward(http, identity, body)
         exchange = self._exchange(dialect, asked)
         asking = Asking(identity, history, sent, request.model, exchange.choices, dialect.path)
-        async with self._desk.begin(asking) as begun:
+        async with CallOff(http) as call_off, self._desk.begin(asking, call_off.now) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)
             if suited is not dialect or begun.given is not None:
                 asked = asked if suited is dialect else suited.translate(request)

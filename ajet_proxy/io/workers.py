@@ -239,7 +239,7 @@ class Workers:
                     slot.ready.set_exception(OSError(problem))
 
         more: dict[str, Told] = {"listening": ready, "failed": ready, "audit": self._audit.write}
-        return Clerk(self._desk, more=more, gone=gone)
+        return Clerk(self._desk, tell=channel.tell, more=more, gone=gone)
 
 
 async def _reserve(address: Address) -> list[socket.socket]:

@@ -81,7 +81,10 @@ class Listening:
         raise AssertionError(f"nobody asks a front for {what}")
 
     def told(self, what: str, values: Sequence[Any]) -> None:
-        (self.desk.facts,) = values
+        if what == "over":
+            self.desk.over(*values)
+        else:
+            (self.desk.facts,) = values
 
     def lost(self) -> None:
         """The front is closed."""
@@ -141,8 +144,9 @@ class Front:
         """A front whose desk is the real one at the other end of a socket."""
         loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
         facts = self.facts()
-        clerk = Clerk(self.desk, more={}, gone=self._hung_up.set)
-        _, ledger = await loop.create_connection(lambda: Channel(VALUES, lambda _: clerk), sock=ours)
+        _, ledger = await loop.create_connection(
+            lambda: Channel(VALUES, lambda made: self.clerk(made, self._hung_up.set)), sock=ours
+        )
         _, self.worker = await loop.create_connection(
             lambda: Channel(VALUES, lambda made: Listening(made, facts)), sock=theirs
         )
@@ -153,6 +157,10 @@ class Front:
             desk=desk,
             engines=Engines(self.fixed, lambda model: desk.facts.upstreams(model), lambda: desk.facts.models()),
         )
+
+    def clerk(self, channel: Channel, gone: Callable[[], None] = lambda: None) -> Clerk:
+        """Who answers a worker at the other end of `channel`."""
+        return Clerk(self.desk, tell=channel.tell, more={}, gone=gone)
 
     def facts(self) -> Facts:
         ledger = self.store.ledger
