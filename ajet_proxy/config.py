@@ -137,7 +137,7 @@ class Config:
         0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."
     )
     max_memory: int = _opt(
-        0, "Memory of the process, and of its workers, at which new episodes, and then new calls, get a 503; 0 is none."
+        0, "Memory of all processes at which new episodes, and then calls and large bodies, get a 503; 0 is none."
     )
     max_audit: int = _opt(256 << 20, "Size of the audit log and its older files; the oldest lines go first.")
     tenants: tuple[tuple[str, Quota], ...] = _opt((), "Quotas of tenants; in the TOML file only.", flag=False)

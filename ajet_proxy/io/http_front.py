@@ -53,6 +53,7 @@ from ajet_proxy.io.foreign import Foreign
 from ajet_proxy.io.inquiry import Inquiry
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
@@ -95,9 +96,10 @@ class HttpFront:
 
     def __init__(
         self, *, desk: Desk, keys: Keys, engines: Engines, clock: Clock, metrics: Metrics, settings: FrontSettings,
-        headers: Callable[[web.Request], Headers] = headers_as_sent,
+        room: Room, headers: Callable[[web.Request], Headers] = headers_as_sent,
     ) -> None:
         self._desk = desk
+        self._room = room
         self._keys = keys
         self._clock = clock
         self._metrics = metrics
@@ -358,7 +360,10 @@ class HttpFront:
         return True
 
     async def _body(self, http: web.Request) -> bytes:
-        return await body_of.read(http, max_body=self._settings.max_body, limit_s=self._settings.client_timeout)
+        settings = self._settings
+        return await body_of.read(
+            http, max_body=settings.max_body, limit_s=settings.client_timeout, room=self._room
+        )
 
 
 def _is_preflight(http: web.Request) -> bool:

@@ -28,6 +28,7 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.server import Runner
 from ajet_sdk.errors import NotReady
 from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode
@@ -100,6 +101,7 @@ class Front:
         self.store = MemoryStore()
         self.clock = Clock()
         self.metrics = Metrics()
+        self.room = Room(self.metrics)
         self.keys = Keys(b"k" * 32, admin_secret=admin_secret)
         self.gate = Gatekeeper(is_open=lambda: self.store.ledger.gate == "open", hold_s=hold_s)
         self.fixed: dict[str, tuple[str, ...]] = {"": upstreams} if upstreams else {}
@@ -109,7 +111,8 @@ class Front:
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
         self._make = partial(
-            HttpFront, keys=self.keys, clock=self.clock, metrics=self.metrics, settings=FrontSettings(**settings)
+            HttpFront, keys=self.keys, clock=self.clock, metrics=self.metrics, settings=FrontSettings(**settings),
+            room=self.room,
         )
         self._hung_up = asyncio.Event()
         self.front = self._make(desk=self.desk, engines=engines)
