@@ -149,6 +149,7 @@ class Config:
         120.0, "A client has this long to send a request's head, then its body, and to go on reading an answer."
     )
     max_body: int = _opt(64 << 20, "Largest request body.")
+    max_messages: int = _opt(10_000, "Most messages or items of a call; of JSON objects and lists, five times that.")
     max_header: int = _opt(64 << 10, "Largest header of a request or an answer, and longest request line.")
 
     @property

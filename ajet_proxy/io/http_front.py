@@ -34,6 +34,7 @@ from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.uncarried import Uncarried
 from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.extent import check as check_extent
 from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.history import History, Mark, marks_of, read
 from ajet_proxy.core.identity import Identity, identify, key_of, split_path
@@ -67,8 +68,8 @@ MOST_MISSPELT = 100
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """Limits in seconds and bytes; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the engines' own
-    API key; ``pauses`` says that weights change while calls are in flight."""
+    """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the
+    engines' own API key; ``pauses`` says that weights change while calls are in flight."""
 
     allow_routes: tuple[str, ...] = ()
     upstream_key: str | None = None
@@ -77,6 +78,7 @@ class FrontSettings:
     read_timeout: float = 0.0
     keep_alive: float = 15.0
     max_body: int = 64 << 20
+    max_messages: int = 10_000
     max_header: int = 64 << 10
     client_timeout: float = 120.0
     continuity: bool = True
@@ -173,6 +175,7 @@ class HttpFront:
             if dialect.target != dialect.path:
                 raise
             return await self._pass(http, body)  # no call can come of it, and the engine says so in its own words
+        check_extent(request.text, request.fields, self._settings.max_messages)
         identity = self._identify(http, request)
         dialect, asked = await self._carried(http, dialect, request)
         history = read(dialect.target, asked.fields, identity.scope)
