@@ -53,6 +53,7 @@ from ajet_proxy.io.process import (
     look_for_garbage_less,
 )
 from ajet_proxy.io.remote_desk import Facts
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.server import Runner
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.traces import Traces, exporting
@@ -96,6 +97,7 @@ class App:
             raise ConfigError("worker processes listen for themselves: leave the socket unit out, or --workers 1")
         data_dir = open_data_dir(config)
         clock, metrics = Clock(), Metrics()
+        room = Room(metrics)
         traces = Traces(exporting()) if config.traces else None
         if traces is not None:
             self._stack.push_async_callback(traces.close)
@@ -111,10 +113,11 @@ class App:
         desk = LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
         make_front = functools.partial(
             HttpFront, desk=desk, engines=engines, keys=keys, clock=clock, metrics=metrics,
-            settings=front.settings(config),
+            settings=front.settings(config), room=room,
         )
-        self._look_after(store, data_dir, clock, metrics, keys)
         log = AuditLog(data_dir, max_bytes=config.max_audit)
+        workers = self._crew(store, desk, keys, log, metrics, data_dir) if config.workers > 1 else None
+        self._look_after(store, data_dir, clock, metrics, keys, room)
         audit = functools.partial(audited, log, keys=keys, now=clock.now)
         if config.intercept:
             tunnels = Tunnels(
@@ -126,11 +129,10 @@ class App:
             )
         else:
             self._stack.push_async_callback(self._drain)
-        workers = self._crew(store, desk, keys, log, metrics, data_dir) if config.workers > 1 else None
         control = Control(
             store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
-            workers=workers, settings=_control_settings(config),
+            workers=workers, settings=_control_settings(config), room=room,
         )
         secured, around = front.tls(config), audit(headers=headers_as_sent)
         if workers is None:
@@ -147,10 +149,12 @@ class App:
         scheme = "http" if config.tls_cert is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def _look_after(self, store: Store, data_dir: Path, clock: Clock, metrics: Metrics, keys: Keys) -> None:
+    def _look_after(
+        self, store: Store, data_dir: Path, clock: Clock, metrics: Metrics, keys: Keys, room: Room
+    ) -> None:
         """Start what is done again and again."""
         config = self.config
-        limits = self._limit(store, data_dir, metrics)
+        limits = self._limit(store, data_dir, metrics, room)
         compactor = Compactor(
             store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
             max_bytes=config.archive_max_bytes,
@@ -210,16 +214,20 @@ class App:
         store.listen(heard)
         return workers
 
-    def _limit(self, store: Store, data_dir: Path, metrics: Metrics) -> DaemonLimits:
-        """Hold `store` to what the operator allows."""
+    def _limit(self, store: Store, data_dir: Path, metrics: Metrics, room: Room) -> DaemonLimits:
+        """Hold `store`, and what bodies take, to what the operator allows."""
         config = self.config
+
+        def measured(left: int) -> None:
+            room.look(left if self.workers is None else self.workers.share(left))
 
         def resident() -> int:
             pids = () if self.workers is None else self.workers.pids().values()
             return sum(resident_bytes(pid) for pid in ("self", *map(str, pids)))
 
         store.limits = limits = DaemonLimits(
-            data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics, resident=resident
+            data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics, resident=resident,
+            measured=measured,
         )
         if config.tenants:
             store.quotas = TenantLimits(Quotas(dict(config.tenants), store.ledger), metrics)

@@ -135,7 +135,7 @@ class Config:
         0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."
     )
     max_memory: int = _opt(
-        0, "Memory of the process, and of its workers, at which new episodes, and then new calls, get a 503; 0 is none."
+        0, "Memory of all processes at which new episodes, and then calls and large bodies, get a 503; 0 is none."
     )
     max_audit: int = _opt(256 << 20, "Size of the audit log and its older files; the oldest lines go first.")
     tenants: tuple[tuple[str, Quota], ...] = _opt((), "Quotas of tenants; in the TOML file only.", flag=False)
@@ -147,6 +147,7 @@ class Config:
         120.0, "A client has this long to send a request's head, then its body, and to go on reading an answer."
     )
     max_body: int = _opt(64 << 20, "Largest request body.")
+    max_messages: int = _opt(10_000, "Most messages or items of a call; of JSON objects and lists, five times that.")
     max_header: int = _opt(64 << 10, "Largest header of a request or an answer, and longest request line.")
     max_choices: int = _opt(1024, "Most choices of one request, n times its prompts: each is a call of its own.")
 

@@ -40,8 +40,9 @@ def settings(config: Config) -> FrontSettings:
     return FrontSettings(
         allow_routes=config.allow_route, upstream_key=config.upstream_key, connect_timeout=config.connect_timeout,
         read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
-        max_header=config.max_header, max_choices=config.max_choices, continuity=config.continuity == "auto",
-        client_timeout=config.client_timeout, pauses=config.gate_mode == "pause",
+        max_header=config.max_header, max_choices=config.max_choices, max_messages=config.max_messages,
+        continuity=config.continuity == "auto", client_timeout=config.client_timeout,
+        pauses=config.gate_mode == "pause",
     )
 
 

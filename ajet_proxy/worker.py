@@ -33,6 +33,7 @@ from ajet_proxy.io.http_front import HttpFront, headers_as_sent
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less, program
 from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.server import Runner
 
 Address = tuple[str, int]
@@ -45,12 +46,14 @@ class Worker:
         self.over = asyncio.Event()
         self._channel = channel
         self._metrics = Metrics()
+        self._room = Room(self._metrics)
         self._runner: Runner | None = None
         self._desk: RemoteDesk | None = None
         self._keys: Keys | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._words: Mapping[str, Callable[..., None]] = {
             "start": lambda *given: self._do(self._start(*given)), "facts": self._take,
+            "over": self._over, "room": self._room.look,
             "drain": lambda: self._do(self._drain()),
         }
 
@@ -96,11 +99,13 @@ class Worker:
         audit = audited(self, keys=keys, now=clock.now, headers=headers_as_sent)
         application = front.application(config, keys, audit)
         relay = ControlRelay(
-            control, keys=keys, clock=clock, max_body=config.max_body, client_timeout=config.client_timeout
+            control, keys=keys, clock=clock, max_body=config.max_body, client_timeout=config.client_timeout,
+            room=self._room,
         )
         relay.add_routes(application)
         HttpFront(
-            desk=desk, keys=keys, engines=engines, clock=clock, metrics=self._metrics, settings=front.settings(config)
+            desk=desk, keys=keys, engines=engines, clock=clock, metrics=self._metrics, settings=front.settings(config),
+            room=self._room,
         ).add_routes(application)
         self._runner = front.runner(config, application)
         await self._runner.setup()
@@ -114,6 +119,10 @@ class Worker:
         if self._desk is not None and self._keys is not None:
             self._desk.facts = facts
             self._keys.ring = facts.ring
+
+    def _over(self, entry: int) -> None:
+        if self._desk is not None:
+            self._desk.over(entry)
 
     async def _figures(self) -> Any:
         return self._metrics.figures()

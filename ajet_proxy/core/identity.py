@@ -23,6 +23,9 @@ from ajet_proxy.core.keys import Claims, check_scope
 from ajet_sdk.errors import Forbidden
 from ajet_sdk.routes import KEY_PREFIX, check_id
 
+MAX_SESSION = 10_000
+"""A ``user_id`` of more characters is not looked into."""
+
 
 @dataclass(frozen=True, slots=True)
 class Identity:
@@ -107,7 +110,7 @@ def _named_in(body: Mapping[str, Any]) -> str | None:
 
 def _session(user_id: Any) -> Any:
     """Claude Code's ``user_id`` is JSON that holds a session id; every other one is a name as it stands."""
-    if not isinstance(user_id, str) or not user_id.startswith("{"):
+    if not isinstance(user_id, str) or not user_id.startswith("{") or len(user_id) > MAX_SESSION:
         return user_id
     try:
         parsed = json.loads(user_id)

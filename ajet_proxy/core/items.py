@@ -34,21 +34,25 @@ class Spoken:
 
 def spoken(items: Sequence[Any]) -> list[Spoken] | None:
     """The messages of `items`; None if there is an item that has none."""
-    out: list[Spoken] = []
+    begun: list[tuple[int, dict[str, Any], list[str]]] = []
+    message: dict[str, Any] = {}
+    parts: list[str] = []
     for place, item in enumerate(items):
-        message = _message(item) if isinstance(item, Mapping) else None
-        if message is None:
+        found = _message(item) if isinstance(item, Mapping) else None
+        if found is None:
             return None
-        part = "" if message["role"] != "assistant" else next(name for name in message if name != "role")
-        before = out[-1] if out else None
-        if before is None or not part or not before.parts or (part in before.message and part != "tool_calls"):
-            out.append(Spoken(message, place, place + 1, (part,) if part else ()))
+        part = "" if found["role"] != "assistant" else next(name for name in found if name != "role")
+        if not part or not parts or (part in message and part != "tool_calls"):
+            message, parts = found, [part] if part else []
+            begun.append((place, message, parts))
             continue
-        longer = {**before.message, **message}
-        if part == "tool_calls":
-            longer[part] = [*before.message.get(part, ()), *message[part]]
-        out[-1] = Spoken(longer, before.start, place + 1, (*before.parts, part))
-    return out
+        parts.append(part)
+        if part in message:
+            message[part] += found[part]  # in place: a list may grow to thousands
+        else:
+            message[part] = found[part]
+    ends = [*(start for start, _, _ in begun[1:]), len(items)]
+    return [Spoken(made, start, end, tuple(of)) for (start, made, of), end in zip(begun, ends, strict=False)]
 
 
 def is_unfinished(items: Sequence[Any]) -> bool:

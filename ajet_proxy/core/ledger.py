@@ -96,10 +96,12 @@ class Ledger(State):
     def lose_call(
         self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = ()
     ) -> Events:
-        """`call` will never be trained. Nothing happens if it ended before."""
+        """`call` will never be trained, for `reason`, or for its episode's end. Nothing happens if it ended before."""
         known, entry, at = self._episode(episode), self._entry(episode, call), self._time(at)
         if entry.state != "running":
             return _late(known, call, entry, marks, at)
+        if known.state not in ("open", "sealed"):
+            reason = f"episode_{known.state}"
         return (ev.CallLost(at, episode, call, reason, marks),)
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:

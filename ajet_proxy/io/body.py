@@ -1,4 +1,5 @@
-"""A request's body, read with the limits that hold for everybody: its size after decompression, and its time.
+"""A request's body, read with the limits that hold for everybody: its size after decompression, its time, and what all
+of them together may take (`room`).
 
 A body that is compressed is counted as it comes out, piece by piece, and reading ends at the limit: a few kilobytes
 that stand for gigabytes never become more than `max_body`.
@@ -10,6 +11,7 @@ import asyncio
 
 from aiohttp import HttpVersion11, web
 
+from ajet_proxy.io.room import Room
 from ajet_sdk.errors import BadRequest, TooLarge
 
 
@@ -21,25 +23,33 @@ async def ask(http: web.Request) -> None:
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
 
-async def read(http: web.Request, *, max_body: int, limit_s: float) -> bytes:
-    """The body; `TooLarge` over `max_body` bytes, `BadRequest` if it has not come within `limit_s` seconds."""
-    if (http.content_length or 0) > max_body:
+async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) -> bytes:
+    """The body; `TooLarge` over `max_body` bytes, `BadRequest` if it has not come within `limit_s` seconds, `NotReady`
+    if there is no `room` for it, or no longer."""
+    length = http.content_length or 0
+    if length > max_body:
         raise _too_large(max_body)
     if http.content.is_eof():  # it came along with the head, as most do
         whole = http.content.read_nowait()
         if len(whole) > max_body:
             raise _too_large(max_body)
         return whole
-    parts, size = [], 0
+    room.check(length, length)
+    parts, size, done = [], 0, False
     try:
         async with asyncio.timeout(limit_s):
             async for part in http.content.iter_any():
                 parts.append(part)
                 size += len(part)
+                room.take(len(part))
+                room.check(size)
                 if size > max_body:
                     raise _too_large(max_body)
+        done = True
     except TimeoutError as error:
         raise BadRequest(f"the request body did not come within {limit_s:g} s", code="slow_body") from error
+    finally:
+        room.leave(size, whole=done)
     return b"".join(parts)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from ajet_proxy.core.call import RESTARTED
@@ -21,10 +22,12 @@ Told = Callable[..., None]
 
 
 class Clerk:
-    """Answers one worker. `more` is what it may say besides, by name; `gone` is called when it is."""
+    """Answers one worker, and tells it by `tell` which of its requests are over. `more` is what it may say besides, by
+    name; `gone` is called when it is."""
 
-    def __init__(self, desk: Desk, *, more: Mapping[str, Told], gone: Callable[[], None]) -> None:
+    def __init__(self, desk: Desk, *, tell: Told, more: Mapping[str, Told], gone: Callable[[], None]) -> None:
         self._desk = desk
+        self._tell = tell
         self._gone = gone
         self._inside: dict[int, tuple[AbstractAsyncContextManager[Any], Begun | None]] = {}
         self._leaving: set[Any] = set()
@@ -59,7 +62,7 @@ class Clerk:
         self._inside[entry] = inside, None
 
     async def _begin(self, entry: int, asking: Asking) -> Begun:
-        inside = self._desk.begin(asking)
+        inside = self._desk.begin(asking, partial(self._tell, "over", entry))
         begun = await inside.__aenter__()
         self._inside[entry] = inside, begun
         return begun

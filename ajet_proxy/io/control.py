@@ -31,6 +31,7 @@ from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.metrics import CONTENT_TYPE, Metrics
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.tunnels import Interception
 from ajet_proxy.io.workers import Workers
@@ -63,8 +64,9 @@ class Control:
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
         clock: Clock, metrics: Metrics, interception: Interception | None,
-        workers: Workers | None, settings: ControlSettings,
+        workers: Workers | None, settings: ControlSettings, room: Room,
     ) -> None:
+        self._room = room
         self._interception = interception
         self._workers = workers
         self._store = store
@@ -129,7 +131,7 @@ class Control:
         """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
         `ajet_sdk.routes.parse` checks."""
         most = min(self._settings.max_body, most)
-        raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout)
+        raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout, room=self._room)
         if not raw.strip():
             return None
         try:

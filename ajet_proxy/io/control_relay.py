@@ -24,6 +24,7 @@ from ajet_proxy.io import body as body_of
 from ajet_proxy.io import client_certificates, relay
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.errors import Handler
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.upstream import HOP_BY_HOP, EngineRequest, as_written
 from ajet_sdk.errors import NotReady
 
@@ -36,8 +37,11 @@ RETRY_AFTER_S = 2.0
 class ControlRelay:
     """Passes requests on to the socket at `path`."""
 
-    def __init__(self, path: str, *, keys: Keys, clock: Clock, max_body: int, client_timeout: float) -> None:
+    def __init__(
+        self, path: str, *, keys: Keys, clock: Clock, max_body: int, client_timeout: float, room: Room
+    ) -> None:
         self._path = path
+        self._room = room
         self._keys = keys
         self._clock = clock
         self._max_body = max_body
@@ -62,7 +66,7 @@ class ControlRelay:
     async def _pass(self, http: web.Request) -> web.StreamResponse:
         if http.body_exists:
             self._keys.authenticate(key_in(http.headers), self._clock.now())
-        body = await body_of.read(http, max_body=self._max_body, limit_s=self._client_timeout)
+        body = await body_of.read(http, max_body=self._max_body, limit_s=self._client_timeout, room=self._room)
         headers = CIMultiDict(
             (name, value) for name, value in as_written(http.raw_headers).items()
             if name.lower() not in _OURS and is_text(value)

@@ -28,6 +28,7 @@ from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
 from ajet_proxy.core.timeline import Packed, Policy
+from ajet_proxy.io.call_off import OverTold, UnderWay
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper
@@ -127,8 +128,9 @@ class Desk(Protocol):
     def enter(self, model: str) -> AbstractAsyncContextManager[None]:
         """Hold a request while weights change, and until there is an engine for `model`."""
 
-    def begin(self, asking: Asking) -> AbstractAsyncContextManager[Begun]:
-        """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost."""
+    def begin(self, asking: Asking, over: OverTold) -> AbstractAsyncContextManager[Begun]:
+        """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `over` is
+        called when their episode is discarded before that."""
 
     async def end(self, endings: Sequence[Ending]) -> None:
         """Record how calls ended; returns when that is on disk."""
@@ -163,6 +165,7 @@ class LedgerDesk:
         self._metrics = metrics
         self._memory = Memory()
         self._names = Names(store.ledger.episodes.values())
+        self._under_way = UnderWay()
         store.listen(self._heard)
         self._retold = Retold()
 
@@ -225,7 +228,7 @@ class LedgerDesk:
             yield
 
     @asynccontextmanager
-    async def begin(self, asking: Asking) -> AsyncIterator[Begun]:
+    async def begin(self, asking: Asking, over: OverTold) -> AsyncIterator[Begun]:
         ledger, named = self._store.ledger, asking.identity
         identity, metadata = named, _NOTHING
         if named.reward is None:
@@ -253,7 +256,8 @@ class LedgerDesk:
             self._store.post(opening(episode=episode, calls=begun.calls, at=begun.started_at))
             reason = DISCONNECTED
             try:
-                yield begun
+                with self._under_way.add(episode, over):
+                    yield begun
             except AjetError:
                 reason = ENGINE_ERROR
                 raise
@@ -292,7 +296,8 @@ class LedgerDesk:
         return () if known is None else known.complete(model, agent)
 
     def _heard(self, events: Sequence[Event]) -> None:
-        """Nothing goes on in an episode that has ended, and names know what is in memory."""
+        """Nothing goes on in an episode that has ended, what runs in one that is discarded ends with it, and names know
+        what is in memory."""
         for event in events:
             if isinstance(event, EpisodeOpened):
                 self._names.opened(event.episode, event.identified_by)
@@ -301,6 +306,8 @@ class LedgerDesk:
                     self._names.left(episode)
             elif isinstance(event, EpisodeSealed | EpisodeDiscarded):
                 self._memory.forget(self._store.ledger.episodes[event.episode].calls)
+            if isinstance(event, EpisodeDiscarded) and not event.models:
+                self._under_way.end(event.episode)
 
     def _current(self, identity: Identity) -> Identity:
         """`identity` with the episode that a borrowed name stands for."""

@@ -63,6 +63,8 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except AjetError as error:
+        if request.writer.output_size and request.transport is not None:
+            request.transport.close()  # so that what follows goes nowhere
         return error_response(request.path, error)
     except web.HTTPRequestEntityTooLarge as error:
         too_large = TooLarge(f"the request body is over the limit: {error.text}", code="body_too_large")

@@ -34,6 +34,7 @@ from ajet_proxy.core.dialects.reading import Dialect
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.uncarried import Uncarried
 from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.extent import check as check_extent
 from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.history import History, Mark, marks_of, read
 from ajet_proxy.core.identity import Identity, identify, key_of, split_path
@@ -44,6 +45,7 @@ from ajet_proxy.core.usage import Tail
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import relay
 from ajet_proxy.io.audit import SUBJECT
+from ajet_proxy.io.call_off import CallOff
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
 from ajet_proxy.io.desk import Asking, Begun, Desk
@@ -52,6 +54,7 @@ from ajet_proxy.io.foreign import Foreign
 from ajet_proxy.io.inquiry import Inquiry
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
@@ -65,8 +68,8 @@ MOST_MISSPELT = 100
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """Limits in seconds and bytes; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the engines' own
-    API key; ``pauses`` says that weights change while calls are in flight."""
+    """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the
+    engines' own API key; ``pauses`` says that weights change while calls are in flight."""
 
     allow_routes: tuple[str, ...] = ()
     upstream_key: str | None = None
@@ -75,6 +78,7 @@ class FrontSettings:
     read_timeout: float = 0.0
     keep_alive: float = 15.0
     max_body: int = 64 << 20
+    max_messages: int = 10_000
     max_header: int = 64 << 10
     max_choices: int = 1024
     client_timeout: float = 120.0
@@ -95,9 +99,10 @@ class HttpFront:
 
     def __init__(
         self, *, desk: Desk, keys: Keys, engines: Engines, clock: Clock, metrics: Metrics, settings: FrontSettings,
-        headers: Callable[[web.Request], Headers] = headers_as_sent,
+        room: Room, headers: Callable[[web.Request], Headers] = headers_as_sent,
     ) -> None:
         self._desk = desk
+        self._room = room
         self._keys = keys
         self._clock = clock
         self._metrics = metrics
@@ -171,6 +176,7 @@ class HttpFront:
             if dialect.target != dialect.path:
                 raise
             return await self._pass(http, body)  # no call can come of it, and the engine says so in its own words
+        check_extent(request.text, request.fields, self._settings.max_messages)
         identity = self._identify(http, request)
         dialect, asked = await self._carried(http, dialect, request)
         history = read(dialect.target, asked.fields, identity.scope)
@@ -180,7 +186,7 @@ class HttpFront:
             identity = await self._desk.find(identity, history, sent)
             await self._reward(http, identity, body)
         asking = Asking(identity, history, sent, request.model, exchange.choices, dialect.path)
-        async with self._desk.begin(asking) as begun:
+        async with CallOff(http) as call_off, self._desk.begin(asking, call_off.now) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)
             if suited is not dialect or begun.given is not None:
                 asked = asked if suited is dialect else suited.translate(request)
@@ -361,7 +367,10 @@ class HttpFront:
         return True
 
     async def _body(self, http: web.Request) -> bytes:
-        return await body_of.read(http, max_body=self._settings.max_body, limit_s=self._settings.client_timeout)
+        settings = self._settings
+        return await body_of.read(
+            http, max_body=settings.max_body, limit_s=settings.client_timeout, room=self._room
+        )
 
 
 def _is_preflight(http: web.Request) -> bool:

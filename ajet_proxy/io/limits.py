@@ -63,21 +63,26 @@ class DaemonLimits:
 
     def __init__(
         self, data_dir: Path, *, max_disk: int, max_memory: int, metrics: Metrics,
-        resident: Callable[[], int] | None = None,
+        resident: Callable[[], int] | None = None, measured: Callable[[int], None] = lambda left: None,
     ) -> None:
+        """`measured` is told each time how many bytes of memory are left, if they are limited."""
         self.disk, self.memory = 0, 0
         self._data_dir = data_dir
         self._limits = {"disk": max_disk, "memory": max_memory}
         self._metrics = metrics
         self._resident = resident or resident_bytes
+        self._measured = measured
         self.measure()
 
     def measure(self) -> None:
         """Look again."""
         self.disk, self.memory = disk_bytes(self._data_dir), self._resident()
-        if self._limits["memory"] and self.memory >= NEARLY * self._limits["memory"]:
+        limit = self._limits["memory"]
+        if limit and self.memory >= NEARLY * limit:
             give_back()
             self.memory = self._resident()
+        if limit:
+            self._measured(limit - self.memory)
 
     def refused(self) -> dict[str, list[str]]:
         """For each limit that is reached, the events that are not taken in."""

@@ -2,8 +2,7 @@
 
 Ending is durable: `end` returns when the journal has it, and only then may the client see the end of its answer. Tokens
 that came without logprobs are scored before that, and only under the weights that sampled them. Losing does not wait,
-because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls; that is
-no concern of the agent's answer.
+because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls.
 """
 
 from __future__ import annotations

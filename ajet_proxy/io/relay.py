@@ -17,9 +17,10 @@ import aiohttp
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
 
-from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, STALLED
+from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, EPISODE_DISCARDED, STALLED
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.identity import split_path
+from ajet_proxy.io.call_off import called_off
 from ajet_proxy.io.flow import Flow
 from ajet_proxy.io.keep_alive import KeepAlive
 from ajet_proxy.io.recorder import Recorder
@@ -108,7 +109,7 @@ async def captured(
         recorder.lose(ENGINE_ERROR)
         raise
     except (asyncio.CancelledError, ConnectionError):
-        recorder.lose(STALLED if stalled(http) else DISCONNECTED)
+        recorder.lose(EPISODE_DISCARDED if called_off(http) else STALLED if stalled(http) else DISCONNECTED)
         raise
     finally:
         recorder.lose(ENGINE_ERROR)

@@ -21,6 +21,7 @@ from ajet_proxy.core.history import Beginnings, Mark, retold
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.keys import Claims, Ring
 from ajet_proxy.core.timeline import Packed, Policy, Turn
+from ajet_proxy.io.call_off import OverTold
 from ajet_proxy.io.channel import Channel, Form, Values, fields
 from ajet_proxy.io.desk import Asking, Begun, Ending, Gone, Whole
 from ajet_sdk.errors import AjetError
@@ -78,6 +79,7 @@ class RemoteDesk:
     def __init__(self, channel: Channel, facts: Facts) -> None:
         self._channel = channel
         self._entries = itertools.count(1)
+        self._over: dict[int, OverTold] = {}
         self.facts = facts
 
     @property
@@ -108,8 +110,9 @@ class RemoteDesk:
             self._channel.tell("leave", entry)
 
     @asynccontextmanager
-    async def begin(self, asking: Asking) -> AsyncIterator[Begun]:
+    async def begin(self, asking: Asking, over: OverTold) -> AsyncIterator[Begun]:
         entry = next(self._entries)
+        self._over[entry] = over  # which may be told before this task hears that it has begun
         try:
             begun: Begun = await self._channel.ask("begin", entry, asking)
             try:
@@ -118,7 +121,13 @@ class RemoteDesk:
                 self.lose([Gone(begun.episode, call, ENGINE_ERROR) for call in begun.calls])
                 raise
         finally:
+            del self._over[entry]
             self._channel.tell("leave", entry)
+
+    def over(self, entry: int) -> None:
+        """The episode of what was begun as `entry` is discarded."""
+        if (told := self._over.get(entry)) is not None:
+            told()
 
     async def end(self, endings: Sequence[Ending]) -> None:
         await self._channel.ask("end", *endings)

@@ -6,6 +6,8 @@ is seen where bytes come in (`Way`), because aiohttp's errors do not tell. An en
 alone for a while and the next is tried; any other failure is the caller's to see, because the engine may have begun to
 generate.
 
+An engine's host that is gone says nothing, not even that: the system asks it (`watched`), so that nobody waits for it.
+
 The pool has no upper limit: a thousand agents at once are a thousand connections. There is no limit on how long an
 answer takes unless one is configured, because it would be a bias against long episodes.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -40,6 +43,9 @@ HOP_BY_HOP = frozenset((
 _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 UNPACKED = frozenset(("gzip", "deflate", "br", "zstd"))
 """The codings of a request's body that aiohttp takes off, if the last header of codings names one of them alone."""
+WATCH = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 120_000}
+"""Seconds of silence before the system asks, and between questions; how many go unanswered; and for how many
+milliseconds what was sent may."""
 MAX_HEADERS = 1000
 """Of an engine's answer."""
 _CREDENTIALS = ("authorization", "x-api-key")
@@ -127,6 +133,18 @@ def break_off(content: aiohttp.StreamReader) -> None:
         content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
 
 
+def watched(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket for `address` whose connection breaks off some two minutes after the other host is gone, whether there
+    is something under way to it or not."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in WATCH.items():
+        if hasattr(socket, name):  # not every system has them all
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made
+
+
 class Pool(aiohttp.TCPConnector):
     """A connection pool that tells which connection a request got."""
 
@@ -164,8 +182,8 @@ class Upstream:
         self._down_until: dict[str, float] = {}
 
     async def start(self) -> None:
-        self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S))
-        self._fresh = self._session(Pool(limit=0, force_close=True))
+        self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched))
+        self._fresh = self._session(Pool(limit=0, force_close=True, socket_factory=watched))
 
     async def close(self) -> None:
         for session in (self._pooled, self._fresh):

@@ -80,6 +80,7 @@ class Workers:
         self._held: list[socket.socket] = []
         self._addresses: list[Address] = []
         self._stopping = False
+        self._room: int | None = None
         loop = asyncio.get_running_loop()
         self._slots = [_Slot(number, loop.create_future()) for number in range(1, number + 1)]
         self._keepers: list[asyncio.Task[None]] = []
@@ -130,6 +131,13 @@ class Workers:
             self._known = facts
             for channel in self._channels():
                 channel.tell("facts", facts)
+
+    def share(self, left: int) -> int:
+        """Divide so many bytes of memory among all processes: the share of each, that of this one too."""
+        self._room = left // (1 + len(self._slots))
+        for channel in self._channels():
+            channel.tell("room", self._room)
+        return self._room
 
     async def told(self) -> None:
         """Return once every worker knows what it was told; its figures come with that."""
@@ -200,6 +208,8 @@ class Workers:
                 lambda: Channel(VALUES, lambda made: self._clerk(slot, made)), sock=ours
             )
             slot.channel = channel
+            if self._room is not None:
+                channel.tell("room", self._room)
             channel.tell("start", self._settings, self._known, self._addresses, self._control)
             watch = loop.create_task(self._watch(slot, process))
             try:
@@ -239,7 +249,7 @@ class Workers:
                     slot.ready.set_exception(OSError(problem))
 
         more: dict[str, Told] = {"listening": ready, "failed": ready, "audit": self._audit.write}
-        return Clerk(self._desk, more=more, gone=gone)
+        return Clerk(self._desk, tell=channel.tell, more=more, gone=gone)
 
 
 async def _reserve(address: Address) -> list[socket.socket]:

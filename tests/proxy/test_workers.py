@@ -107,6 +107,20 @@ async def test_the_gate_holds_and_counts_requests_of_all_workers(tmp_path: Path)
         assert await holds(client, "in_flight", 0)
 
 
+async def test_what_runs_in_an_episode_that_is_discarded_ends_in_its_worker(tmp_path: Path) -> None:
+    async with EngineStub(delay_s=300.0) as stub, crew(tmp_path, stub) as client:
+        loop = asyncio.get_running_loop()
+        running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(6)]
+        await eventually(lambda: holds(client, "in_flight", 6))
+        for n in range(6):
+            assert (await client.control("POST", f"/episodes/ep-{n}/abort", {})).status == 200
+        answers = await asyncio.gather(*running)
+        assert {(answer.status, answer.json["error"]["code"]) for answer in answers} == {(409, "episode_discarded")}
+        closed = await client.control("POST", "/gate/close", {"wait_s": 30})
+        assert closed.json == {"gate": "closed", "in_flight": 0}
+        await until(lambda: all(request.cancelled for request in stub.llm_requests()))
+
+
 async def holds(client: Client, what: str, count: int) -> bool:
     return bool((await client.status())["requests"][what] == count)
 

@@ -27,6 +27,11 @@ class Request:
             raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
 
     @property
+    def text(self) -> str:
+        """The body as it was written."""
+        return self._text
+
+    @property
     def fields(self) -> dict[str, Any]:
         return self._found.values
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.headers import Headers
-from ajet_proxy.core.identity import Identity, identify, key_of, split_path
+from ajet_proxy.core.identity import MAX_SESSION, Identity, identify, key_of, split_path
 from ajet_proxy.core.keys import Claims, Keys
 from ajet_sdk.errors import BadRequest, Forbidden, Unauthorized
 
@@ -65,6 +65,11 @@ def test_every_harness_header_names_an_episode(name: str) -> None:
 ])  # fmt: skip
 def test_names_in_a_body(body: dict[str, Any], episode: str | None) -> None:
     assert ask(body=body).episode == episode
+
+
+def test_a_user_id_of_any_length_is_not_looked_into() -> None:
+    said = {"session_id": "sess", "more": "x" * MAX_SESSION}
+    assert ask(body={"metadata": {"user_id": json.dumps(said)}}).episode != "sess"
 
 
 @pytest.mark.parametrize("user_id", [

@@ -117,10 +117,10 @@ def test_an_unknown_call_is_refused(rig: LedgerRig) -> None:
 
 def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
     episode = rig.open()
-    (call,) = rig.begin(episode)
+    (one,), (other,) = rig.begin(episode), rig.begin(episode)
     rig.abort(episode)
-    rig.finish(episode, call)
-    assert rig.ledger.episodes[episode].calls[call].reason == "episode_discarded"
+    _ = rig.finish(episode, one), rig.lose(episode, other, "disconnected")
+    assert {entry.reason for entry in rig.ledger.episodes[episode].calls.values()} == {"episode_discarded"}
     assert rig.ledger.in_flight() == 0
 
 

@@ -28,6 +28,7 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.http_front import FrontSettings, HttpFront
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.server import Runner
 from ajet_sdk.errors import NotReady
 from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode
@@ -81,7 +82,10 @@ class Listening:
         raise AssertionError(f"nobody asks a front for {what}")
 
     def told(self, what: str, values: Sequence[Any]) -> None:
-        (self.desk.facts,) = values
+        if what == "over":
+            self.desk.over(*values)
+        else:
+            (self.desk.facts,) = values
 
     def lost(self) -> None:
         """The front is closed."""
@@ -97,6 +101,7 @@ class Front:
         self.store = MemoryStore()
         self.clock = Clock()
         self.metrics = Metrics()
+        self.room = Room(self.metrics)
         self.keys = Keys(b"k" * 32, admin_secret=admin_secret)
         self.gate = Gatekeeper(is_open=lambda: self.store.ledger.gate == "open", hold_s=hold_s)
         self.fixed: dict[str, tuple[str, ...]] = {"": upstreams} if upstreams else {}
@@ -106,7 +111,8 @@ class Front:
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
         self._make = partial(
-            HttpFront, keys=self.keys, clock=self.clock, metrics=self.metrics, settings=FrontSettings(**settings)
+            HttpFront, keys=self.keys, clock=self.clock, metrics=self.metrics, settings=FrontSettings(**settings),
+            room=self.room,
         )
         self._hung_up = asyncio.Event()
         self.front = self._make(desk=self.desk, engines=engines)
@@ -141,8 +147,9 @@ class Front:
         """A front whose desk is the real one at the other end of a socket."""
         loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
         facts = self.facts()
-        clerk = Clerk(self.desk, more={}, gone=self._hung_up.set)
-        _, ledger = await loop.create_connection(lambda: Channel(VALUES, lambda _: clerk), sock=ours)
+        _, ledger = await loop.create_connection(
+            lambda: Channel(VALUES, lambda made: self.clerk(made, self._hung_up.set)), sock=ours
+        )
         _, self.worker = await loop.create_connection(
             lambda: Channel(VALUES, lambda made: Listening(made, facts)), sock=theirs
         )
@@ -153,6 +160,10 @@ class Front:
             desk=desk,
             engines=Engines(self.fixed, lambda model: desk.facts.upstreams(model), lambda: desk.facts.models()),
         )
+
+    def clerk(self, channel: Channel, gone: Callable[[], None] = lambda: None) -> Clerk:
+        """Who answers a worker at the other end of `channel`."""
+        return Clerk(self.desk, tell=channel.tell, more={}, gone=gone)
 
     def facts(self) -> Facts:
         ledger = self.store.ledger

@@ -8,6 +8,7 @@ import gzip
 import json
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,6 +50,30 @@ async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path) -> Non
         assert answer.startswith(b"HTTP/1.1 400")
         assert b'"slow_body"' in answer
         writer.close()
+
+
+USER = {"role": "user", "content": "hello"}
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(("path", "asked"), [
+    ("/v1/chat/completions", {"messages": [USER] * 11}),
+    ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [CALL] * 20}, USER]}),
+    ("/v1/responses", {"input": [USER] * 11}),
+    ("/v1/messages", {"messages": [USER] * 11, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": [[1]] * 50}),
+])  # fmt: skip
+async def test_a_request_of_too_many_messages_is_refused(path: str, asked: dict[str, Any], tmp_path: Path) -> None:
+    """What is looked at message by message would hold up everybody else."""
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_messages=10) as client:
+        answer = await client.ask("POST", path, {"model": "stub", **asked})
+        assert answer.status == 413
+        shape = {"type", "message"} if path == "/v1/messages" else {"type", "message", "code", "param"}
+        assert set(answer.json["error"]) == shape and "is too large to be read" in answer.json["error"]["message"]
+        assert not stub.requests and not (await client.status())["episodes"]["opened"]
+        fewer = {name: value[:10] if isinstance(value, list) else value for name, value in asked.items()}
+        if path != "/v1/completions" and "tool_calls" not in str(asked):
+            assert (await client.ask("POST", path, {"model": "stub", **fewer})).status == 200
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -11,18 +11,17 @@ import pytest
 
 from ajet_proxy.core.events import CallLost
 from ajet_proxy.io.channel import Channel
-from ajet_proxy.io.clerk import Clerk, run
+from ajet_proxy.io.clerk import run
 from ajet_proxy.io.desk import Asking, Begun
 from ajet_proxy.io.remote_desk import VALUES, RemoteDesk
 from tests.proxy.io.front import Front, Listening, until
-from tests.proxy.io.test_desk import asking
+from tests.proxy.io.test_desk import asking, nobody
 
 
 async def behind(front: Front) -> tuple[RemoteDesk, Channel]:
     """The desk of `front` as a worker has it, and the worker's connection."""
     loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
-    clerk = Clerk(front.desk, more={}, gone=lambda: None)
-    await loop.create_connection(lambda: Channel(VALUES, lambda _: clerk), sock=ours)
+    await loop.create_connection(lambda: Channel(VALUES, front.clerk), sock=ours)
     facts = front.facts()
     _, worker = await loop.create_connection(lambda: Channel(VALUES, lambda made: Listening(made, facts)), sock=theirs)
     assert isinstance(worker.peer, Listening)
@@ -34,7 +33,7 @@ async def test_the_calls_of_a_worker_that_dies_are_lost_and_the_gate_lets_go_of_
     desk, worker = await behind(front)
 
     async def call(request: Asking) -> None:
-        async with desk.begin(request):
+        async with desk.begin(request, nobody):
             await asyncio.Event().wait()
 
     async def passing() -> None:
@@ -61,7 +60,7 @@ async def test_a_begun_call_crosses_as_it_is() -> None:
     front = Front("http://engine")
     front.open("ep", model="given")
     desk, worker = await behind(front)
-    async with desk.begin(asking(x_ajet_agent="planner")) as begun:
+    async with desk.begin(asking(x_ajet_agent="planner"), nobody) as begun:
         assert isinstance(begun, Begun) and (begun.episode, begun.given, begun.agent) == ("ep", "given", "planner")
         assert len(begun.calls) == 2 and front.running == 2
     worker.close()

@@ -14,6 +14,8 @@ from ajet_proxy.core.keys import Keys
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.control_relay import CERTIFICATE, PEER, SCHEME, ControlRelay, relayed
 from ajet_proxy.io.errors import error_middleware
+from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.room import Room
 from ajet_proxy.io.server import Runner
 from tests.proxy.io.front import until
 
@@ -51,7 +53,9 @@ async def relay(path: Path, ledger: Ledger | None, secret: str | None = None) ->
     """The URL of a worker that relays to `ledger`."""
     worker = web.Application(middlewares=[error_middleware])
     keys = Keys(b"k" * 32, admin_secret=secret)
-    ControlRelay(str(path), keys=keys, clock=Clock(), max_body=1000, client_timeout=5.0).add_routes(worker)
+    ControlRelay(
+        str(path), keys=keys, clock=Clock(), max_body=1000, client_timeout=5.0, room=Room(Metrics())
+    ).add_routes(worker)
     runners = [Runner(worker, handler_cancellation=True, shutdown_timeout=0.1)]
     await runners[0].setup()
     await web.TCPSite(runners[0], "127.0.0.1", 0).start()

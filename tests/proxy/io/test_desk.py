@@ -26,6 +26,10 @@ def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **heade
     return Asking(identity, None, sent, "m", choices, "/v1/messages")
 
 
+def nobody() -> None:
+    """Whom it does not concern that an episode is over."""
+
+
 def losses(front: Front) -> list[tuple[str, str]]:
     return [(event.call, event.reason) for event in front.of(CallLost)]
 
@@ -37,7 +41,7 @@ def losses(front: Front) -> list[tuple[str, str]]:
 async def test_whoever_leaves_leaves_no_call_running(error: BaseException | None, reason: str) -> None:
     front = Front("http://engine")
     with contextlib.suppress(AjetError, asyncio.CancelledError):
-        async with front.desk.begin(asking()) as begun:
+        async with front.desk.begin(asking(), nobody) as begun:
             assert front.gate.in_flight == 1 and front.running == 2
             front.desk.lose([Gone(begun.episode, begun.calls[0], "truncated")])
             if error is not None:
@@ -51,7 +55,7 @@ async def test_a_request_that_gives_up_at_the_gate_began_nothing() -> None:
     front.close_gate()
 
     async def ask() -> None:
-        async with front.desk.begin(asking()):
+        async with front.desk.begin(asking(), nobody):
             pass
 
     asked = asyncio.get_running_loop().create_task(ask())
@@ -65,7 +69,7 @@ async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draini
     front.open("ep")
     front.store.post(front.store.ledger.seal("ep", at=1.0))
     with pytest.raises(Conflict):
-        async with front.desk.begin(asking()):
+        async with front.desk.begin(asking(), nobody):
             raise AssertionError("an ended episode took a call")
     assert front.gate.in_flight == 0
 
@@ -74,7 +78,7 @@ async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draini
 async def test_what_is_known_of_an_episode_is_forgotten_with_it(how: str) -> None:
     front, memory = Front("http://engine"), []
     ledger, desk = front.store.ledger, front.desk
-    async with desk.begin(asking(choices=1)) as begun:
+    async with desk.begin(asking(choices=1), nobody) as begun:
         desk.remember([(b"end", "")], b"shape", begun.calls[0], "token")
         memory.append(len(desk._memory))
         front.store.post(ledger.seal("ep", at=1.0) if how == "seal" else ledger.abort("ep", Abort(), at=1.0))

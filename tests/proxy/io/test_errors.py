@@ -30,6 +30,11 @@ async def answer(request: web.Request) -> web.StreamResponse:
             assert request.transport is not None
             request.transport.close()
             await response.write_eof()
+        case "begun":
+            response = web.StreamResponse()
+            await response.prepare(request)
+            await response.write(b"half")
+            raise Conflict("too late to be said")
         case "broken":
             raise ConnectionResetError("not the client's connection")
         case "body":
@@ -131,6 +136,15 @@ async def test_pages_of_other_sites_cannot_use_the_visitors_browser(url: str, or
 async def test_a_foreign_name_that_was_made_to_mean_this_machine_is_refused(url: str, host: str, status: int) -> None:
     async with aiohttp.ClientSession() as session, session.get(url + "/ok", headers={"Host": host}) as reply:
         assert reply.status == status
+
+
+async def test_an_answer_that_has_begun_breaks_off(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/begun") as reply:
+        assert (reply.status, await reply.content.readany()) == (200, b"half")
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await reply.content.readany()
+        assert reply.content.total_bytes == len(b"half")
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def test_a_client_that_goes_away_is_no_error_in_the_log(url: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from ajet_proxy import app as app_module
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.core.quota import Quota
 from ajet_proxy.io import limits as module
 from ajet_proxy.io.limits import DaemonLimits, disk_bytes, give_back, resident_bytes
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.room import SMALL
 from ajet_sdk.errors import NotReady
 from tests.kit.engine_stub import EngineStub
+from tests.proxy.io.test_room import LARGE, PATHS, Sending, told
 from tests.proxy.serving import CHAT, Answer, Client, eventually, identity_holds, serving
 
 OPENED = ev.EpisodeOpened(1.0, "e", None, None, None, False, 1.0, 1.0)
@@ -191,3 +197,36 @@ async def is_full(client: Client) -> bool:
 
 async def is_empty(client: Client) -> bool:
     return not await is_full(client)
+
+
+HELD = 1 << 20
+
+
+@contextlib.asynccontextmanager
+async def daemon(data_dir: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> AsyncIterator[Client]:
+    """One whose processes each hold `HELD`, and may each take `LARGE` more."""
+    monkeypatch.setattr(app_module, "resident_bytes", lambda pid: HELD)
+    monkeypatch.setattr(app_module, "TICK_S", 0.05)
+    processes = 1 if workers == 1 else workers + 1
+    limit = processes * (HELD + LARGE)
+    async with EngineStub() as stub, serving(
+        data_dir, upstream=(stub.url,), workers=workers, max_memory=limit
+    ) as client:
+        yield client
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_each_process_has_its_share(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon(tmp_path, monkeypatch, workers) as client:
+        await asyncio.sleep(0.2)
+        for _ in range(4):
+            async with Sending(client.app.url, PATHS[0], 2 * LARGE) as (reader, _):
+                assert await told(reader) == (503, "10", "memory_limit")
+            body = json.dumps(CHAT).encode()
+            async with Sending(client.app.url, PATHS[0], len(body) + SMALL) as (reader, writer):
+                writer.write(body + b" " * SMALL)
+                assert (await reader.readuntil(b"\r\n")).split()[1] == b"200"
+        refused = (await client.ask("GET", "/metrics")).body.decode()
+        assert 'ajet_refused_total{reason="memory"} 4' in refused

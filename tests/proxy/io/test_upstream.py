@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.upstream import COOLDOWN_S, EngineRequest, Upstream, request_headers, response_headers
+from ajet_proxy.io.upstream import COOLDOWN_S, WATCH, EngineRequest, Upstream, request_headers, response_headers
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -37,8 +37,8 @@ class Ticking(Clock):
 @asynccontextmanager
 async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]]:
     """A server that does, request by request, what `behaviour` says, and goes on with the last: ``answer``, ``close``
-    without one, ``hang``, ``half`` an answer; ``reset``, ``half reset``: the same, and the connection is reset. Yields
-    its URL and, for each connection, the requests that came."""
+    without one, ``hang``, ``half`` an answer, ``begin`` its body; ``reset``, ``half reset``: the same, and the
+    connection is reset. Yields its URL and, for each connection, the requests that came."""
     connections: list[list[bytes]] = []
     todo = iter(behaviour)
     last = behaviour[-1]
@@ -65,11 +65,13 @@ async def engine(*behaviour: str) -> AsyncIterator[tuple[str, list[list[bytes]]]
             writer.write(ANSWER)
         if what.startswith("half"):
             writer.write(ANSWER[:20])
+        if what == "begin":
+            writer.write(ANSWER[:-1])
         await writer.drain()
         if what.endswith("reset"):
             await asyncio.sleep(0.02)
             reset_on_close(writer)
-        return what == "answer"
+        return what in ("answer", "begin")
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     host, port = server.sockets[0].getsockname()
@@ -214,6 +216,21 @@ async def test_a_body_that_was_half_read_is_sent_again_whole() -> None:
         assert await answer(made) == b"ok"
         assert await answer(made, ask(body=body)) == b"ok"
     assert got == [b"", body[:1000], body]
+
+
+@pytest.mark.parametrize("before", [[], ["answer", "close"]], ids=["pooled", "fresh"])
+async def test_the_system_asks_whether_the_host_of_an_engine_is_there(before: list[str]) -> None:
+    async with engine(*before, "begin") as (url, _), upstream(url) as (made, _):
+        if before:
+            await answer(made)
+        response = await made.send(ask())
+        assert response.connection is not None and response.connection.transport is not None
+        ours = response.connection.transport.get_extra_info("socket")
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        watched = {name: ours.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in WATCH}
+        assert watched == WATCH
+        assert WATCH["TCP_KEEPIDLE"] + WATCH["TCP_KEEPINTVL"] * WATCH["TCP_KEEPCNT"] <= 120
+        response.close()
 
 
 async def test_a_fresh_connection_that_closes_without_a_byte_is_a_502() -> None:

@@ -1,0 +1,78 @@
+"""Requests that end before their answer does, because their episode is discarded meanwhile.
+
+What can no longer be trained must not hold a gate: an engine that hangs never answers, and its client may wait for
+ever. So the task that serves such a request is cancelled, as it is when its client goes away, which ends the engine's
+work too; but the client is there and is told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+from ajet_sdk.errors import Conflict
+
+OverTold = Callable[[], None]
+
+
+class CallOff:
+    """A context around what the running task does for `http`. `now` ends that with a `Conflict`."""
+
+    def __init__(self, http: web.Request) -> None:
+        self._task = asyncio.current_task()
+        self._before = 0 if self._task is None else self._task.cancelling()
+        self.called = False
+        http[_KEY] = self
+
+    def now(self) -> None:
+        if self._task is not None and not self.called:
+            self.called = self._task.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        task, self._task = self._task, None
+        if not self.called or task is None or task.uncancel() > self._before:
+            return  # the client went away as well
+        if isinstance(error, asyncio.CancelledError):
+            raise Conflict("the episode was discarded while this call ran", code="episode_discarded") from error
+
+
+_KEY = web.RequestKey("call_off", CallOff)
+
+
+def called_off(http: web.Request) -> bool:
+    """Whether the episode of `http` was discarded while it ran."""
+    return _KEY in http and http[_KEY].called
+
+
+class UnderWay:
+    """Whom to tell that an episode is over."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[OverTold]] = {}
+
+    @contextmanager
+    def add(self, episode: str, over: OverTold) -> Iterator[None]:
+        """While this lasts, `over` is called when `episode` is."""
+        told = self._of.setdefault(episode, [])
+        told.append(over)
+        try:
+            yield
+        finally:
+            told.remove(over)
+            if not told:
+                self._of.pop(episode, None)
+
+    def end(self, episode: str) -> None:
+        """`episode` is over."""
+        for over in tuple(self._of.get(episode, ())):
+            over()
