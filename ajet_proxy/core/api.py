@@ -134,7 +134,7 @@ def _open_episode(asked: _Asked) -> Answer:
     events = ledger.open_episode(body, episode=episode, at=asked.at, tenant=claims.tenant)
 
     def show() -> Body:
-        version = ledger.policy_version(body.model or _only(ledger.models()))
+        version = ledger.policy_version(body.model or ledger.only_model())
         out = {
             "episode": episode, "task": body.task, "base_url": f"{asked.base}/e/{episode}/v1", "api_key": key,
             "policy_version": version, "env": environment(asked.base, episode, key, body.task),
@@ -162,10 +162,6 @@ def environment(base: str, episode: str, key: str, task: str | None) -> dict[str
         "AJET_EPISODE": episode,
         "AJET_TASK": task or "",
     }
-
-
-def _only(models: tuple[str, ...]) -> str:
-    return models[0] if len(models) == 1 else ""
 
 
 def _list_episodes(asked: _Asked) -> Answer:

@@ -19,11 +19,11 @@ from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
 from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.call import RESTARTED, prompt_hash
-from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes, timeouts, total
+from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes, timeouts
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState, check_version
 from ajet_proxy.core.history import Beginnings, Mark
-from ajet_proxy.core.samples import samples_of
+from ajet_proxy.core.samples import delivered
 from ajet_proxy.core.state import LedgerSettings, State
 from ajet_proxy.core.timeline import Packed
 from ajet_sdk.address import server
@@ -290,6 +290,10 @@ class Ledger(State):
         """Every model that was announced."""
         return tuple(self.served)
 
+    def only_model(self) -> str:
+        """The one that a request means which names none, if a single one was announced; else ""."""
+        return next(iter(self.served)) if len(self.served) == 1 else ""
+
     def has_ended(self, episode: str) -> bool:
         """Whether `episode` is known and takes no more calls."""
         known = self.find(episode)
@@ -336,7 +340,7 @@ class Ledger(State):
         known = self._batch(batch)
         groups = tuple(
             Group(task, tuple(
-                _delivered(one, known.model, known.given[one.id]) for one in map(self.find, names) if one is not None
+                delivered(one, known.model, known.given[one.id]) for one in map(self.find, names) if one is not None
             ))
             for task, names in known.groups
         )  # fmt: skip
@@ -345,7 +349,7 @@ class Ledger(State):
     def ready_episodes(self) -> Iterator[BatchEpisode]:
         """What the ready episodes would deliver, the longest ready of each task first."""
         for model, episode in self.queues.ready():
-            yield _delivered(self._episode(episode), model, None)
+            yield delivered(self._episode(episode), model, None)
 
     def _time(self, at: float) -> float:
         return max(at, self.now)
@@ -367,20 +371,6 @@ class Ledger(State):
         if known is None:
             raise NotFound(f"no batch {batch}", code="unknown_batch")
         return known
-
-
-def _delivered(episode: Episode, model: str, given: int | None) -> BatchEpisode:
-    """What `model` learns from an episode that has the first `given` of its rewards."""
-    rewards = tuple(episode.rewards.values())[:given]
-    samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
-    return BatchEpisode(
-        episode=episode.id,
-        task=episode.named_task,
-        model=model,
-        reward=total(rewards) or 0.0,
-        rewards=tuple(reward.to_json() for reward in rewards),
-        samples=tuple(sample for sample in samples if sample.model == model),
-    )
 
 
 def _is_first(episode: Episode, call: Call) -> bool:

@@ -237,7 +237,7 @@ class LedgerDesk:
         tenant = self._tenant(identity, episode)
         agent = identity.agent or ledger.agent_of(episode) or ""
         given = ledger.model_of(episode, agent)
-        model = given or asking.model
+        model = given or asking.model or ledger.only_model()
         opening = partial(
             ledger.begin_call, model=model, agent=agent, task=identity.task, eval=identity.eval,
             identified_by=identity.identified_by, tenant=tenant, metadata=metadata,

@@ -12,7 +12,6 @@ Next: ajet_proxy/core/identity.py
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,7 +22,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ajet_proxy.core.attempt import attempt, is_retry, retry_key
+from ajet_proxy.core.attempt import attempt
 from ajet_proxy.core.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.chat import Chat
@@ -44,7 +43,6 @@ from ajet_proxy.core.routing import described, open_route
 from ajet_proxy.core.usage import Tail
 from ajet_proxy.io import body as body_of
 from ajet_proxy.io import relay
-from ajet_proxy.io.audit import SUBJECT
 from ajet_proxy.io.call_off import CallOff
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
@@ -54,6 +52,7 @@ from ajet_proxy.io.foreign import Foreign
 from ajet_proxy.io.inquiry import Inquiry
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
+from ajet_proxy.io.rewards import Rewards
 from ajet_proxy.io.room import Room
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
@@ -102,6 +101,7 @@ class HttpFront:
         room: Room, headers: Callable[[web.Request], Headers] = headers_as_sent,
     ) -> None:
         self._desk = desk
+        self._rewards = Rewards(desk)
         self._room = room
         self._keys = keys
         self._clock = clock
@@ -174,17 +174,19 @@ class HttpFront:
             request = Request(body)
         except BadRequest:
             if dialect.target != dialect.path:
+                await self._rewards.record(http, self._identify(http, None), body)
                 raise
             return await self._pass(http, body)  # no call can come of it, and the engine says so in its own words
         check_extent(request.text, request.fields, self._settings.max_messages)
         identity = self._identify(http, request)
+        if identity.reward is not None and identity.episode is not None:
+            identity = await self._rewards.record(http, identity, body, call=True)
         dialect, asked = await self._carried(http, dialect, request)
         history = read(dialect.target, asked.fields, identity.scope)
         sent = attempt(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
         exchange = self._exchange(dialect, asked)
-        if identity.reward is not None:
-            identity = await self._desk.find(identity, history, sent)
-            await self._reward(http, identity, body)
+        if identity.reward is not None and identity.episode is None:
+            identity = await self._rewards.record(http, identity, body, history, sent, call=True)
         asking = Asking(identity, history, sent, request.model, exchange.choices, dialect.path)
         async with CallOff(http) as call_off, self._desk.begin(asking, call_off.now) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)
@@ -285,11 +287,7 @@ class HttpFront:
     async def _pass(self, http: web.Request, body: bytes | None = None) -> web.StreamResponse:
         """Pass a request on as it is; its `body`, if it has been read."""
         body = await self._body(http) if body is None else body
-        identity = self._identify(http, None)
-        if identity.episode is not None:
-            identity = await self._desk.find(identity, None, {})
-        if identity.reward is not None:
-            await self._reward(http, identity, body)
+        identity = await self._rewards.record(http, self._identify(http, self._naming(http, body)), body)
         model, response = _model_in(body), fetched(http.method, identity.path)
         ask = None if response is None else await self._desk.kept(response)
         upstream_request = self._engine_request(
@@ -333,15 +331,12 @@ class HttpFront:
             claims=http[_CLAIMS],
         )
 
-    async def _reward(self, http: web.Request, identity: Identity, sent: bytes) -> None:
-        """Record the reward that rides on a request with the body `sent`. A request that is sent again, by an equal
-        ``Idempotency-Key`` or a count of retries, gives the same one, or with a key is refused for another value."""
-        if identity.episode is not None:
-            http[SUBJECT] = identity.episode
-        key = retry_key(http.headers)
-        said = key or repr((http.method, identity.path, identity.agent, identity.reward))
-        digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + sent).hexdigest()
-        await self._desk.reward(identity, f"rew-{digest[:32]}", None if key else is_retry(http.headers))
+    def _naming(self, http: web.Request, body: bytes) -> Request | None:
+        """What may name the episode of a reward that rides on a request which makes no call."""
+        try:
+            return None if http[_HEADERS].labels.reward is None else Request(body)
+        except BadRequest:
+            return None
 
     def _engine_request(
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool

@@ -31,7 +31,9 @@ def test_announcing_a_policy(rig: LedgerRig) -> None:
     rig.announce("m", 2, ())
     assert (rig.ledger.policy_version("m"), rig.ledger.upstreams("m")) == (2, ())
     assert rig.ledger.upstreams("other") == ()
-    assert rig.ledger.models() == ("m",)
+    assert (rig.ledger.models(), rig.ledger.only_model()) == (("m",), "m")
+    rig.announce("n", 1)
+    assert rig.ledger.only_model() == ""
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,7 @@ async def test_a_request_for_too_many_choices_is_refused_before_anything_happens
     settings: dict[str, int], most: int
 ) -> None:
     async with EngineStub() as stub, Front(stub.url, **settings) as front:
-        refused = await send(f"{front.url}/e/ep{CHAT}", headers={"X-AJet-Reward": "1"}, body={**BODY, "n": most + 1})
+        refused = await send(f"{front.url}/e/ep{CHAT}", body={**BODY, "n": most + 1})
         assert error(refused, 400)["code"] == "too_many_choices"
         assert stub.requests == [] and front.store.durable == []
         assert (await send(front.url + CHAT, body={**BODY, "n": 2})).status == 200

@@ -67,6 +67,37 @@ async def test_a_request_goes_on_once_its_reward_is_on_disk(route: str) -> None:
         assert (await asked).status in (200, 404)
 
 
+@pytest.mark.parametrize("body", [b"{", {"model": "stub", "messages": [{"role": "user", "content": [{"type": "document"}]}]}])
+@pytest.mark.parametrize("route", ["/v1/messages", CHAT])
+async def test_a_reward_is_kept_whatever_comes_of_its_request(route: str, body: Any) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(f"{front.url}/e/ep{route}", body=body, headers={"X-AJet-Reward": "1"})
+        assert answer.status in (200, 400)
+    assert [(event.episode, event.value) for event in front.of(RewardGiven)] == [("ep", 1.0)]
+
+
+async def test_the_reward_of_a_call_under_a_sessions_name_is_that_of_the_calls_episode() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        session = {"session-id": "s"}
+        first = await send(front.url + CHAT, body=BODY, headers=session)
+        await get(front.url + "/v1/models", **session, **{"X-AJet-Reward": "1", "X-AJet-Final": "1"})
+        second = await send(front.url + CHAT, body=BODY, headers={**session, "X-AJet-Reward": "0.5"})
+        assert (first.status, second.status) == (200, 200)
+    names = [answer.headers["x-ajet-episode"] for answer in (first, second)]
+    assert names == ["s", "s.2"]
+    assert [(event.episode, event.value) for event in front.of(RewardGiven)] == [("s", 1.0), ("s.2", 0.5)]
+
+
+async def test_a_name_in_the_body_says_whose_reward_it_is_on_any_route() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await send(front.url + CHAT, body={**BODY, "user": "bob"})
+        body = {"model": "stub", "input": "hi", "user": "bob"}
+        await send(front.url + "/v1/embeddings", body=body, headers={"X-AJet-Reward": "1"})
+        lost = await send(front.url + "/v1/embeddings", body=b"no JSON", headers={"X-AJet-Reward": "1"})
+    assert "names one" in error(lost, 400)["message"]
+    assert [(event.episode, event.value) for event in front.of(RewardGiven)] == [("bob", 1.0)]
+
+
 async def test_a_reward_may_ride_on_the_first_call() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
         headers = {"X-AJet-Reward": "0.5", "X-AJet-Task": "t", "X-AJet-Eval": "1"}

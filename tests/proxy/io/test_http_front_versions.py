@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ajet_sdk.routes import Policy
 from ajet_sdk.sample import Call
 from tests.kit.engine_stub import EngineStub, Received
 from tests.kit.wire import send
@@ -40,6 +41,15 @@ async def through_a_change(front: Front, stub: EngineStub, *, stream: bool, labe
     front.open_gate(1)
     await running
     return front.calls[-1]
+
+
+async def test_a_call_that_names_no_model_is_the_only_ones() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.store.post(front.store.ledger.announce(Policy("stub", 5, (stub.url,)), at=front.clock.now()))
+        body = {name: value for name, value in BODY[CHAT].items() if name != "model"}
+        assert (await send(front.url + "/e/ep" + CHAT, body=body)).status == 200
+    (call,) = front.calls
+    assert (call.model, call.policy_versions) == ("stub", ((5, len(call.token_ids)),))
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
