@@ -67,7 +67,7 @@ async def test_a_request_goes_on_once_its_reward_is_on_disk(route: str) -> None:
         assert (await asked).status in (200, 404)
 
 
-@pytest.mark.parametrize("body", [b"{", {"model": "stub", "messages": [{"role": "user", "content": [{"type": "document"}]}]}])
+@pytest.mark.parametrize("body", [b"{", {**BODY, "messages": [{"role": "user", "content": [{"type": "document"}]}]}])
 @pytest.mark.parametrize("route", ["/v1/messages", CHAT])
 async def test_a_reward_is_kept_whatever_comes_of_its_request(route: str, body: Any) -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
