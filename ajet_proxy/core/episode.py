@@ -185,7 +185,7 @@ class Episode:
     tallied: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None
-    """``archive``: nothing happens to it any more. None: in memory."""
+    """``archive``: nothing happens to it any more; ``removed``: archived without its calls. None: in memory."""
 
     def move(self, state: str, at: float, reason: str | None = None, detail: str | None = None) -> None:
         if state not in NEXT[self.state]:
