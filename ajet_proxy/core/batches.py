@@ -76,7 +76,7 @@ class ReadyQueues:
 
     def add(self, model: str, task: str, episode: str, oldest: int) -> None:
         """`episode` is ready, for the first time or again; `oldest` of all versions sampled a token of its share."""
-        number, _ = self._places.setdefault((model, episode), (self._next, oldest))
+        number, oldest = self._places.setdefault((model, episode), (self._next, oldest))
         self._next = max(self._next, number + 1)
         self.changes += 1
         queue = self._queues.setdefault((model, task), [])

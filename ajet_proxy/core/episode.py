@@ -330,13 +330,19 @@ def repeats(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -
     entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
     earlier = [entry for entry in entries if key is not None and entry.asked.idempotency_key == key]
     if not earlier and is_retry:
-        received = {entry.asked for entry in entries if _goes_on(episode, entry)}
-        earlier = [entry for entry in entries if entry.asked.body_hash == body_hash and entry.asked not in received]
+        same = [entry for entry in entries if entry.asked.body_hash == body_hash]
+        received = {entry.asked for entry in same if _received(episode, entry)}
+        earlier = [entry for entry in same if entry.asked not in received]
     order = ("complete", "running", "lost")
     latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
     return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
 
 
-def _goes_on(episode: Episode, entry: CallEntry) -> bool:
-    """Whether a later call goes on from this answer, so that its client must have had it."""
-    return entry.turn is not None and entry.text is not None and episode.texts.goes_on(entry.text, entry.turn.end)
+def _received(episode: Episode, entry: CallEntry) -> bool:
+    """Whether the prompt of another request begins with this call, so that its client must have had the answer."""
+    turn, text = entry.turn, entry.text
+    return turn is not None and text is not None and any(
+        other.asked is not entry.asked and other.turn is not None and other.text is not None
+        and other.turn.start >= turn.end and episode.texts.begins(other.text, text, turn.end)
+        for other in episode.calls.values()
+    )

@@ -79,22 +79,25 @@ class Texts:
         return cut(b"".join(reversed(parts)), 0, end)
 
     def wholes(self, wanted: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """`whole` for many, where what several begin with is put together once."""
+        """`whole` for many, where what one begins with is at hand from the one before it."""
         known = {START: b""}
         for number, end in wanted:
             way, at = [], number
             while at not in known:
                 way.append(at)
                 at = self.texts[at].behind
+            text = known[at]
             for step in reversed(way):
-                known[step] = known[self.texts[step].behind] + self.texts[step].tokens
-            yield cut(known[number], 0, end)
+                known = {START: b"", self.texts[step].behind: text, step: (text := text + self.texts[step].tokens)}
+            yield cut(text, 0, end)
 
-    def goes_on(self, number: int, end: int) -> bool:
-        """Whether anything stands behind the first `end` tokens of a text."""
-        while number != START and self.texts[number].start >= end:
+    def begins(self, number: int, other: int, end: int) -> bool:
+        """Whether text `number` begins with the first `end` tokens of `other`."""
+        while other != START and self.texts[other].start >= end:
+            other = self.texts[other].behind
+        while number not in (other, START):
             number = self.texts[number].behind
-        return number in self._inner or (number != START and self.texts[number].end > end)
+        return number == other
 
     def size(self) -> int:
         """Bytes of tokens."""

@@ -23,7 +23,7 @@ from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.episode import takes
-from ajet_proxy.core.events import EpisodeDiscarded, EpisodeOpened, EpisodesArchived, EpisodeSealed, Event
+from ajet_proxy.core.events import CallFinished, EpisodeDiscarded, EpisodeOpened, EpisodesArchived, EpisodeSealed, Event
 from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
@@ -346,7 +346,11 @@ class LedgerDesk:
         ledger, at = self._store.ledger, self._clock.now()
         try:
             if isinstance(ending, Whole):
-                return ledger.finish_call(ending.call, at=at, marks=ending.marks)
+                events = ledger.finish_call(ending.call, at=at, marks=ending.marks)
+                if not any(isinstance(event, CallFinished) for event in events):  # too late, and used all the same
+                    call = ending.call
+                    self.used(ledger.tenant_of(call.episode) or "", len(call.prompt_token_ids) + len(call.token_ids))
+                return events
             return ledger.lose_call(ending.episode, ending.call, ending.reason, at=at, marks=ending.marks)
         except AjetError as error:
             name = ending.call.call if isinstance(ending, Whole) else ending.call

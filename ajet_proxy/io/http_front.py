@@ -177,16 +177,16 @@ class HttpFront:
                 await self._rewards.record(http, self._identify(http, None), body)
                 raise
             return await self._pass(http, body)  # no call can come of it, and the engine says so in its own words
-        check_extent(request.text, request.fields, self._settings.max_messages)
         identity = self._identify(http, request)
         if identity.reward is not None and identity.episode is not None:
             identity = await self._rewards.record(http, identity, body, call=True)
+        check_extent(request.text, request.fields, self._settings.max_messages)
         dialect, asked = await self._carried(http, dialect, request)
         history = read(dialect.target, asked.fields, identity.scope)
         sent = attempt(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
-        exchange = self._exchange(dialect, asked)
         if identity.reward is not None and identity.episode is None:
             identity = await self._rewards.record(http, identity, body, history, sent, call=True)
+        exchange = self._exchange(dialect, asked)
         asking = Asking(identity, history, sent, request.model, exchange.choices, dialect.path)
         async with CallOff(http) as call_off, self._desk.begin(asking, call_off.now) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)

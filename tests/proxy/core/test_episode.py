@@ -323,6 +323,8 @@ def test_an_answer_that_a_later_call_goes_on_from_was_received() -> None:
     rig.finish(episode, two, (1, 2), (4,))
     known = rig.ledger.episodes[episode]
     assert repeats(known, "same", None, True) == (one, two)
+    rig.call(episode, (1, 2), (3, 4), body="another one says that and more")
+    assert repeats(known, "same", None, True) == (one, two)
     rig.call(episode, (1, 2, 3), (5,), body="later")
     assert repeats(known, "same", None, True) == ()
 

@@ -31,8 +31,9 @@ def test_what_was_added_is_there_and_the_nearest_is_found(said: list[Tokens], pr
     for number, tokens in zip(numbers, said, strict=True):
         for end in range(len(tokens) + 1):
             assert texts.whole(number, end) == pack_tokens(tokens[:end])
-            goes_on = any(shared(tokens[:end], other) == end < len(other) for other in said)
-            assert texts.goes_on(number, end) == goes_on
+            for other in numbers:
+                whole = texts.whole(other, texts.texts[other].end if other != START else 0)
+                assert texts.begins(other, number, end) == whole.startswith(pack_tokens(tokens[:end]))
     ends = [(number, end) for number, tokens in zip(numbers, said, strict=True) for end in (len(tokens), 0)]
     assert list(texts.wholes(ends)) == [texts.whole(number, end) for number, end in ends]
     call, length = texts.nearest(pack_tokens(prompt))

@@ -47,7 +47,7 @@ class MemoryStore:
         self.slow = asyncio.Event()
         self.slow.set()
         self.full = False
-        self.quotas = None
+        self.quotas: Any = None
         self.tell: Callable[[], None] = lambda: None
         self._listeners: list[Callable[[tuple[Event, ...]], None]] = []
 

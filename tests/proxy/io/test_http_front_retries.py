@@ -133,3 +133,25 @@ async def test_an_answer_that_was_gone_on_from_is_not_replaced() -> None:
         second = await send(url, body=later)
         third = await send(url, body=BODY | {"max_tokens": 64}, headers=AGAIN)
         assert counted(front) == [call_of(first), call_of(second), call_of(third)]
+
+
+class Counting:
+    """Quotas that only note the tokens of what no event tells of."""
+
+    def __init__(self) -> None:
+        self.tokens: list[tuple[str, int]] = []
+
+    def use(self, tenant: str, tokens: int, at: float) -> None:
+        self.tokens.append((tenant, tokens))
+
+
+async def test_an_answer_that_a_retry_has_replaced_meanwhile_was_used_all_the_same() -> None:
+    async with EngineStub(delay_s=0.3) as stub, Front(stub.url) as front:
+        front.store.quotas = quotas = Counting()
+        first = asyncio.ensure_future(send(f"{front.url}/e/ep{CHAT}", body=BODY))
+        await until(lambda: front.running == 1)
+        second = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=AGAIN)
+        assert ((await first).status, second.status) == (200, 200)
+        usage = second.json()["usage"]
+    assert len(counted(front)) == 1
+    assert quotas.tokens == [("", usage["prompt_tokens"] + usage["completion_tokens"])]

@@ -76,6 +76,21 @@ async def test_a_reward_is_kept_whatever_comes_of_its_request(route: str, body: 
     assert [(event.episode, event.value) for event in front.of(RewardGiven)] == [("ep", 1.0)]
 
 
+async def test_a_reward_is_kept_of_a_request_that_is_over_a_limit() -> None:
+    reward = {"X-AJet-Reward": "1"}
+    async with EngineStub() as stub, Front(stub.url, max_messages=3, max_choices=2) as front:
+        first = await send(front.url + CHAT, body=BODY)
+        said = {"role": "assistant", "content": first.json()["choices"][0]["message"]["content"]}
+        later = {**BODY, "messages": [*BODY["messages"], said, *BODY["messages"]], "n": 3}
+        for path, body, status in (
+            ("/e/named", {**BODY, "messages": BODY["messages"] * 4}, 413), ("/e/named", {**BODY, "n": 3}, 400),
+            ("", later, 400),
+        ):
+            assert (await send(front.url + path + CHAT, body=body, headers=reward)).status == status
+    unnamed = first.headers["x-ajet-episode"]
+    assert [event.episode for event in front.of(RewardGiven)] == ["named", "named", unnamed]
+
+
 async def test_the_reward_of_a_call_under_a_sessions_name_is_that_of_the_calls_episode() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
         session = {"session-id": "s"}
