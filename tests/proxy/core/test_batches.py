@@ -119,3 +119,11 @@ def test_a_look_that_finds_too_few_groups_goes_through_no_queue() -> None:
         assert (queues.complete, queues.waiting) == (0, 10)
     assert queues.changes == before
     assert queues.choose(10, 7, None) is not None
+
+
+def test_groups_that_are_whole_but_for_what_is_unusable_are_not_chosen() -> None:
+    queues = ReadyQueues(group_size=2)
+    for episode in "ab":
+        queues.add("m", "t", episode, 0)
+    assert queues.choose(1, 2, "m", {("m", "a")}) is None
+    assert queues.choose(1, 2, "m") == ("m", (("t", ("a", "b")),))

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.call import prompt_hash
 from ajet_proxy.core.episode import Given
-from ajet_proxy.core.samples import merge_calls, samples_of, tree_rows
+from ajet_proxy.core.samples import delivered, merge_calls, samples_of, tree_rows
 from ajet_proxy.core.timeline import merge
 from ajet_sdk.sample import Call, Sample
+from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import EPISODE, conversations, make_call, tangled_calls
 
 some_calls = st.one_of(tangled_calls(), conversations())
@@ -83,6 +84,21 @@ def test_samples_are_named_by_their_place_and_the_task_by_the_first_prompt() -> 
     assert [sample.calls for sample in samples] == [("b",), ("a",)]
     assert {sample.task for sample in samples} == {prompt_hash([5])}
     assert [sample.broken_by for sample in samples] == [None, "new_chain"]
+
+
+def test_what_is_delivered_is_of_one_model_and_has_the_rewards_that_its_batch_had() -> None:
+    rig = LedgerRig()
+    name = rig.open(task="t")
+    for model in "mn":
+        rig.call(name, (1, 2), (3,), model=model)
+    for value in (0.5, 0.25):
+        rig.reward(name, value, final=False)
+    rig.seal(name)
+    episode = rig.ledger.episodes[name]
+    (sample,) = delivered(episode, "m", None).samples
+    assert (sample.model, sample.task, sample.token_ids, sample.reward) == ("m", "t", (1, 2, 3), 0.75)
+    first = delivered(episode, "n", 1)
+    assert (first.episode, first.model, first.reward, len(first.rewards)) == (name, "n", 0.5, 1)
 
 
 # ---- rewards
