@@ -159,7 +159,7 @@ class Rollouts:
                 break  # one wait for a proxy that is away is enough: its timeouts will end the others
             except AjetError:
                 continue
-        until = time.monotonic() + STOP_DEADLINE_S / 2
+        until = time.monotonic() + STOP_DEADLINE_S
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, until - time.monotonic()))
