@@ -6,10 +6,9 @@ makes it durable with one fdatasync (group commit), so the cost of durability is
 A snapshot (`ajet_proxy.io.snapshot`) stands for all segments up to its number; only later ones are read.
 
 A segment is ``MAGIC`` and then records, each ``length, crc32`` (big-endian uint32) and ``length`` bytes. A record
-counts if its checksum fits and it is no longer than `MAX_RECORD`; no other is written. Reading stops at the first
-that does not count. At the end of the last segment that is a torn
-tail: it is cut off and reported. With a whole record behind it, or in an earlier segment, it is damage that no crash
-explains, and opening refuses.
+counts if its checksum fits and it is no longer than `MAX_RECORD`; no other is written. Reading stops at the first that
+does not count. At the end of the last segment that is a torn tail: it is cut off and reported. With a whole record
+behind it, or in an earlier segment, it is damage that no crash explains, and opening refuses.
 
 Invariant: what `durable` counts survives a kill and a power cut. When the disk refuses, nothing pending is dropped: the
 file is cut back to its last durable record and all that is pending is written again, in order, until it works.
@@ -19,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import logging
 import os
 import re
@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from struct import Struct
+from typing import BinaryIO
 from zlib import crc32
 
 from ajet_sdk.errors import AjetError, Conflict, TooLarge
@@ -118,23 +119,18 @@ def readable(record: bytes) -> bytes:
 def read(path: Path) -> Iterator[tuple[bytes, int]]:
     """The whole records of one file, each with the offset behind it, one after the other from the disk."""
     with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
-            return
-        while len(head := file.read(FRAME.size)) == FRAME.size:
-            length, checksum = FRAME.unpack(head)
-            record = file.read(length) if 0 < length <= MAX_RECORD else b""
-            if not record or len(record) < length or crc32(record) != checksum:
-                return
-            yield record, file.tell()
+        yield from _whole(file)
 
 
-def _whole(data: bytes) -> Iterator[tuple[bytes, int]]:
-    at = len(MAGIC)
-    if data[:at] != MAGIC:
+def _whole(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    if file.read(len(MAGIC)) != MAGIC:
         return
-    while (end := _stands(data, at)) > at:
-        yield data[at + FRAME.size : end], end
-        at = end
+    while len(head := file.read(FRAME.size)) == FRAME.size:
+        length, checksum = FRAME.unpack(head)
+        record = file.read(length) if 0 < length <= MAX_RECORD else b""
+        if not record or len(record) < length or crc32(record) != checksum:
+            return
+        yield record, file.tell()
 
 
 def _stands(data: bytes, at: int) -> int:
@@ -160,7 +156,7 @@ def records(data_dir: Path) -> Iterator[bytes]:
 def read_segment(path: Path, *, last: bool) -> Iterator[tuple[bytes, int]]:
     """`read`, and then `JournalDamaged` if whole records do not fill the segment, but for a torn tail of the `last`."""
     data, end = path.read_bytes(), 0
-    for record, end in _whole(data):
+    for record, end in _whole(io.BytesIO(data)):
         yield record, end
     if max(end, len(MAGIC)) != len(data) and (not last or _more_follows(data, end)):
         raise JournalDamaged(

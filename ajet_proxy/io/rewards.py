@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from aiohttp import web
@@ -20,8 +19,6 @@ from ajet_proxy.core.identity import Identity
 from ajet_proxy.io.audit import SUBJECT
 from ajet_proxy.io.desk import Desk
 
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-
 
 class Rewards:
     """Records them at a desk."""
@@ -31,14 +28,14 @@ class Rewards:
 
     async def record(
         self, http: web.Request, identity: Identity, body: bytes, history: History | None = None,
-        sent: Mapping[str, Any] = _NOTHING, *, call: bool = False,
+        sent: Mapping[str, Any] | None = None, *, call: bool = False,
     ) -> Identity:
         """`identity` with the episode that it stands for, which has the reward of the request now, if it brings one.
         `call`: the request makes a call. `history` and `sent` find the episode where nothing names it."""
         reward = identity.reward
         if identity.episode is not None or sent:
             looking = replace(identity, reward=None) if call and reward is not None and not reward.final else identity
-            identity = replace(await self._desk.find(looking, history, sent), reward=reward)
+            identity = replace(await self._desk.find(looking, history, sent or {}), reward=reward)
         if reward is not None:
             await self._give(http, identity, body)
         return identity
