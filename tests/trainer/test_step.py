@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,11 +21,25 @@ from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, 
 from tests.trainer.test_link import Clock
 
 
+class Unwritten(Progress):
+    """Writes no file: runs by the hundred wait for a busy disk at every phase."""
+
+    def phase(self, phase: str, *, quiet: bool = False) -> None:
+        pass
+
+    def resume_at(self, step: int, line: str = "") -> None:
+        self.step = step
+
+    def record(self, metrics: Mapping[str, Any]) -> None:
+        self.step = int(metrics["step"])
+
+
 class Setting:
     """A run over memory: `start` begins a process, which may be killed and begun again over the same disk and proxy."""
 
-    def __init__(self, folder: Path, batches: int, **options: Any) -> None:
+    def __init__(self, folder: Path, batches: int, *, progress: type[Progress] = Progress, **options: Any) -> None:
         usual = {"groups": 2, "total_steps": batches, "save_freq": 1}
+        self.progress = progress
         self.config = Config(model="m", run_dir=str(folder), **{**usual, **options})
         self.instants, self.disk, self.said = Instants(), Disk(), list[str]()
         self.proxy = MemoryProxy(batches, self.instants)
@@ -42,7 +57,7 @@ class Setting:
             self.learner,
             History.from_state(self.disk.history, daemons.urls),
             Keeper(daemons, 300.0),
-            Progress(self.config.run_dir, self.config.total_steps, self.said.append),
+            self.progress(self.config.run_dir, self.config.total_steps, self.said.append),
             stopping=lambda: self.stop or not self.proxy.ready,
         )
         return self.run
@@ -207,11 +222,11 @@ def test_a_batch_in_the_checkpoint_is_not_returned_when_the_push_after_it_fails(
 @pytest.mark.parametrize("expires", [False, True], ids=["lease holds", "lease runs out"])
 def test_killed_at_any_instant_everything_is_trained_once(tmp_path: Path, save_freq: int, expires: bool) -> None:
     """Whatever instant the process dies at, after a restart the checkpointed weights hold each episode exactly once."""
-    reference = Setting(tmp_path / "whole", 4, save_freq=save_freq)
+    reference = Setting(tmp_path / "whole", 4, save_freq=save_freq, progress=Unwritten)
     reference.whole()
     assert reference.instants.seen > 30
     for fatal in range(reference.instants.seen):
-        setting = Setting(tmp_path / str(fatal), 4, save_freq=save_freq, total_steps=0)
+        setting = Setting(tmp_path / str(fatal), 4, save_freq=save_freq, total_steps=0, progress=Unwritten)
         setting.instants.fatal = fatal
         try:
             setting.start().start()
@@ -234,8 +249,9 @@ def test_killed_at_any_instant_everything_is_trained_once(tmp_path: Path, save_f
 class TwoDaemons:
     """A run over two daemons whose episodes have the same names; `weights` are the (daemon, group, session) in it."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, progress: type[Progress] = Progress, **options: Any) -> None:
         usual = {"groups": 2, "save_freq": 1}
+        self.progress = progress
         self.config = Config(model="m", run_dir=str(folder), **{**usual, **options})
         self.instants, self.disk, self.said, self.clock = Instants(), Disk(), list[str](), Clock()
         self.proxies = [MemoryProxy(2, self.instants, f"http://{name}", singly=True) for name in "ab"]
@@ -253,7 +269,7 @@ class TwoDaemons:
         daemons = Daemons(links, say=self.said.append, clock=self.clock, sleep=self.clock.sleep, deadline_s=1e9)
         learner = ScriptedLearner(self.disk, self.instants)
         history, keeper = History.from_state(self.disk.history, daemons.urls), Keeper(daemons, 300.0)
-        progress = Progress(self.config.run_dir, 0, self.said.append)
+        progress = self.progress(self.config.run_dir, 0, self.said.append)
         self.run = Run(self.config, daemons, learner, history, keeper, progress, stopping=self.stopping)
         try:
             self.run.start()
@@ -311,11 +327,11 @@ def test_a_daemon_away_from_any_instant_on_everything_is_trained_once(
     tmp_path: Path, save_freq: int, expires: bool, absence: int
 ) -> None:
     """Daemon b is killed at every instant and is back `absence` instants later, with its leases or without."""
-    reference = TwoDaemons(tmp_path / "whole", save_freq=save_freq)
+    reference = TwoDaemons(tmp_path / "whole", save_freq=save_freq, progress=Unwritten)
     reference.whole()
     assert reference.instants.seen > 30
     for instant in range(reference.instants.seen):
-        two = TwoDaemons(tmp_path / str(instant), save_freq=save_freq)
+        two = TwoDaemons(tmp_path / str(instant), save_freq=save_freq, progress=Unwritten)
         b = two.proxies[1]
 
         def restart(b: MemoryProxy = b) -> None:
@@ -333,10 +349,10 @@ def test_a_daemon_away_from_any_instant_on_everything_is_trained_once(
 
 @pytest.mark.parametrize("expires", [False, True], ids=["lease holds", "lease runs out"])
 def test_a_trainer_of_two_daemons_killed_at_any_instant_trains_everything_once(tmp_path: Path, expires: bool) -> None:
-    reference = TwoDaemons(tmp_path / "whole", save_freq=2)
+    reference = TwoDaemons(tmp_path / "whole", save_freq=2, progress=Unwritten)
     reference.whole()
     for fatal in range(reference.instants.seen):
-        two = TwoDaemons(tmp_path / str(fatal), save_freq=2)
+        two = TwoDaemons(tmp_path / str(fatal), save_freq=2, progress=Unwritten)
         two.instants.fatal = fatal
         two.whole()
         for proxy in two.proxies:
