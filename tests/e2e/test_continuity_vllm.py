@@ -25,7 +25,7 @@ from tests.kit.record_tapes import CALL, CHAT, REASONING
 from tests.kit.rig import Rig
 from tests.kit.vllm_process import vllm_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 TOOL = {"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}
 FORCED = (

@@ -17,7 +17,7 @@ from tests.kit import compare_messages, wire
 from tests.kit.messages_cases import COUNT, COUNTED, PLAIN, REFUSED, ROUTE, THOUGHTFUL, TOOL, cases
 from tests.kit.rig import Rig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 THINKING = dict(cases(THOUGHTFUL))
 CAPTURED = dict(cases(PLAIN)) | THINKING

@@ -167,7 +167,6 @@ async def killer(world: World, proxy: ProxyProcess) -> None:
     world.notes.over = True
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.slow
 async def test_everything_acknowledged_survives(tmp_path: Path) -> None:
     async with EngineStub(delay_s=0.002, split_seed=5, group=2) as engine:

@@ -12,7 +12,7 @@ from tests.kit import record_tapes, wire
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.rig import Rig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 CASES = {name: (route, body) for name, route, body in record_tapes.reasoning_cases()}
 

@@ -19,7 +19,7 @@ from tests.kit.proxy_process import ProxyProcess
 from tests.kit.record_responses import LOGPROBS, PASSED_THROUGH, REASONING_CASES, ROUTE, TOOL, as_proxy, cases
 from tests.kit.rig import Rig
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 PLAIN, THINKING = dict(cases()), dict(cases(REASONING_CASES))
 CASES = PLAIN | THINKING

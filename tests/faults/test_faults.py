@@ -20,7 +20,6 @@ from tests.kit.source import ROOT
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_slice_of_the_storm(tmp_path: Path) -> None:
     counts = Counter[str]()
     faults.storm(tmp_path, seed=1, kills=5, others=1, agents=3, progress=faults.Progress(), counts=counts)
@@ -30,7 +29,6 @@ def test_a_slice_of_the_storm(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_slice_of_the_storm_over_worker_processes(tmp_path: Path) -> None:
     counts, told = Counter[str](), faults.Progress()
     faults.storm(tmp_path, seed=1, kills=3, others=0, agents=2, progress=told, counts=counts, workers=2)

@@ -19,7 +19,6 @@ from tests.kit.tiny_model import build
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         item.add_marker(pytest.mark.filterwarnings("ignore"))
-        item.add_marker(pytest.mark.timeout(300))  # importing verl alone takes many seconds on a busy machine
 
 
 @pytest.fixture(scope="session")

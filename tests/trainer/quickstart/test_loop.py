@@ -61,7 +61,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_game_is_trained_and_the_failed_one_was_played_again(found: dict[str, Any]) -> None:
     states = found["summary"]["episodes"]
     assert states["adds_up"]
