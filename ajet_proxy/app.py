@@ -107,7 +107,8 @@ class App:
             traces.follow(store)
         await store.commit(store.ledger.restarted(clock.now()))
         ledger = store.ledger
-        gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s)
+        waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
+        gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s, waited=waited)
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         desk = LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)

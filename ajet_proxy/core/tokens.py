@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import Struct
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta, ValidationError, convert
+
+TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
 WIDTH = 4
 
 
 def are_tokens(values: Any) -> bool:
     """Whether `values` is a list of token ids, which `pack_tokens` takes."""
-    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
+    try:
+        convert(values, TokenIds)
+    except ValidationError:
         return False
-    return not values or (min(values) >= 0 and max(values) < 2**31)
+    return isinstance(values, list)
 
 
 def pack_tokens(ids: Sequence[int]) -> bytes:

@@ -8,8 +8,7 @@ work too; but the client is there and is told why.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -60,17 +59,16 @@ class UnderWay:
     def __init__(self) -> None:
         self._of: dict[str, list[OverTold]] = {}
 
-    @contextmanager
-    def add(self, episode: str, over: OverTold) -> Iterator[None]:
-        """While this lasts, `over` is called when `episode` is."""
-        told = self._of.setdefault(episode, [])
-        told.append(over)
-        try:
-            yield
-        finally:
-            told.remove(over)
-            if not told:
-                self._of.pop(episode, None)
+    def add(self, episode: str, over: OverTold) -> None:
+        """From now on `over` is called when `episode` is."""
+        self._of.setdefault(episode, []).append(over)
+
+    def remove(self, episode: str, over: OverTold) -> None:
+        """Not any more."""
+        told = self._of[episode]
+        told.remove(over)
+        if not told:
+            del self._of[episode]
 
     def end(self, episode: str) -> None:
         """`episode` is over."""

@@ -16,6 +16,7 @@ import json
 import sys
 from array import array
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -24,15 +25,12 @@ import msgpack
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.history import Mark
-from ajet_proxy.core.tokens import pack_tokens, unpack_tokens
-from ajet_sdk.frame import pack_ints, unpack_ints
+from ajet_proxy.core.tokens import count, cut, pack_tokens, unpack_tokens
+from ajet_sdk.frame import unpack_ints
 from ajet_sdk.sample import Call
 
 NONE: Mapping[str, Episode] = MappingProxyType({})
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ev.Event)}
-_FIELDS: Mapping[Any, tuple[str, ...]] = MappingProxyType(
-    {kind: tuple(field.name for field in dataclasses.fields(kind)) for kind in _EVENTS.values()}
-)
 
 
 class UnknownRecord(Exception):
@@ -41,7 +39,7 @@ class UnknownRecord(Exception):
 
 def encode(event: ev.Event, episodes: Mapping[str, Episode] = NONE) -> bytes:
     """The record of `event`, which has not yet been applied to `episodes`."""
-    fields = {name: getattr(event, name) for name in _FIELDS[type(event)]}
+    fields = fields_of(event)
     if isinstance(event, ev.CallFinished):
         fields["call"] = _pack_call(event.call, episodes.get(event.call.episode))
     elif isinstance(event, ev.EpisodeOpened):
@@ -71,32 +69,41 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
 
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a record by name, without those that follow from others or get their default in reading anyway."""
-    fields = ((field, getattr(value, field.name)) for field in dataclasses.fields(value) if field.init)
-    return {field.name: item for field, item in fields if item is not field.default}
+    return {name: item for name, default in _defaults(value.__class__) if (item := getattr(value, name)) is not default}
+
+
+@cache
+def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+    """The fields of `kind` that it is made of, with their defaults."""
+    return tuple((field.name, field.default) for field in dataclasses.fields(kind) if field.init)
+
+
+@cache
+def _known(kind: Any) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(kind))
 
 
 def _build(kind: Any, fields: dict[str, Any]) -> Any:
-    known = {field.name for field in dataclasses.fields(kind)}
+    known = _known(kind)
     return kind(**{name: value for name, value in fields.items() if name in known})
 
 
 def _pack_call(call: Call, episode: Episode | None) -> dict[str, Any]:
     fields = fields_of(call)
     shared = 0
+    prompt = pack_tokens(call.prompt_token_ids)
     if episode is not None:
-        before, shared = episode.texts.nearest(pack_tokens(call.prompt_token_ids))
+        before, shared = episode.texts.nearest(prompt)
     if shared:
         fields["history"] = (before, shared)
-    fields["prompt_token_ids"] = pack_ints(call.prompt_token_ids[shared:])
-    fields["token_ids"] = pack_ints(call.token_ids)
-    fields["logprobs"] = _little(array("d", call.logprobs)).tobytes()
+    fields["prompt_token_ids"] = _little("i", cut(prompt, shared, count(prompt)))
+    fields["token_ids"] = _little("i", pack_tokens(call.token_ids))
+    fields["logprobs"] = _little("d", array("d", call.logprobs).tobytes())
     return fields
 
 
 def _unpack_call(fields: dict[str, Any], episodes: Mapping[str, Episode]) -> Call:
-    logprobs = array("d")
-    logprobs.frombytes(fields["logprobs"])
-    fields["logprobs"] = tuple(_little(logprobs))
+    fields["logprobs"] = tuple(memoryview(_little("d", fields["logprobs"])).cast("d"))
     for name in ("prompt_token_ids", "token_ids"):
         fields[name] = unpack_ints(fields[name], name)
     if (history := fields.get("history")) is not None:
@@ -107,7 +114,10 @@ def _unpack_call(fields: dict[str, Any], episodes: Mapping[str, Episode]) -> Cal
     return call
 
 
-def _little(values: array[float]) -> array[float]:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
+def _little(kind: str, values: bytes) -> bytes:
+    """`values` of an array's `kind` in little-endian order, or out of it."""
+    if sys.byteorder == "little":
+        return values
+    swapped = array(kind, values)
+    swapped.byteswap()
+    return swapped.tobytes()

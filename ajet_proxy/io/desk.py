@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -220,12 +219,8 @@ class LedgerDesk:
         if self._store.quotas is not None:
             self._store.quotas.use(tenant, tokens, self._clock.now())
 
-    @asynccontextmanager
-    async def enter(self, model: str) -> AsyncIterator[None]:
-        waiting = perf_counter()
-        async with self._gate.enter(ready=lambda: bool(self._engines.candidates(model))):
-            self._metrics.observe("ajet_gate_wait_seconds", perf_counter() - waiting)
-            yield
+    def enter(self, model: str) -> AbstractAsyncContextManager[None]:
+        return self._gate.enter(ready=lambda: bool(self._engines.candidates(model)))
 
     @asynccontextmanager
     async def begin(self, asking: Asking, over: OverTold) -> AsyncIterator[Begun]:
@@ -255,13 +250,14 @@ class LedgerDesk:
             )
             self._store.post(opening(episode=episode, calls=begun.calls, at=begun.started_at))
             reason = DISCONNECTED
+            self._under_way.add(episode, over)
             try:
-                with self._under_way.add(episode, over):
-                    yield begun
+                yield begun
             except AjetError:
                 reason = ENGINE_ERROR
                 raise
             finally:
+                self._under_way.remove(episode, over)
                 self.lose([Gone(episode, call, reason) for call in begun.calls])
 
     async def end(self, endings: Sequence[Ending]) -> None:

@@ -10,8 +10,8 @@ Invariant: `in_flight` is the number of ``enter`` blocks that are running, and n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from time import perf_counter
 
 from ajet_sdk.errors import NotReady
 
@@ -21,9 +21,13 @@ RETRY_AFTER_S = 5.0
 class Gatekeeper:
     """Holds requests while `is_open` is False. Whoever changes what `is_open` reads calls `changed`."""
 
-    def __init__(self, *, is_open: Callable[[], bool], hold_s: float) -> None:
+    def __init__(
+        self, *, is_open: Callable[[], bool], hold_s: float, waited: Callable[[float], None] = lambda seconds: None
+    ) -> None:
+        """`waited` is told how many seconds each that came in was held."""
         self._is_open = is_open
         self._hold_s = hold_s
+        self._waited = waited
         self._change = asyncio.Event()
         self._stopping = False
         self.in_flight = 0
@@ -39,22 +43,27 @@ class Gatekeeper:
         self._stopping = True
         self.changed()
 
-    @asynccontextmanager
-    async def enter(self, ready: Callable[[], bool] | None = None) -> AsyncIterator[None]:
+    def enter(self, ready: Callable[[], bool] = lambda: True) -> Inside:
         """Enter once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after `hold_s`."""
+        return Inside(self, ready)
+
+    async def come_in(self, ready: Callable[[], bool]) -> None:
+        """`Inside` begins."""
 
         def passable() -> bool:
-            return self._is_open() and (ready is None or ready())
+            return self._is_open() and ready()
 
+        began = perf_counter()
         if not passable():
             await self._hold(passable)
         self.in_flight += 1
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if self.in_flight == 0:
-                self.changed()
+        self._waited(perf_counter() - began)
+
+    def go_out(self) -> None:
+        """`Inside` ends."""
+        self.in_flight -= 1
+        if self.in_flight == 0:
+            self.changed()
 
     async def drained(self, wait_s: float) -> bool:
         """Wait up to `wait_s` seconds until nobody is inside; whether that came true."""
@@ -84,3 +93,18 @@ class Gatekeeper:
             except TimeoutError:
                 return condition()
         return True
+
+
+class Inside:
+    """One request's time behind the gate; a context."""
+
+    __slots__ = ("_gate", "_ready")
+
+    def __init__(self, gate: Gatekeeper, ready: Callable[[], bool]) -> None:
+        self._gate, self._ready = gate, ready
+
+    async def __aenter__(self) -> None:
+        await self._gate.come_in(self._ready)
+
+    async def __aexit__(self, *_: object) -> None:
+        self._gate.go_out()

@@ -225,3 +225,10 @@ async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metric
         assert {'ajet_broken_timelines_total{model="stub",broken_by="retokenized"} 3', "ajet_alerts 1"} <= set(page)
         record = (await client.control("GET", "/episodes/e")).json
         assert record["drift"] == {"stub": {"turns": 3, "broken_by": {"retokenized": 3}}}
+
+
+async def test_how_long_requests_were_held_at_the_gate_is_measured(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        await client.ask("POST", "/e/e/v1/chat/completions", CHAT)
+        page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
+        assert "ajet_gate_wait_seconds_count 1" in page

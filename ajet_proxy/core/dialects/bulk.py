@@ -10,12 +10,13 @@ seen to have it twice.) A document of any other form is read as JSON as a whole.
 
 from __future__ import annotations
 
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from msgspec import Meta, MsgspecError, Struct
+from msgspec import MsgspecError, Struct
 from msgspec.json import Decoder
 
 from ajet_proxy.core.dialects.spans import Spanned, load, scan
+from ajet_proxy.core.tokens import TokenIds
 
 
 class _Row(Struct):
@@ -29,7 +30,7 @@ _END = b']},"finish_reason":'
 _NAMES = (b'"logprobs":', b'"token_ids":', b'"prompt_token_ids":')
 _NULL = b"null"
 _rows = Decoder(list[_Row]).decode
-_ids = Decoder(list[Annotated[int, Meta(ge=0, lt=2**31)]]).decode
+_ids = Decoder(TokenIds).decode
 
 
 class Document(NamedTuple):

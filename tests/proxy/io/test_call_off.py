@@ -189,10 +189,14 @@ def test_nobody_is_told_of_what_is_no_longer_under_way() -> None:
     def say(name: str) -> Any:
         return lambda: told.append(name)
 
-    with under_way.add("one", say("a")), under_way.add("one", say("b")), under_way.add("two", say("c")):
-        with under_way.add("one", say("gone")):
-            pass
-        under_way.end("one")
-        under_way.end("unknown")
+    a, b, c, gone = map(say, ("a", "b", "c", "gone"))
+    added = [("one", a), ("one", b), ("two", c), ("one", gone)]
+    for episode, over in added:
+        under_way.add(episode, over)
+    under_way.remove("one", gone)
+    under_way.end("one")
+    under_way.end("unknown")
+    for episode, over in added[:3]:
+        under_way.remove(episode, over)
     under_way.end("one")
     assert told == ["a", "b"] and not under_way._of

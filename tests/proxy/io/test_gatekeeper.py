@@ -50,6 +50,21 @@ async def test_a_closed_gate_holds_until_it_opens() -> None:
     assert gate.waiting == 0
 
 
+async def test_how_long_each_was_held_is_told() -> None:
+    told: list[float] = []
+    door = Door()
+    gate = Gatekeeper(is_open=lambda: door.open, hold_s=5.0, waited=told.append)
+    async with gate.enter():
+        assert len(told) == 1
+    door.open = False
+    held = asyncio.create_task(visit(gate, [], "held"))
+    await asyncio.sleep(0.05)
+    door.open = True
+    gate.changed()
+    await held
+    assert len(told) == 2 and 0.05 <= told[1] < 5.0
+
+
 async def test_who_waits_too_long_is_told_when_to_come_back() -> None:
     door, gate = make(hold_s=0.02)
     door.open = False
