@@ -4,7 +4,8 @@ The attempts of one task are begun together, so that groups complete early. An a
 exception that would end the others: its episode is aborted with the reason, and the run goes on. Only the caller's own
 mistakes (tasks that cannot be iterated or named) and an interrupt end the run, the latter after aborting what is open.
 
-Workers are daemon threads, because an agent that hangs must not keep an interrupted program alive.
+Workers are daemon threads, because an agent that hangs must not keep an interrupted program alive. Each says itself
+that it has ended: an interrupted `Thread.join` takes a running thread for dead (CPython issue 90882, until 3.13).
 """
 
 from __future__ import annotations
@@ -114,7 +115,8 @@ class Rollouts:
         self._client, self._agent, self._opening = client, agent, opening
         self._on_result, self._on_stop = on_result, on_stop
         self._attempts = attempts_at(tasks, repeat)
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(parallel)]
+        self._ended = [threading.Event() for _ in range(parallel)]
+        self._threads = [threading.Thread(target=self._work, args=(ended,), daemon=True) for ended in self._ended]
         self._lock = threading.Lock()
         self._open: dict[str, Episode] = {}
         self._done: dict[int, RunResult] = {}
@@ -132,8 +134,8 @@ class Rollouts:
         try:
             for thread in self._threads:
                 thread.start()
-            for thread in self._threads:
-                thread.join()
+            for ended in self._ended:
+                ended.wait()
         except BaseException:
             self.stop()
             raise
@@ -160,9 +162,9 @@ class Rollouts:
             except AjetError:
                 continue
         until = time.monotonic() + STOP_DEADLINE_S
-        for thread in self._threads:
+        for thread, ended in zip(self._threads, self._ended, strict=True):
             if thread.ident is not None:
-                thread.join(max(0.0, until - time.monotonic()))
+                ended.wait(max(0.0, until - time.monotonic()))
 
     def _next(self) -> Attempt | None:
         with self._lock:
@@ -174,7 +176,7 @@ class Rollouts:
                 self._fault = error
                 return None
 
-    def _work(self) -> None:
+    def _work(self, ended: threading.Event) -> None:
         try:
             while (attempt := self._next()) is not None:
                 result = self._attempt(attempt)
@@ -184,6 +186,8 @@ class Rollouts:
                     self._on_result(result)
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
             self._fault = error
+        finally:
+            ended.set()
 
     def _attempt(self, attempt: Attempt) -> RunResult:
         started = time.monotonic()

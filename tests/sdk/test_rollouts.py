@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -228,6 +229,29 @@ def test_stopping_aborts_what_is_open_and_begins_no_more(stub: ControlStub) -> N
         for thread in rollouts._threads:
             thread.join(10)
         assert [item.outcome for item in rollouts.results] == ["aborted"] * 3  # too late for their rewards
+
+
+def test_an_interrupted_run_has_the_results_of_workers_that_end_soon(stub: ControlStub) -> None:
+    begun, stopped = threading.Event(), threading.Event()
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        begun.set()
+        stopped.wait(20)
+        time.sleep(0.3)
+        return 1.0
+
+    def interrupt() -> None:
+        begun.wait(20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    with ajet_sdk.Client() as client:
+        rollouts = Rollouts(
+            client, agent, ["t"], repeat=2, parallel=1, opening=lambda task: OpenEpisode(task="t"), on_stop=stopped.set
+        )
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            rollouts.run()
+        assert [item.outcome for item in rollouts.results] == ["aborted"]
 
 
 def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from ajet_proxy.core.dialects.spans import Spanned, load, scan
 from ajet_proxy.core.tokens import TokenIds
 
 
-class _Row(Struct):
+class _Row(Struct, gc=False):
     """What a chat answer tells of one token; the rest of it is checked and left unread."""
 
     logprob: float

@@ -15,6 +15,7 @@ from ajet_proxy.io.gatekeeper import Gatekeeper
 from ajet_proxy.io.gauges import READ, read, table, worker_figures
 from ajet_proxy.io.metrics import MAX_SERIES, METRICS, Metric, Metrics
 from tests.kit.ledger_rig import LedgerRig
+from tests.kit.steps import steps
 
 DOCS = Path(__file__).parents[3] / "docs"
 ALL = (*METRICS, *READ)
@@ -177,10 +178,10 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
         taken |= cells
 
 
-def test_a_scrape_stays_cheap_after_ten_thousand_episodes() -> None:
+def test_a_scrape_stays_as_cheap_as_it_was_after_thousands_of_episodes() -> None:
     rig = LedgerRig()
-    for _ in range(10_000):
+    rig.open(task="t")
+    after_one = steps(lambda: rendered(rig))
+    for _ in range(5_000):
         rig.open(task="t")
-    began = time.process_time()
-    rendered(rig)
-    assert time.process_time() - began < 0.1
+    assert steps(lambda: rendered(rig)) == after_one
