@@ -113,5 +113,7 @@ class Recorder:
             return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks)
         if self._finished is not None:
             origin = self._finished(origin, outcome)
-        call = replace(to_call(outcome, origin, self._changes), same_text=self._same_text.get(outcome.index))
+        call = to_call(outcome, origin, self._changes)
+        if (found := self._same_text.get(outcome.index)) is not None:
+            call = replace(call, same_text=found)
         return Whole(call, marks)
