@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_ENABLE_RESPONSES_API_STORE": "1",
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "1",
 }
 OPTIONS = (
     "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "64",
