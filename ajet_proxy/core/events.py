@@ -4,7 +4,8 @@ State changes only through `Ledger.apply(event)`. The journal is the sequence of
 journal is the live state, and a crash test is a loop over prefixes of a file. Events are facts in the past tense: a
 command (see `ajet_proxy.core.ledger`) decides, returns events, and changes nothing itself.
 
-Times are Unix seconds, handed in by the caller. Fields may be added with a default; none may change meaning.
+Times are Unix seconds, handed in by the caller. Fields may be added with a default; neither what a field means nor its
+default may change, since the journal leaves defaults out.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 A record is ``[event name, {field: value}]``. Token ids are little-endian int32, logprobs little-endian float64, so that
 what is read equals what was written, bit for bit. Metadata is JSON within the record, because MessagePack does not tell
-lists from tuples. Unknown fields are ignored and missing ones take their default: an older journal stays readable.
+lists from tuples. A field that has its default is left out. Unknown fields are ignored and missing ones take their
+default: an older journal stays readable.
 
 A prompt mostly repeats what its episode said before. So a call names the earlier call whose text it begins like, how
 many tokens of it, and only then its own: an episode costs its distinct tokens and not turns times context. Reading

@@ -48,7 +48,7 @@ class Gatekeeper:
         return Inside(self, ready)
 
     async def come_in(self, ready: Callable[[], bool]) -> None:
-        """`Inside` begins."""
+        """Hold until the gate is open and `ready` holds, then count one more inside."""
 
         def passable() -> bool:
             return self._is_open() and ready()
@@ -56,11 +56,11 @@ class Gatekeeper:
         began = perf_counter()
         if not passable():
             await self._hold(passable)
-        self.in_flight += 1
         self._waited(perf_counter() - began)
+        self.in_flight += 1
 
     def go_out(self) -> None:
-        """`Inside` ends."""
+        """One less inside."""
         self.in_flight -= 1
         if self.in_flight == 0:
             self.changed()

@@ -241,8 +241,8 @@ def test_an_interrupted_run_has_the_results_of_workers_that_end_soon(stub: Contr
         return 1.0
 
     def interrupt() -> None:
-        begun.wait(20)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if begun.wait(20):
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with ajet_sdk.Client() as client:
         rollouts = Rollouts(

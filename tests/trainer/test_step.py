@@ -25,7 +25,7 @@ class Unwritten(Progress):
     """Writes no file: runs by the hundred wait for a busy disk at every phase."""
 
     def phase(self, phase: str, *, quiet: bool = False) -> None:
-        pass
+        self.account()
 
     def resume_at(self, step: int, line: str = "") -> None:
         self.step = step

@@ -86,6 +86,11 @@ def test_logprobs_keep_every_bit(logprob: float) -> None:
     assert back.call.logprobs[0].hex() == logprob.hex()
 
 
+def test_a_field_that_has_its_default_is_left_out() -> None:
+    event = ev.EpisodeDiscarded(1.0, "e", "aborted")
+    assert msgpack.unpackb(encode(event)) == ["EpisodeDiscarded", {"at": 1.0, "episode": "e", "reason": "aborted"}]
+
+
 def test_fields_from_the_future_are_ignored_and_missing_ones_take_their_default() -> None:
     record = msgpack.packb(["TaskNamed", {"at": 1.0, "episode": "e", "task": "t", "colour": "blue"}])
     assert decode(record) == ev.TaskNamed(1.0, "e", "t", derived=True)

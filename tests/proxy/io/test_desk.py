@@ -48,6 +48,7 @@ async def test_whoever_leaves_leaves_no_call_running(error: BaseException | None
                 raise error
     assert losses(front) == [(begun.calls[0], "truncated"), (begun.calls[1], reason)]
     assert front.gate.in_flight == 0
+    assert front.desk._under_way._of == {}
 
 
 async def test_a_request_that_gives_up_at_the_gate_began_nothing() -> None:
