@@ -70,22 +70,18 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
 
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a record by name, without those that follow from others or get their default in reading anyway."""
-    return {name: item for name, default in _defaults(value.__class__) if (item := getattr(value, name)) is not default}
+    defaults = _defaults(value.__class__)
+    return {name: item for name, default in defaults.items() if (item := getattr(value, name)) is not default}
 
 
 @cache
-def _defaults(kind: Any) -> tuple[tuple[str, Any], ...]:
+def _defaults(kind: Any) -> Mapping[str, Any]:
     """The fields of `kind` that it is made of, with their defaults."""
-    return tuple((field.name, field.default) for field in dataclasses.fields(kind) if field.init)
-
-
-@cache
-def _known(kind: Any) -> frozenset[str]:
-    return frozenset(field.name for field in dataclasses.fields(kind))
+    return MappingProxyType({field.name: field.default for field in dataclasses.fields(kind) if field.init})
 
 
 def _build(kind: Any, fields: dict[str, Any]) -> Any:
-    known = _known(kind)
+    known = _defaults(kind)
     return kind(**{name: value for name, value in fields.items() if name in known})
 
 
