@@ -14,7 +14,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ajet_sdk.sample import Call, PolicySpans
+from ajet_proxy.core.timeline import Packed, Turn, pack_logprobs
+from ajet_proxy.core.tokens import pack_tokens
+from ajet_sdk.sample import PolicySpans
 
 DISCONNECTED = "disconnected"
 """The client went away before its answer was whole."""
@@ -114,26 +116,29 @@ class Change:
     sampled: tuple[int, ...]
 
 
-def to_call(captured: Captured, origin: Origin, changes: Sequence[Change] = ()) -> Call:
+def to_packed(
+    captured: Captured, origin: Origin, changes: Sequence[Change] = (), same_text: tuple[str, int] | None = None
+) -> Packed:
     """The record of one choice; a request that named no model takes the name that the engine answered with. `changes`
     are what was read of the weights while the call ran."""
     spans, uncertain = versions_of(captured, origin.policy_version, changes)
-    return Call(
+    turn = Turn(
         call=origin.calls[captured.index],
-        episode=origin.episode,
         model=origin.model or captured.model,
         agent=origin.agent,
         started_at=origin.started_at,
-        prompt_token_ids=captured.prompt_token_ids,
-        token_ids=captured.token_ids,
-        logprobs=captured.logprobs,
+        start=len(captured.prompt_token_ids),
+        end=len(captured.prompt_token_ids) + len(captured.token_ids),
+        logprobs=pack_logprobs(captured.logprobs),
         finish_reason=captured.finish_reason,
         policy_versions=spans,
         identified_by=origin.identified_by,
         altered=(*origin.altered, SCORED) if captured.scored else origin.altered,
         continuity=origin.continuity,
         version_uncertain=uncertain,
+        same_text=same_text,
     )
+    return Packed(turn, pack_tokens(captured.prompt_token_ids) + pack_tokens(captured.token_ids))
 
 
 def versions_of(captured: Captured, before: int, changes: Sequence[Change] = ()) -> tuple[PolicySpans, bool]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_proxy.core.history import Mark
-from ajet_sdk.sample import Call
+from ajet_proxy.core.timeline import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ class CallFinished:
     begins with one of ``marks`` continues it."""
 
     at: float
-    call: Call
+    episode: str
+    call: Packed
     marks: tuple[Mark, ...] = ()
 
 

@@ -25,11 +25,11 @@ from ajet_proxy.core.gate import GateState, check_version
 from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.samples import delivered
 from ajet_proxy.core.state import LedgerSettings, State
-from ajet_proxy.core.timeline import Packed
+from ajet_proxy.core.timeline import Packed, Turn
 from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import MAX_REWARD, Abort, Ack, Extend, GateClose, GateOpen, Lease, OpenEpisode, Policy, Reward
-from ajet_sdk.sample import Batch, BatchEpisode, Call, Group
+from ajet_sdk.sample import Batch, BatchEpisode, Group
 
 __all__ = ["Ledger", "LedgerSettings"]
 
@@ -80,18 +80,19 @@ class Ledger(State):
         again = repeats(known, body_hash, idempotency_key, is_retry)
         return (*out, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
-    def finish_call(self, call: Call, *, at: float, marks: tuple[Mark, ...] = ()) -> Events:
+    def finish_call(self, episode: str, call: Packed, *, at: float, marks: tuple[Mark, ...] = ()) -> Events:
         """`call` is whole, and its client's history ends in `marks`. Nothing happens if it was lost or finished before;
         in an episode that ended it is lost."""
-        episode, entry, at = self._episode(call.episode), self._entry(call.episode, call.call), self._time(at)
+        turn = call.turn
+        known, entry, at = self._episode(episode), self._entry(episode, turn.call), self._time(at)
         if entry.state != "running":
-            return _late(episode, call.call, entry, marks, at)
-        if episode.state not in ("open", "sealed"):
-            return (ev.CallLost(at, call.episode, call.call, f"episode_{episode.state}"),)
+            return _late(known, turn.call, entry, marks, at)
+        if known.state not in ("open", "sealed"):
+            return (ev.CallLost(at, episode, turn.call, f"episode_{known.state}"),)
         named: Events = ()
-        if episode.task is None or (episode.task_derived and _is_first(episode, call)):
-            named = (ev.TaskNamed(at, call.episode, prompt_hash(call.prompt_token_ids)),)
-        return (*named, ev.CallFinished(at, call, marks))
+        if known.task is None or (known.task_derived and _is_first(known, turn)):
+            named = (ev.TaskNamed(at, episode, prompt_hash(call.prompt_token_ids)),)
+        return (*named, ev.CallFinished(at, episode, call, marks))
 
     def lose_call(
         self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = ()
@@ -373,9 +374,9 @@ class Ledger(State):
         return known
 
 
-def _is_first(episode: Episode, call: Call) -> bool:
-    """Whether `call` started before every call that is complete."""
-    rank = (call.started_at, call.call)
+def _is_first(episode: Episode, turn: Turn) -> bool:
+    """Whether the call of `turn` started before every call that is complete."""
+    rank = turn.rank
     return all(entry.turn is None or rank < entry.turn.rank for entry in episode.calls.values())
 
 

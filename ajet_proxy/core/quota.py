@@ -99,8 +99,7 @@ class Quotas:
             self._take(tenant, "requests_per_minute", 1, request.at)
         for event in events:
             if isinstance(event, ev.CallFinished):
-                used = len(event.call.prompt_token_ids) + len(event.call.token_ids)
-                self._take(self._tenant(event.call.episode), "tokens_per_minute", used, event.at)
+                self._take(self._tenant(event.episode), "tokens_per_minute", event.call.turn.end, event.at)
 
     def pass_one(self, tenant: str, at: float) -> None:
         """Count a request that makes no call, or `OverQuota`."""

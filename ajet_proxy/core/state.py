@@ -19,7 +19,7 @@ from ajet_proxy.core.episode import Asked, CallEntry, Episode, Given
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.lineage import Lineage
 from ajet_proxy.core.tally import Tally
-from ajet_proxy.core.timeline import POLICIES, Policy, pack
+from ajet_proxy.core.timeline import POLICIES, Policy
 from ajet_sdk.routes import EPISODE_STATES
 
 
@@ -194,10 +194,10 @@ class State:
         self.calls["running"] += len(event.calls)
 
     def _call_finished(self, event: ev.CallFinished) -> None:
-        episode = self.episodes[event.call.episode]
-        entry = episode.calls[event.call.call]
-        episode.finish(entry, pack(event.call))
-        self.tokens["generated"] += len(event.call.token_ids)
+        episode, turn = self.episodes[event.episode], event.call.turn
+        entry = episode.calls[turn.call]
+        episode.finish(entry, event.call)
+        self.tokens["generated"] += turn.end - turn.start
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "complete", event.at)

@@ -34,6 +34,8 @@ from ajet_sdk.sample import Call, PolicySpans
 Policy = Literal["strict", "repair", "off"]
 POLICIES: tuple[Policy, ...] = ("strict", "repair", "off")
 """`strict` and `repair` make the same timelines; `core.repair` joins them when samples are made of them."""
+LOGPROB_WIDTH = 8
+"""Bytes of a float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,10 @@ class Packed:
     turn: Turn
     text: bytes
 
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return unpack_tokens(cut(self.text, 0, self.turn.start))
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
@@ -144,6 +150,11 @@ class Timeline:
         return count(self.tokens)
 
 
+def pack_logprobs(logprobs: Sequence[float]) -> bytes:
+    """As a `Turn` has them."""
+    return array("d", logprobs).tobytes()
+
+
 def pack(call: Call) -> Packed:
     """`call` as it is kept until its episode is merged."""
     turn = Turn(
@@ -153,7 +164,7 @@ def pack(call: Call) -> Packed:
         started_at=call.started_at,
         start=len(call.prompt_token_ids),
         end=len(call.prompt_token_ids) + len(call.token_ids),
-        logprobs=array("d", call.logprobs).tobytes(),
+        logprobs=pack_logprobs(call.logprobs),
         finish_reason=call.finish_reason,
         policy_versions=call.policy_versions,
         parent=call.parent,

@@ -5,8 +5,8 @@ what is read equals what was written, bit for bit. Metadata is JSON within the r
 lists from tuples. A field that has its default is left out. Unknown fields are ignored and missing ones take their
 default: an older journal stays readable.
 
-A prompt mostly repeats what its episode said before. So a call names the earlier call whose text it begins like, how
-many tokens of it, and only then its own: an episode costs its distinct tokens and not turns times context. Reading
+A prompt mostly repeats what its episode said before. So a call names the earlier call whose text its own begins like,
+how many tokens of it, and only then the rest: an episode costs its distinct tokens and not turns times context. Reading
 needs the episodes as they were when the record was written, which is what a replay has at that point.
 """
 
@@ -26,9 +26,8 @@ import msgpack
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.history import Mark
-from ajet_proxy.core.tokens import count, cut, pack_tokens, unpack_tokens
-from ajet_sdk.frame import unpack_ints
-from ajet_sdk.sample import Call
+from ajet_proxy.core.timeline import LOGPROB_WIDTH, Packed, Turn
+from ajet_proxy.core.tokens import WIDTH, count, cut
 
 NONE: Mapping[str, Episode] = MappingProxyType({})
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ev.Event)}
@@ -42,7 +41,7 @@ def encode(event: ev.Event, episodes: Mapping[str, Episode] = NONE) -> bytes:
     """The record of `event`, which has not yet been applied to `episodes`."""
     fields = fields_of(event)
     if isinstance(event, ev.CallFinished):
-        fields["call"] = _pack_call(event.call, episodes.get(event.call.episode))
+        fields["call"] = _pack_call(event.call, episodes.get(event.episode))
     elif isinstance(event, ev.EpisodeOpened):
         fields["metadata"] = json.dumps(event.metadata)
     record = [type(event).__name__, fields]
@@ -55,7 +54,7 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
         name, fields = msgpack.unpackb(record, raw=False, use_list=False, unicode_errors="surrogatepass")
         kind = _EVENTS[name]
         if kind is ev.CallFinished:
-            fields["call"] = _unpack_call(fields["call"], episodes)
+            fields["call"] = _unpack_call(fields["call"], fields["episode"], episodes)
         elif kind is ev.EpisodeOpened:
             fields["metadata"] = json.loads(fields["metadata"])
         if "marks" in fields:
@@ -85,30 +84,28 @@ def _build(kind: Any, fields: dict[str, Any]) -> Any:
     return kind(**{name: value for name, value in fields.items() if name in known})
 
 
-def _pack_call(call: Call, episode: Episode | None) -> dict[str, Any]:
-    fields = fields_of(call)
+def _pack_call(call: Packed, episode: Episode | None) -> dict[str, Any]:
+    fields = fields_of(call.turn)
     shared = 0
-    prompt = pack_tokens(call.prompt_token_ids)
     if episode is not None:
-        before, shared = episode.texts.nearest(prompt)
+        before, shared = episode.texts.nearest(call.text)
     if shared:
         fields["history"] = (before, shared)
-    fields["prompt_token_ids"] = _little("i", cut(prompt, shared, count(prompt)))
-    fields["token_ids"] = _little("i", pack_tokens(call.token_ids))
-    fields["logprobs"] = _little("d", array("d", call.logprobs).tobytes())
+    fields["text"] = _little("i", cut(call.text, shared, count(call.text)))
+    fields["logprobs"] = _little("d", call.turn.logprobs)
     return fields
 
 
-def _unpack_call(fields: dict[str, Any], episodes: Mapping[str, Episode]) -> Call:
-    fields["logprobs"] = tuple(memoryview(_little("d", fields["logprobs"])).cast("d"))
-    for name in ("prompt_token_ids", "token_ids"):
-        fields[name] = unpack_ints(fields[name], name)
+def _unpack_call(fields: dict[str, Any], episode: str, episodes: Mapping[str, Episode]) -> Packed:
+    text = _little("i", fields["text"])
+    fields["logprobs"] = _little("d", fields["logprobs"])
     if (history := fields.get("history")) is not None:
         before, shared = history
-        text = episodes[fields["episode"]].beginning(before, shared)
-        fields["prompt_token_ids"] = (*unpack_tokens(text), *fields["prompt_token_ids"])
-    call: Call = _build(Call, fields)
-    return call
+        text = episodes[episode].beginning(before, shared) + text
+    turn: Turn = _build(Turn, fields)
+    if (len(text), len(turn.logprobs)) != (turn.end * WIDTH, (turn.end - turn.start) * LOGPROB_WIDTH):
+        raise ValueError(f"call {turn.call} is not as long as it says")
+    return Packed(turn, text)
 
 
 def _little(kind: str, values: bytes) -> bytes:

@@ -295,7 +295,7 @@ class Control:
 def event_json(event: Event) -> dict[str, Any]:
     """An event for people and dashboards: every field, but counts instead of token ids."""
     if isinstance(event, CallFinished):
-        return {"at": event.at, "call": event.call.to_json(tokens=False)}
+        return {"at": event.at, "call": event.call.turn.summary(event.episode)}
     return dataclasses.asdict(event)
 
 

@@ -35,7 +35,6 @@ from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound
 from ajet_sdk.routes import HEADER_REWARD, OpenEpisode, Reward
-from ajet_sdk.sample import Call
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +76,8 @@ class Begun:
 class Whole:
     """A call that ended well."""
 
-    call: Call
+    episode: str
+    call: Packed
     marks: tuple[Mark, ...] = ()
 
 
@@ -342,13 +342,12 @@ class LedgerDesk:
         ledger, at = self._store.ledger, self._clock.now()
         try:
             if isinstance(ending, Whole):
-                events = ledger.finish_call(ending.call, at=at, marks=ending.marks)
+                events = ledger.finish_call(ending.episode, ending.call, at=at, marks=ending.marks)
                 if not any(isinstance(event, CallFinished) for event in events):  # too late, and used all the same
-                    call = ending.call
-                    self.used(ledger.tenant_of(call.episode) or "", len(call.prompt_token_ids) + len(call.token_ids))
+                    self.used(ledger.tenant_of(ending.episode) or "", ending.call.turn.end)
                 return events
             return ledger.lose_call(ending.episode, ending.call, ending.reason, at=at, marks=ending.marks)
         except AjetError as error:
-            name = ending.call.call if isinstance(ending, Whole) else ending.call
+            name = ending.call.turn.call if isinstance(ending, Whole) else ending.call
             logger.info("call %s ended without effect: %s", name, error.message)
             return ()

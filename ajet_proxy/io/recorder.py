@@ -8,7 +8,6 @@ because there is nobody left to wait for it. An episode that was discarded in th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ajet_proxy.core.call import (
     DISCONNECTED,
@@ -19,7 +18,7 @@ from ajet_proxy.core.call import (
     Origin,
     Outcome,
     Unscored,
-    to_call,
+    to_packed,
 )
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import Mark
@@ -113,7 +112,5 @@ class Recorder:
             return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks)
         if self._finished is not None:
             origin = self._finished(origin, outcome)
-        call = to_call(outcome, origin, self._changes)
-        if (found := self._same_text.get(outcome.index)) is not None:
-            call = replace(call, same_text=found)
-        return Whole(call, marks)
+        call = to_packed(outcome, origin, self._changes, self._same_text.get(outcome.index))
+        return Whole(origin.episode, call, marks)

@@ -25,7 +25,6 @@ from ajet_proxy.io.call_off import OverTold
 from ajet_proxy.io.channel import Channel, Form, Values, fields
 from ajet_proxy.io.desk import Asking, Begun, Ending, Gone, Whole
 from ajet_sdk.errors import AjetError
-from ajet_sdk.sample import Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,10 @@ def _asking(asking: Asking) -> list[Any]:
 
 
 VALUES = Values((
-    fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Call), fields(Known), fields(Turn),
+    fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Known), fields(Turn),
     fields(Packed), fields(Facts), fields(Ask),
     Form(Asking, _asking, lambda told: Asking(told[0], None if told[1] is None else retold(told[1]), *told[2:])),
-    Form(Whole, lambda end: [end.call, end.marks], lambda told: Whole(told[0], _marks(told[1]))),
+    Form(Whole, lambda end: [end.episode, end.call, end.marks], lambda told: Whole(told[0], told[1], _marks(told[2]))),
     Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks],
          lambda told: Gone(told[0], told[1], told[2], _marks(told[3]))),
     Form(Ring, lambda ring: [ring.secrets, sorted(ring.keys), dict(ring.tenants), dict(ring.episodes)],

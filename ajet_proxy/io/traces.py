@@ -67,12 +67,13 @@ class Traces:
         match event:
             case CallStarted():
                 self._started |= dict.fromkeys(event.calls, event)
-            case CallFinished(call=call) if (started := self._started.pop(call.call, None)) is not None:
-                span = self._span(started, call.call, call.model)
-                span.set_attribute("gen_ai.usage.input_tokens", len(call.prompt_token_ids))
-                span.set_attribute("gen_ai.usage.output_tokens", len(call.token_ids))
-                span.set_attribute("gen_ai.response.finish_reasons", [call.finish_reason])
-                span.set_attribute("ajet.policy_versions", sorted({version for version, _ in call.policy_versions}))
+            case CallFinished() if (started := self._started.pop(event.call.turn.call, None)) is not None:
+                turn = event.call.turn
+                span = self._span(started, turn.call, turn.model)
+                span.set_attribute("gen_ai.usage.input_tokens", turn.start)
+                span.set_attribute("gen_ai.usage.output_tokens", turn.end - turn.start)
+                span.set_attribute("gen_ai.response.finish_reasons", [turn.finish_reason])
+                span.set_attribute("ajet.policy_versions", sorted({version for version, _ in turn.policy_versions}))
                 span.end(_nanoseconds(event.at))
             case CallLost() if (started := self._started.pop(event.call, None)) is not None:
                 span = self._span(started, event.call, started.model)

@@ -17,6 +17,7 @@ from ajet_proxy.core.events import Event
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.overview import overview
 from ajet_proxy.core.state import Archive, LedgerSettings, State
+from ajet_proxy.core.timeline import pack
 from ajet_sdk.routes import EPISODE_STATES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
 from tests.kit.strategies import make_call
 
@@ -161,11 +162,10 @@ class LedgerRig:
         version = self.ledger.policy_version(entry.asked.model) if version is None else version
         done = make_call(
             call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model, agent=entry.asked.agent,
-            episode=episode,
             version=version,
         )
         done = replace(done, same_text=same_text)
-        return self.run(self.ledger.finish_call(done, at=self.at))
+        return self.run(self.ledger.finish_call(episode, pack(done), at=self.at))
 
     def lose(self, episode: str, call: str, reason: str = "disconnected") -> Sequence[Event]:
         return self.run(self.ledger.lose_call(episode, call, reason, at=self.at))

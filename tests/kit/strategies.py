@@ -9,9 +9,11 @@ edits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
+from ajet_proxy.core.timeline import Packed, pack
 from ajet_sdk.sample import Call
 
 EPISODE = "ep"
@@ -28,6 +30,11 @@ def make_call(
         token_ids=tuple(sampled), logprobs=tuple(-0.5 - index for index in range(len(sampled))), finish_reason="stop",
         policy_versions=spans,
     )
+
+
+def packed_call(*made: Any, **how: Any) -> Packed:
+    """`make_call`, as the ledger takes it."""
+    return pack(make_call(*made, **how))
 
 
 tokens: st.SearchStrategy[list[int]] = st.lists(st.integers(0, 1), max_size=5)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.call import Captured, Change, Origin, prompt_hash, to_call, versions_of
+from ajet_proxy.core.call import Captured, Change, Origin, prompt_hash, to_packed, versions_of
+from ajet_proxy.core.timeline import pack
 from ajet_sdk.sample import Call
 
 ORIGIN = Origin(
@@ -22,18 +23,20 @@ def captured(ids: tuple[int, ...], index: int = 1) -> Captured:
 
 
 def test_a_call_is_what_the_engine_said_and_what_the_proxy_knew() -> None:
-    assert to_call(captured((3, 4)), ORIGIN) == Call(
+    call = Call(
         call="call-1", episode="ep", model="policy", agent="solver", started_at=7.5, prompt_token_ids=(1, 2),
         token_ids=(3, 4), logprobs=(-0.5, -0.5), finish_reason="stop", policy_versions=((3, 2),), identified_by="path",
         altered=("logprobs",),
     )  # fmt: skip
+    assert to_packed(captured((3, 4)), ORIGIN) == pack(call)
+    assert to_packed(captured((3, 4)), ORIGIN, same_text=("c", 1)) == pack(replace(call, same_text=("c", 1)))
 
 
 def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
     changes = (Change(4, (9, 2)), Change(5, (9, 2)), Change(6, (9, 3)))
-    assert to_call(captured((7, 8, 9, 10, 11)), ORIGIN, changes).policy_versions == ((3, 2), (5, 1), (6, 2))
-    assert to_call(captured((7, 8)), ORIGIN, (Change(4, (0, 0)),)).policy_versions == ((4, 2),)
-    assert to_call(captured((7, 8)), ORIGIN, (Change(4, (0, 2)),)).policy_versions == ((3, 2),)
+    assert to_packed(captured((7, 8, 9, 10, 11)), ORIGIN, changes).turn.policy_versions == ((3, 2), (5, 1), (6, 2))
+    assert to_packed(captured((7, 8)), ORIGIN, (Change(4, (0, 0)),)).turn.policy_versions == ((4, 2),)
+    assert to_packed(captured((7, 8)), ORIGIN, (Change(4, (0, 2)),)).turn.policy_versions == ((3, 2),)
 
 
 CHANGED = (Change(4, (2, 2)),)
@@ -61,8 +64,8 @@ CHANGED = (Change(4, (2, 2)),)
 def test_whose_word_counts_about_the_weights(labels: object, changes: tuple[Change, ...], expected: object) -> None:
     told = replace(captured((1, 2, 3, 4, 5)), labels=labels)  # type: ignore[arg-type]
     assert versions_of(told, 3, changes) == expected
-    call = to_call(told, ORIGIN, changes)
-    assert (call.policy_versions, call.version_uncertain) == expected
+    turn = to_packed(told, ORIGIN, changes).turn
+    assert (turn.policy_versions, turn.version_uncertain) == expected
 
 
 @given(
@@ -87,16 +90,16 @@ def test_a_call_of_no_tokens_is_certain() -> None:
 
 def test_a_call_says_that_its_logprobs_came_later() -> None:
     scored = Captured(0, "m", (1,), (2,), (-0.5,), "stop", scored=True)
-    assert to_call(scored, ORIGIN).altered == ("logprobs", "scored_logprobs")
+    assert to_packed(scored, ORIGIN).turn.altered == ("logprobs", "scored_logprobs")
 
 
 def test_a_call_of_no_tokens_has_no_versions() -> None:
-    assert to_call(captured((), index=0), ORIGIN).policy_versions == ()
+    assert to_packed(captured((), index=0), ORIGIN).turn.policy_versions == ()
 
 
 def test_a_request_without_a_model_takes_the_engines_name() -> None:
     nameless = Origin(("c",), "ep", "", "", 0.0, 0, "lineage", ())
-    assert to_call(captured((3,), index=0), nameless).model == "engine-name"
+    assert to_packed(captured((3,), index=0), nameless).turn.model == "engine-name"
 
 
 def test_equal_prompts_make_equal_tasks() -> None:

@@ -17,7 +17,7 @@ from ajet_proxy.core.views import Wanted, records
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import EPISODE_STATES, MAX_REWARD, Abort, Lease, Reward
 from tests.kit.ledger_rig import LedgerRig
-from tests.kit.strategies import make_call
+from tests.kit.strategies import packed_call
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_an_unknown_call_is_refused(rig: LedgerRig) -> None:
         with pytest.raises(NotFound):
             rig.ledger.lose_call(bad, "nothing", "x", at=0.0)
         with pytest.raises(NotFound):
-            rig.ledger.finish_call(make_call("nothing", [1], [2], episode=bad), at=0.0)
+            rig.ledger.finish_call(bad, packed_call("nothing", [1], [2]), at=0.0)
 
 
 def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
@@ -364,9 +364,9 @@ MARK = Mark("what was said")
 def test_a_request_continues_what_was_said_or_is_the_same_again(rig: LedgerRig) -> None:
     episode = rig.open()
     (call,) = rig.begin(episode, body="b", key="k")
-    whole = make_call(call, [1], [2], episode=episode)
+    whole = packed_call(call, [1], [2])
     assert not rig.ledger.has_ended(episode) and not rig.ledger.has_ended("nobody's")
-    rig.run(rig.ledger.finish_call(whole, at=rig.at, marks=(MARK,)))
+    rig.run(rig.ledger.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
     assert rig.ledger.continued(Said(MARK), **SENT) == (episode,)
     assert rig.ledger.continued(Said(Mark("other")), **SENT) == rig.ledger.continued(None, **SENT) == ()
     rig.ledger.lineage.attempt(episode, "b", "k")
@@ -382,8 +382,8 @@ def test_what_a_replaced_attempt_is_told_can_be_gone_on_from(rig: LedgerRig, end
     (old,) = rig.begin(episode, body="b")
     rig.begin(episode, body="b", retry=True)
     if end == "complete":
-        whole = make_call(old, [1], [2], episode=episode)
-        events = rig.run(rig.ledger.finish_call(whole, at=rig.at, marks=(MARK,)))
+        whole = packed_call(old, [1], [2])
+        events = rig.run(rig.ledger.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
     else:
         events = rig.run(rig.ledger.lose_call(episode, old, "no_logprobs", at=rig.at, marks=(MARK,)))
     assert list(events) == [CallLost(rig.at, episode, old, "retried", (MARK,))]

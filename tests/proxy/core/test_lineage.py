@@ -15,7 +15,7 @@ from ajet_proxy.core.history import CHAT, Mark, read
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.lineage import Lineage
 from tests.kit.ledger_rig import LedgerRig
-from tests.kit.strategies import make_call
+from tests.kit.strategies import packed_call
 
 USER = {"role": "user", "content": "guess"}
 
@@ -46,8 +46,8 @@ class Nameless(LedgerRig):
         history = read(CHAT, {"messages": messages}, b"scope")
         assert history is not None
         marks = history.after(answer, Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
-        whole = make_call(call, (1,), (2,), at=self.at, episode=episode)
-        self.run(self.ledger.finish_call(whole, at=self.at, marks=marks))
+        whole = packed_call(call, (1,), (2,), at=self.at)
+        self.run(self.ledger.finish_call(episode, whole, at=self.at, marks=marks))
 
     def turn(self, messages: list[Any], answer: dict[str, Any], **options: Any) -> str:
         """A whole call; its episode."""

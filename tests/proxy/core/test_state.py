@@ -17,7 +17,7 @@ from ajet_proxy.core.state import LedgerSettings, State
 from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import GateClose, GateOpen
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, Shelf, check, picture
-from tests.kit.strategies import make_call
+from tests.kit.strategies import packed_call
 
 EPISODES = st.sampled_from(["a", "b", "c", "d", "e"])
 MODELS = st.sampled_from(["m", "m", "n"])
@@ -368,11 +368,11 @@ def test_marks_count_while_their_episode_is_open() -> None:
     for end in ("seal", "abort"):
         episode = rig.open()
         one, two, late, later = rig.begin(episode, choices=4)
-        rig.run([ev.CallFinished(rig.at, make_call(one, [1], [2], episode=episode), (mark,))])
+        rig.run([ev.CallFinished(rig.at, episode, packed_call(one, [1], [2]), (mark,))])
         rig.run([ev.CallLost(rig.at, episode, two, "no_token_ids", (mark._replace(key="lost"),))])
         assert [len(known) for known in vars(rig.ledger.lineage)["_episodes"].values()] == [1, 1]
         rig.seal(episode) if end == "seal" else rig.abort(episode)
-        rig.run([ev.CallFinished(rig.at, make_call(late, [1], [2], episode=episode), (mark,))])
+        rig.run([ev.CallFinished(rig.at, episode, packed_call(late, [1], [2]), (mark,))])
         rig.run([ev.CallLost(rig.at, episode, later, "no_token_ids", (mark,))])
         assert vars(rig.ledger.lineage) == vars(Lineage())
 

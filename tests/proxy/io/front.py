@@ -190,7 +190,7 @@ class Front:
     @property
     def calls(self) -> list[Call]:
         """The calls that are whole, in the order in which they ended."""
-        return [event.call for event in self.of(CallFinished)]
+        return [event.call.turn.to_call(event.call.text, event.episode) for event in self.of(CallFinished)]
 
     @property
     def lost(self) -> list[str]:

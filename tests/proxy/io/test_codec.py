@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.history import Mark
+from ajet_proxy.core.timeline import Packed, pack
 from ajet_proxy.io import snapshot
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.journal import BEGINNING
@@ -31,16 +32,21 @@ ids = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=6).map(tuple)
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> Call:
+def calls(draw: st.DrawFn) -> Packed:
     token_ids = draw(ids)
     logprobs = draw(st.lists(number, min_size=len(token_ids), max_size=len(token_ids)))
     call = make_call(draw(text), draw(ids), token_ids, at=draw(number), model=draw(text), agent=draw(text))
-    return dataclasses.replace(
+    return pack(dataclasses.replace(
         call, logprobs=tuple(logprobs), parent=draw(st.none() | text), identified_by=draw(st.none() | text),
-        altered=tuple(draw(st.lists(text, max_size=2))), episode=draw(text),
-    )
+        altered=tuple(draw(st.lists(text, max_size=2))),
+    ))  # fmt: skip
 
 
+TURN = {
+    "call": "c", "model": "m", "agent": "", "started_at": 1.0, "start": 1, "end": 2, "text": bytes(8),
+    "logprobs": bytes(8), "finish_reason": "stop", "policy_versions": [[1, 1]],
+}  # fmt: skip
+"""A call's record."""
 names = st.lists(text, max_size=3).map(tuple)
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "float": number,
@@ -48,7 +54,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "str | None": st.none() | text,
     "bool": st.booleans(),
     "int": st.integers(-(2**63), 2**63 - 1),
-    "Call": calls(),
+    "Packed": calls(),
     "tuple[str, ...]": names,
     "tuple[Mark, ...]": st.lists(st.builds(Mark, text, st.integers(0, 2**40), text), max_size=2).map(tuple),
     "tuple[str, ...] | None": st.none() | names,
@@ -81,9 +87,9 @@ def test_every_record_begins_as_the_journal_looks_for_it(event: ev.Event) -> Non
 @pytest.mark.parametrize("logprob", [-0.1, -1e-300, -0.0, math.nextafter(-1.0, 0.0)])
 def test_logprobs_keep_every_bit(logprob: float) -> None:
     call = dataclasses.replace(make_call("c", [1], [2]), logprobs=(logprob,))
-    back = decode(encode(ev.CallFinished(1.0, call)))
+    back = decode(encode(ev.CallFinished(1.0, "e", pack(call))))
     assert isinstance(back, ev.CallFinished)
-    assert back.call.logprobs[0].hex() == logprob.hex()
+    assert back.call.turn.logprob_values()[0].hex() == logprob.hex()
 
 
 def test_a_field_that_has_its_default_is_left_out() -> None:
@@ -101,7 +107,9 @@ def test_fields_from_the_future_are_ignored_and_missing_ones_take_their_default(
     [
         msgpack.packb(["NoSuchEvent", {}]), msgpack.packb(["TaskNamed", {"at": 1.0}]), msgpack.packb(7), b"", b"\xc1",
         msgpack.packb(["TaskNamed", {}])[:-1], msgpack.packb(["CallFinished", {"at": 1.0, "call": {}}]),
-        msgpack.packb(["CallFinished", {"at": 1.0, "call": {"logprobs": b"123", "token_ids": b"", "x": 1}}]),
+        msgpack.packb(["CallFinished", {"at": 1.0, "episode": "e", "call": {"logprobs": b"123", "text": b"", "x": 1}}]),
+        msgpack.packb(["CallFinished", {"at": 1.0, "episode": "e", "call": {**TURN, "logprobs": b"1234567"}}]),
+        msgpack.packb(["CallFinished", {"at": 1.0, "episode": "e", "call": {**TURN, "text": b"123"}}]),
         msgpack.packb(["EpisodeOpened", {"metadata": "{"}]),
     ],
 )
@@ -127,7 +135,7 @@ def test_calls_are_read_back_whatever_they_share(calls: list[Call]) -> None:
     for call in calls:
         rig.run([ev.CallStarted(1.0, EPISODE, (call.call,), call.model, call.agent, "path", "")])
     for call in calls:
-        rig.run([ev.CallFinished(2.0, call)])
+        rig.run([ev.CallFinished(2.0, EPISODE, pack(call))])
     read, _ = rewritten(rig)
     assert read.events == rig.events
     assert picture(read.ledger) == picture(rig.ledger)
@@ -165,7 +173,7 @@ def test_a_history_that_is_not_there_says_so() -> None:
     rig.open("ep")
     one, two = rig.begin("ep"), rig.begin("ep")
     rig.finish("ep", one[0], (1, 2, 3))
-    record = encode(ev.CallFinished(2.0, make_call(two[0], (1, 2, 3, 4), (5,), episode="ep")), rig.ledger.episodes)
+    record = encode(ev.CallFinished(2.0, "ep", pack(make_call(two[0], (1, 2, 3, 4), (5,)))), rig.ledger.episodes)
     with pytest.raises(UnknownRecord, match="ep"):
         decode(record)
 
@@ -179,7 +187,7 @@ def sizes_of(rounds: Iterable[Iterable[Call]]) -> tuple[list[int], int]:
         calls = list(choices)
         names = live.begin(episode, choices=len(calls))
         for name, call in zip(names, calls, strict=True):
-            event = ev.CallFinished(2.0, dataclasses.replace(call, call=name, episode=episode))
+            event = ev.CallFinished(2.0, episode, pack(dataclasses.replace(call, call=name)))
             written += len(encode(event, live.ledger.episodes))
             live.run([event])
             text = hash(())

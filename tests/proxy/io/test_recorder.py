@@ -59,7 +59,7 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
 
 def ends(store: MemoryStore) -> list[str]:
     return [
-        event.call.call if isinstance(event, CallFinished) else f"{event.call}: {event.reason}"
+        event.call.turn.call if isinstance(event, CallFinished) else f"{event.call}: {event.reason}"
         for event in store.durable if isinstance(event, CallFinished | CallLost)
     ]  # fmt: skip
 
