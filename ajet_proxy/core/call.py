@@ -12,7 +12,8 @@ import hashlib
 import re
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ajet_proxy.core.timeline import Packed, Turn, pack_logprobs
 from ajet_proxy.core.tokens import pack_tokens
@@ -53,8 +54,7 @@ SCORED = "scored_logprobs"
 """What `Call.altered` says of a call whose logprobs come from a second look at its tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
+class Captured(Struct, frozen=True):
     """One whole choice, as the engine reported it. ``index`` is its place among the request's choices."""
 
     index: int
@@ -71,8 +71,7 @@ class Captured:
     """Runs of tokens by the label of the weights that sampled them, where the engine tells."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unscored:
+class Unscored(Struct, frozen=True):
     """One whole choice whose tokens the engine reported without logprobs."""
 
     index: int
@@ -82,8 +81,7 @@ class Unscored:
     finish_reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """A choice that will never be trained."""
 
     index: int
@@ -93,8 +91,7 @@ class Lost:
 Outcome = Captured | Unscored | Lost
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Struct, frozen=True):
     """What the proxy knows about a call before the engine answers; ``calls`` has one id for each choice."""
 
     calls: tuple[str, ...]
@@ -108,8 +105,7 @@ class Origin:
     continuity: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """The weights changed to `version` when choice number i had ``sampled[i]`` tokens."""
 
     version: int

@@ -25,8 +25,9 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from ajet_proxy.core.call import Captured
 from ajet_proxy.core.joint import NO_JOINT, STOP_TOKEN
@@ -96,8 +97,7 @@ FIELD = "kv_transfer_params"
 """Where vLLM's routes take prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
+class Known(Struct, frozen=True):
     """A call that the history of a later request may end with. ``lacks`` is the word for what of its answer is not told
     there, empty if it is whole; ``ended`` is how its text came to an end: by a stop token, at the length limit, or at a
     stop string."""
@@ -117,8 +117,7 @@ class Sought(NamedTuple):
     goes_on: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Outline:
+class Outline(Struct, frozen=True):
     """A request by its digests: ``beginnings[k]`` stands for its first k messages, ``sought`` for the call that it goes
     on from. ``answer`` is the place of its last assistant message."""
 

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import Struct
+
 from ajet_proxy.core.texts import Texts
 from ajet_proxy.core.timeline import Packed, Policy, Timeline, Turn, merge_packed
 from ajet_sdk.errors import BadRequest, Conflict
@@ -115,8 +117,7 @@ def total(rewards: Iterable[Given]) -> float | None:
     return sum([reward.value for reward in rewards if not reward.final], sum(finals.values())) if rewards else None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Asked:
+class Asked(Struct, frozen=True, eq=False):
     """A request as it was asked. Its calls, one for each choice, share this one object: by that they are known as its
     calls, and many choices cost no more than each its own."""
 

@@ -11,15 +11,15 @@ default may change, since the journal leaves defaults out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.timeline import Packed
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeOpened:
+class EpisodeOpened(Struct, frozen=True):
     at: float
     episode: str
     task: str | None
@@ -29,13 +29,12 @@ class EpisodeOpened:
     idle_timeout: float
     wall_timeout: float
     tenant: str = ""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = {}
     identified_by: str = "key"
     members: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TaskNamed:
+class TaskNamed(Struct, frozen=True):
     """An episode got its task: a label on one of its calls, or (``derived``) the hash of its first call's prompt."""
 
     at: float
@@ -44,16 +43,14 @@ class TaskNamed:
     derived: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeMarkedEval:
+class EpisodeMarkedEval(Struct, frozen=True):
     """A call said that its episode is an evaluation; it will not be trained."""
 
     at: float
     episode: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallStarted:
+class CallStarted(Struct, frozen=True):
     """A request went to the engine. ``calls`` has one id for each choice; ``body_hash`` recognises a retry; ``route``
     is the path that was asked, such as ``/v1/messages``."""
 
@@ -68,8 +65,7 @@ class CallStarted:
     route: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CallFinished:
+class CallFinished(Struct, frozen=True):
     """A choice is whole: exact ids and logprobs. Its id was announced by a `CallStarted`. A later request whose history
     begins with one of ``marks`` continues it."""
 
@@ -79,8 +75,7 @@ class CallFinished:
     marks: tuple[Mark, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CallLost:
+class CallLost(Struct, frozen=True):
     """A choice will never be trained. ``reason``: disconnected, engine_error, no_token_ids, retried, restarted, … Its
     client may have the answer all the same, and goes on from ``marks``."""
 
@@ -91,8 +86,7 @@ class CallLost:
     marks: tuple[Mark, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RewardGiven:
+class RewardGiven(Struct, frozen=True):
     at: float
     episode: str
     id: str
@@ -103,14 +97,12 @@ class RewardGiven:
     note: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeSealed:
+class EpisodeSealed(Struct, frozen=True):
     at: float
     episode: str
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeDiscarded:
+class EpisodeDiscarded(Struct, frozen=True):
     """``reason`` is from the closed list of contract section 1; ``detail`` is free text. Where another model has
     trained its share, only those of ``models`` are dropped, and the episode goes on without them."""
 
@@ -121,16 +113,14 @@ class EpisodeDiscarded:
     models: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodeTouched:
+class EpisodeTouched(Struct, frozen=True):
     """A heartbeat: the episode is alive though it calls nothing."""
 
     at: float
     episode: str
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLeased:
+class BatchLeased(Struct, frozen=True):
     """``groups`` are ``(task, episode ids)`` in the order in which they are delivered, all of one model."""
 
     at: float
@@ -141,15 +131,13 @@ class BatchLeased:
     model: str
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseExtended:
+class LeaseExtended(Struct, frozen=True):
     at: float
     batch: str
     lease_until: float
 
 
-@dataclass(frozen=True, slots=True)
-class BatchReturned:
+class BatchReturned(Struct, frozen=True):
     """Its episodes are ready again. ``reason``: nack or expired."""
 
     at: float
@@ -157,18 +145,16 @@ class BatchReturned:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTrained:
+class BatchTrained(Struct, frozen=True):
     """``filtered`` are episodes that were delivered and not trained, and why."""
 
     at: float
     batch: str
     policy_version: int
-    filtered: Mapping[str, str] = field(default_factory=dict)
+    filtered: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class EpisodesArchived:
+class EpisodesArchived(Struct, frozen=True):
     """Nothing can happen to them any more: from now on they are read in the archive. ``batches`` delivered nothing
     else than archived episodes."""
 
@@ -177,28 +163,24 @@ class EpisodesArchived:
     batches: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyAnnounced:
+class PolicyAnnounced(Struct, frozen=True):
     at: float
     model: str
     version: int
     upstreams: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GateClosed:
+class GateClosed(Struct, frozen=True):
     at: float
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GateOpened:
+class GateOpened(Struct, frozen=True):
     at: float
     policy_version: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProxyStarted:
+class ProxyStarted(Struct, frozen=True):
     """The proxy runs, perhaps again: silence during a stop was nobody's fault. From now on it merges by this policy."""
 
     at: float

@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from ajet_proxy.core.keys import key_in
 from ajet_sdk.errors import BadRequest
@@ -38,8 +39,7 @@ _KNOWN = {name.lower(): name for name in (
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
-@dataclass(frozen=True, slots=True)
-class RewardDirective:
+class RewardDirective(Struct, frozen=True):
     """A reward that rides on a request."""
 
     value: float
@@ -47,8 +47,7 @@ class RewardDirective:
     final: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Labels:
+class Labels(Struct, frozen=True):
     """What is said of an episode, and the reward it gets, as the headers of a request say it."""
 
     task: str | None

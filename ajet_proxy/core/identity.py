@@ -14,9 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from ajet_proxy.core.headers import Headers, RewardDirective
 from ajet_proxy.core.keys import Claims, check_scope
@@ -27,8 +28,7 @@ MAX_SESSION = 10_000
 """A ``user_id`` of more characters is not looked into."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Struct, frozen=True):
     """``path`` is the engine's (``/e/…`` taken off, as it was written). ``episode`` is None when nothing names one."""
 
     path: str

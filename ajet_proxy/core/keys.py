@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from msgspec import Struct
+
 from ajet_sdk.errors import Forbidden, Unauthorized
 from ajet_sdk.routes import KEY_PREFIX
 
@@ -35,8 +37,7 @@ NO_KEY = "no API key: send one as 'Authorization: Bearer KEY' (ajet: set AJET_AP
 SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin")
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
+class Claims(Struct, frozen=True):
     """What a key says: its scope, the tenant it belongs to, the one episode it is limited to (None: all of the
     tenant's), until when it holds, and when it was issued (both Unix seconds)."""
 

@@ -12,8 +12,9 @@ timeline does not promise is law 2: its later calls read other tokens of the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from difflib import SequenceMatcher
+
+from msgspec.structs import replace
 
 from ajet_proxy.core.timeline import Timeline
 from ajet_proxy.core.tokens import common_prefix, cut, unpack_tokens

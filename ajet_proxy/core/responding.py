@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from ajet_proxy.core.continuity import FIELD, HARMLESS, Outline, Sought, beginnings, digest, last_answer, shape_of
@@ -42,8 +41,7 @@ _SURELY = 100
 """The bias under which a token is sampled, whatever the model thinks of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Responding(Outline):
+class Responding(Outline, frozen=True):
     """An `Outline` whose ``fields`` are those of the chat that the engine makes of the request ``asked``. ``items`` are
     its input, which ``said`` is in messages, with the last answer at ``last``, if there is one. ``named`` is whether
     the history is that of the response that the request names; ``seed`` tells this client's responses from another's.

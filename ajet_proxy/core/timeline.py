@@ -21,11 +21,14 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ajet_proxy.core.drift import DRIFTED, EDITED, VAGUE, broken_by
 from ajet_proxy.core.tokens import common_prefix, count, cut, pack_tokens, unpack_tokens
@@ -38,8 +41,7 @@ LOGPROB_WIDTH = 8
 """Bytes of a float64."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Struct, frozen=True):
     """A call without its tokens: it sampled ``[start, end)`` of the timeline (or of its own text) that holds it.
 
     ``logprobs`` are float64 in native byte order, one for each sampled token.
@@ -112,8 +114,7 @@ class Turn:
         return tuple(memoryview(self.logprobs).cast("d"))
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Struct, frozen=True):
     """A call as it is kept: its turn, and prompt and sampled tokens as one text."""
 
     turn: Turn

@@ -2,7 +2,7 @@
 
 Either side asks (`ask`, which waits for the answer), or tells (`tell`, which does not). What one side sends arrives in
 the order in which it was sent, and a question is begun at once, up to where it first waits: so a question sees all that
-was told before it. Values are what MessagePack holds, and the dataclasses that both sides know (`Values`); nothing is
+was told before it. Values are what MessagePack holds, and the structs that both sides know (`Values`); nothing is
 ever unpickled. Errors of `ajet_sdk.errors` cross as what they are.
 
 What is sent within one turn of the event loop leaves as one write.
@@ -11,13 +11,15 @@ What is sent within one turn of the event loop leaves as one write.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgpack
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from ajet_sdk.errors import AjetError, from_body
 
@@ -40,7 +42,7 @@ class Peer(Protocol):
         """The other side is gone."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Form:
     """How one type of value crosses: as what `pack` makes of it."""
 
@@ -49,10 +51,9 @@ class Form:
     unpack: Callable[[Any], Any]
 
 
-def fields(kind: type[Any]) -> Form:
-    """A dataclass crosses as its fields."""
-    names = tuple(field.name for field in dataclasses.fields(kind))
-    return Form(kind, lambda value: [getattr(value, name) for name in names], lambda packed: kind(*packed))
+def fields(kind: type[Struct]) -> Form:
+    """A struct crosses as its fields."""
+    return Form(kind, astuple, lambda packed: kind(*packed))
 
 
 class Values:

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 import msgpack
+from msgspec import Struct, structs
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.episode import Episode
@@ -74,13 +75,24 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 
 @cache
+def made_of(kind: Any) -> Mapping[str, Any]:
+    """The fields that a value of `kind`, a struct or a dataclass, is made of, as ``fields`` of its library tells them;
+    none for another class."""
+    fields: tuple[Any, ...] = ()
+    if issubclass(kind, Struct):
+        fields = structs.fields(kind)
+    elif dataclasses.is_dataclass(kind):
+        fields = tuple(field for field in dataclasses.fields(kind) if field.init)
+    return MappingProxyType({field.name: field for field in fields})
+
+
+@cache
 def _defaults(kind: Any) -> Mapping[str, Any]:
-    """The fields of `kind` that it is made of, with their defaults."""
-    return MappingProxyType({field.name: field.default for field in dataclasses.fields(kind) if field.init})
+    return MappingProxyType({name: field.default for name, field in made_of(kind).items()})
 
 
 def _build(kind: Any, fields: dict[str, Any]) -> Any:
-    known = _defaults(kind)
+    known = made_of(kind)
     return kind(**{name: value for name, value in fields.items() if name in known})
 
 

@@ -21,9 +21,9 @@ import json
 import logging
 import secrets
 from contextlib import suppress
-from dataclasses import replace
 
 import aiohttp
+from msgspec.structs import replace
 
 from ajet_proxy.core import responding
 from ajet_proxy.core.call import Captured, Origin

@@ -11,12 +11,13 @@ Invariant: no answer leaves before its events are on disk.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import asdict
 from yarl import URL
 
 from ajet_proxy.core import api
@@ -44,7 +45,7 @@ MAX_BODY, MAX_OPENING = 1 << 20, 64 << 10
 """No control request needs more; and what an episode was opened with is kept as long as it is."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ControlSettings:
     """``public_url`` is the base URL given to agents (None: the one they asked at); ``pauses`` says that closing the
     gate freezes the engines instead of draining them; with ``client_certificates`` the trainer's routes demand one."""
@@ -296,7 +297,7 @@ def event_json(event: Event) -> dict[str, Any]:
     """An event for people and dashboards: every field, but counts instead of token ids."""
     if isinstance(event, CallFinished):
         return {"at": event.at, "call": event.call.turn.summary(event.episode)}
-    return dataclasses.asdict(event)
+    return asdict(event)
 
 
 async def _unknown(http: web.Request) -> web.StreamResponse:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ajet_proxy.core.borrowed import RUNGS, Names
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
@@ -44,8 +46,7 @@ MAX_NOTED = 10
 """An episode notes at most so many others that its first call may have continued."""
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(Struct, frozen=True):
     """A request to `route` that may become calls, one for each of its `choices`. ``sent`` is its `core.attempt`;
     ``model`` the one that it asks for."""
 
@@ -57,8 +58,7 @@ class Asking:
     route: str
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
+class Begun(Struct, frozen=True):
     """Calls that have begun. ``given`` is the model that their episode was opened for, if it was for one;
     ``gate_since`` is when the gate was last moved, 0 if never."""
 
@@ -72,8 +72,7 @@ class Begun:
     gate_since: float
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Struct, frozen=True):
     """A call that ended well."""
 
     episode: str
@@ -81,8 +80,7 @@ class Whole:
     marks: tuple[Mark, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(Struct, frozen=True):
     """A call that is lost."""
 
     episode: str

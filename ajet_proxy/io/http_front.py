@@ -15,12 +15,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from ajet_proxy.core.attempt import attempt
 from ajet_proxy.core.call import NO_CHAT_ROUTE, Captured, Origin, Outcome

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Final, Protocol
 
 import aiohttp
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
+from msgspec.structs import replace
 
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, EPISODE_DISCARDED, STALLED
 from ajet_proxy.core.exchange import Exchange

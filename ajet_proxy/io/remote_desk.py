@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ajet_proxy.core.call import ENGINE_ERROR
 from ajet_proxy.core.continuity import FIRST_TURN, Known, Sought
@@ -27,8 +29,7 @@ from ajet_proxy.io.desk import Asking, Begun, Ending, Gone, Whole
 from ajet_sdk.errors import AjetError
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """What every worker knows. ``served`` has the version and the engines of each model that was announced."""
 
     served: Mapping[str, tuple[int, tuple[str, ...]]]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from ajet_proxy.core.attempt import is_retry, retry_key
 from ajet_proxy.core.history import History

@@ -11,9 +11,9 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import aiohttp
+from msgspec.structs import replace
 
 from ajet_proxy.core.same_text import Found, find
 from ajet_proxy.core.timeline import Packed

@@ -7,10 +7,10 @@ call that is lost and never an error: the agent's answer does not depend on it.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import aiohttp
+from msgspec.structs import replace
 
 from ajet_proxy.core import scoring
 from ajet_proxy.core.call import NOT_SCORED, Captured, Lost, Unscored

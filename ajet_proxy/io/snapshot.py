@@ -37,7 +37,7 @@ from ajet_proxy.core.state import Archive, LedgerSettings, Served, State
 from ajet_proxy.core.tally import Curve, Point, Tally, TaskRewards
 from ajet_proxy.core.texts import Text, Texts
 from ajet_proxy.core.timeline import Turn
-from ajet_proxy.io.codec import fields_of
+from ajet_proxy.io.codec import fields_of, made_of
 from ajet_proxy.io.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
@@ -190,7 +190,7 @@ def _read(code: int, data: bytes) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(value):
+    if not made_of(value.__class__):
         return dict(vars(value))
     fields = fields_of(value)
     if isinstance(value, Episode):
@@ -218,7 +218,7 @@ def _named(turn: Turn, episode: Episode) -> Any:
 
 
 def _built(kind: Any, fields: dict[str, Any]) -> Any:
-    if not dataclasses.is_dataclass(kind):
+    if not (known := made_of(kind)):
         value = kind()
         for name, new in vars(value).items():
             vars(value)[name] = _like(new, fields.get(name, new))
@@ -226,7 +226,6 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
             for name, marks in vars(value)["_marks"].items():
                 vars(value)["_marks"][name] = [Mark(*mark) for mark in marks]
         return value
-    known = {field.name: field for field in dataclasses.fields(kind)}
     if kind is ReadyQueues:
         fields["_queues"] = {name: list(queue) for name, queue in fields["_queues"].items()}
     value = kind(**{name: _like(_new(known[name]), item) for name, item in fields.items() if name in known})
@@ -235,9 +234,9 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
     return value
 
 
-def _new(field: dataclasses.Field[Any]) -> Any:
-    """What a new object has there."""
-    return None if field.default_factory is dataclasses.MISSING else field.default_factory()
+def _new(field: Any) -> Any:
+    """The container that a new object has there, if one."""
+    return field.default_factory() if callable(field.default_factory) else None
 
 
 def _like(new: Any, value: Any) -> Any:

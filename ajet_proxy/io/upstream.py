@@ -19,10 +19,10 @@ import hashlib
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, cast
 
 import aiohttp
+from msgspec import Struct
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -51,8 +51,7 @@ MAX_HEADERS = 1000
 _CREDENTIALS = ("authorization", "x-api-key")
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
+class EngineRequest(Struct, frozen=True):
     """What goes to an engine. ``target`` is path and query as written; ``sticky`` keeps an episode on one engine."""
 
     method: str

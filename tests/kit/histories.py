@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.state import State
@@ -111,6 +113,8 @@ def _plain(value: Any) -> Any:
         return type(value), {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, deque)):
         return type(value), [_plain(item) for item in value], getattr(value, "maxlen", None)
+    if isinstance(value, Struct):
+        return type(value), [_plain(item) for item in astuple(value)]
     if dataclasses.is_dataclass(value):
         return type(value), [_plain(getattr(value, field.name)) for field in dataclasses.fields(value)]
     return (type(value), _plain(vars(value))) if hasattr(value, "__dict__") else (type(value), value)

@@ -13,8 +13,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ajet_proxy.core.call import (
     CAPTURE_FAILED,
@@ -54,12 +57,11 @@ class Echo:
     prompt_logprobs: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(Struct, frozen=True):
     """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come,
     and what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
 
-    fields: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, str] = {}
     choices: int = 1
     hide_ids: bool = False
     """Of the prompt, too, unless `show_prompt`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ajet_proxy.core.call import Captured, Change, Origin, prompt_hash, to_packed, versions_of
 from ajet_proxy.core.timeline import pack
@@ -29,7 +30,8 @@ def test_a_call_is_what_the_engine_said_and_what_the_proxy_knew() -> None:
         altered=("logprobs",),
     )  # fmt: skip
     assert to_packed(captured((3, 4)), ORIGIN) == pack(call)
-    assert to_packed(captured((3, 4)), ORIGIN, same_text=("c", 1)) == pack(replace(call, same_text=("c", 1)))
+    retold = dataclasses.replace(call, same_text=("c", 1))
+    assert to_packed(captured((3, 4)), ORIGIN, same_text=("c", 1)) == pack(retold)
 
 
 def test_tokens_belong_to_the_weights_that_sampled_them() -> None:

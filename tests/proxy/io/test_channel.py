@@ -6,24 +6,22 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from ajet_proxy.io.channel import Channel, Form, Values, fields
 from ajet_sdk.errors import AjetError, Conflict, NotReady
 from tests.proxy.io.front import leave, until
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     x: int
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     ends: tuple[Point, Point]
     labels: frozenset[str]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from ajet_proxy.core.events import CallLost
 from ajet_proxy.io.channel import Channel
@@ -69,7 +70,7 @@ async def test_a_begun_call_crosses_as_it_is() -> None:
 
 
 def test_what_crosses_is_whole() -> None:
-    """A field that a dataclass gets later crosses too: it goes by its fields."""
+    """A field that a struct gets later crosses too: it goes by its fields."""
     request = asking(x_ajet_agent="a", x_ajet_reward="0.5", x_ajet_final="1")
     unpacker = VALUES.unpacker()
     unpacker.feed(VALUES.pack(request))
@@ -78,9 +79,7 @@ def test_what_crosses_is_whole() -> None:
 
 
 def plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
-    return value
+    return {name: plain(item) for name, item in asdict(value).items()} if isinstance(value, Struct) else value
 
 
 def test_leaving_never_waits() -> None:

@@ -68,7 +68,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def any_event(draw: st.DrawFn) -> ev.Event:
     kind = draw(st.sampled_from(get_args(ev.Event)))
-    event: ev.Event = kind(**{field.name: draw(FIELDS[str(field.type)]) for field in dataclasses.fields(kind)})
+    event: ev.Event = kind(**{name: draw(FIELDS[how]) for name, how in kind.__annotations__.items()})
     return event
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ajet_proxy.core.episode import repeats
 from ajet_proxy.core.ledger import Ledger
@@ -99,7 +100,7 @@ def test_a_turn_that_a_merge_changed_is_kept_as_it_is(tmp_path: Path) -> None:
     rig = LedgerRig()
     name = rig.in_state("ready")
     (chain,) = rig.ledger.episodes[name].chains
-    changed = dataclasses.replace(chain, turns=(dataclasses.replace(chain.turns[0], start=1),))
+    changed = dataclasses.replace(chain, turns=(structs.replace(chain.turns[0], start=1),))
     rig.ledger.episodes[name].chains = (changed,)
     assert stored(tmp_path, rig.ledger).episodes[name].chains == (changed,)
 
