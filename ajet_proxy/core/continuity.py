@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.msgpack import Encoder
 
 from ajet_proxy.core.call import Captured
 from ajet_proxy.core.joint import NO_JOINT, STOP_TOKEN
@@ -243,7 +244,8 @@ def last_answer(messages: Sequence[Mapping[str, Any]]) -> int | None:
     return max((place for place, message in enumerate(messages) if message.get("role") == "assistant"), default=None)
 
 
-_in_order = json.JSONEncoder(sort_keys=True).encode
+_packed, _packed_in_order = Encoder().encode, Encoder(order="sorted").encode
+_written_in_order = json.JSONEncoder(sort_keys=True).encode
 
 
 class Memory:
@@ -359,11 +361,17 @@ def _call(call: Any) -> Any:
 
 def _pruned(value: Any) -> Any:
     """`value` without what is null or empty; None where nothing is left."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         value = {name: kept for name, item in value.items() if (kept := _pruned(item)) is not None}
-    return None if value is None or value in ("", {}, []) else value
+    return value if value or (value is not None and value not in ("", {}, [])) else None
 
 
 def digest(before: bytes, value: Any) -> bytes:
-    text = _in_order(value) if isinstance(value, dict) else json.dumps(value)
-    return hashlib.blake2b(before + text.encode(), digest_size=16).digest()
+    """Of what came `before` and of `value`, a dict in any order of its names; a list has dicts in the order they have.
+    """
+    in_order = isinstance(value, dict)
+    try:
+        written = (_packed_in_order if in_order else _packed)(value)
+    except (UnicodeEncodeError, OverflowError):  # half a character, or a number of more than 64 bits
+        written = (_written_in_order if in_order else json.dumps)(value).encode()
+    return hashlib.blake2b(before + written, digest_size=16).digest()

@@ -221,7 +221,7 @@ def _ids(message: Mapping[str, Any]) -> bytes:
 def _framed(parts: Iterable[str]) -> bytes:
     """`parts` so that no other parts make the same bytes."""
     raw = [_utf8(part) for part in parts]
-    return b"%d;" % len(raw) + b"".join(b"%d:%b" % (len(part), part) for part in raw)
+    return b"%d;%b" % (len(raw), b"".join([b"%d:%b" % (len(part), part) for part in raw]))
 
 
 def _utf8(text: str) -> bytes:

@@ -71,7 +71,8 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
 def fields_of(value: Any) -> dict[str, Any]:
     """The fields of a record by name, without those that follow from others or get their default in reading anyway."""
     defaults = _defaults(value.__class__)
-    return {name: item for name, default in defaults.items() if (item := getattr(value, name)) is not default}
+    items = structs.astuple(value) if isinstance(value, Struct) else (getattr(value, name) for name in defaults)
+    return {name: item for (name, default), item in zip(defaults.items(), items, strict=True) if item is not default}
 
 
 @cache

@@ -390,6 +390,7 @@ def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
 
 def _all_finite(values: list[Any]) -> bool:
     try:
-        return set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))
+        numbers = set(map(type, values)) <= {int, float}
+        return numbers and (math.isfinite(sum(values)) or all(map(math.isfinite, values)))
     except OverflowError:  # an integer beyond all floats
         return False

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core import continuity
 from ajet_proxy.core.call import Captured
-from ajet_proxy.core.continuity import OUTCOMES, Known, Memory, Outline, ended, heard_as, normal, outline, trial
+from ajet_proxy.core.continuity import OUTCOMES, Known, Memory, Outline, digest, ended, heard_as, normal, outline, trial
 from tests.kit.outlines import recall, remember
 
 HELLO = {"role": "user", "content": "hello"}
@@ -252,6 +252,15 @@ def test_a_message_nested_without_end_has_no_outline() -> None:
         deep = [deep]
     message = {"role": "user", "content": [{"type": "other", "deep": deep}]}
     assert outline({"messages": [message]}, episode="ep", model="m", agent="") is None
+
+
+def test_the_order_of_names_counts_in_a_list_alone() -> None:
+    one, other = {"a": "x", "b": {"c": 1, "d": 2}}, {"b": {"d": 2, "c": 1}}
+    for value in (one, {**one, "half": "\ud83d"}, {**one, "long": 2**70}):
+        again = dict(reversed({**value, "b": other["b"]}.items()))
+        assert digest(b"", value) == digest(b"", again)
+        assert digest(b"", [value]) != digest(b"", [again])
+        assert digest(b"x", value) != digest(b"", value) != digest(b"", {**value, "a": "y"})
 
 
 # --- what the engine is asked to render

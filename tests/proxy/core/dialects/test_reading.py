@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -168,6 +169,8 @@ def test_a_document_with_nothing_to_hide_is_the_same_bytes() -> None:
     ({"logprobs": {"content": [{"logprob": -1.0}, {}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "x"}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -(10**400)}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -math.inf}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1e308}, {"logprob": -1e308}]}}, "captured"),
     ({"finish_reason": "abort"}, "engine_aborted"),
     ({"finish_reason": None}, "truncated"),
     ({"finish_reason": 7}, "capture_failed"),
