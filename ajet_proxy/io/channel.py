@@ -57,30 +57,35 @@ def fields(kind: type[Struct]) -> Form:
 
 
 class Values:
-    """Packs values of `forms`, which both sides must have in the same order."""
+    """How values of `forms` cross, which both sides must have in the same order: as a map with nil for its only name,
+    which no other map has."""
 
     def __init__(self, forms: Sequence[Form] = ()) -> None:
         self._forms = tuple(forms)
         self._codes = {form.kind: code for code, form in enumerate(self._forms)}
-        self._reading: dict[str, Any] = {
-            "use_list": False, "ext_hook": self._extension, "unicode_errors": "surrogatepass", "strict_map_key": False,
-        }  # fmt: skip
 
-    def pack(self, value: Any) -> bytes:
-        return bytes(msgpack.packb(value, default=self._extended, unicode_errors="surrogatepass"))
+    def packer(self) -> msgpack.Packer:
+        """Packs one value after another."""
+        return msgpack.Packer(default=self._formed, unicode_errors="surrogatepass")
 
     def unpacker(self) -> msgpack.Unpacker:
         """Takes bytes as they come, and gives whole values. Sequences are tuples."""
-        return msgpack.Unpacker(max_buffer_size=0, **self._reading)
+        return msgpack.Unpacker(
+            max_buffer_size=0, use_list=False, object_hook=self._made, unicode_errors="surrogatepass",
+            strict_map_key=False,
+        )  # fmt: skip
 
-    def _extended(self, value: Any) -> Any:
+    def _formed(self, value: Any) -> dict[None, tuple[int, Any]]:
         code = self._codes.get(type(value))
         if code is None:
             raise TypeError(f"{type(value).__name__} does not cross between processes")
-        return msgpack.ExtType(code, self.pack(self._forms[code].pack(value)))
+        return {None: (code, self._forms[code].pack(value))}
 
-    def _extension(self, code: int, data: bytes) -> Any:
-        return self._forms[code].unpack(msgpack.unpackb(data, **self._reading))
+    def _made(self, found: dict[Any, Any]) -> Any:
+        if None not in found:
+            return found
+        code, packed = found[None]
+        return self._forms[code].unpack(packed)
 
 
 class Channel(asyncio.Protocol):
@@ -89,7 +94,7 @@ class Channel(asyncio.Protocol):
     def __init__(self, values: Values, peer: Callable[[Channel], Peer]) -> None:
         """`peer` makes what answers the other side, which may ask and tell in turn."""
         self._loop = asyncio.get_running_loop()
-        self._values = values
+        self._pack = values.packer().pack
         self._unpacker = values.unpacker()
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -179,7 +184,7 @@ class Channel(asyncio.Protocol):
             return
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(self._values.pack(message))
+        self._out.append(self._pack(message))
 
     def _flush(self) -> None:
         data, self._out = b"".join(self._out), []

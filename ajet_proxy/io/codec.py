@@ -31,6 +31,7 @@ from ajet_proxy.core.timeline import LOGPROB_WIDTH, Packed, Turn
 from ajet_proxy.core.tokens import WIDTH, count, cut
 
 NONE: Mapping[str, Episode] = MappingProxyType({})
+_packed = msgpack.Packer(unicode_errors="surrogatepass").pack
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ev.Event)}
 
 
@@ -45,8 +46,7 @@ def encode(event: ev.Event, episodes: Mapping[str, Episode] = NONE) -> bytes:
         fields["call"] = _pack_call(event.call, episodes.get(event.episode))
     elif isinstance(event, ev.EpisodeOpened):
         fields["metadata"] = json.dumps(event.metadata)
-    record = [type(event).__name__, fields]
-    return bytes(msgpack.packb(record, use_bin_type=True, unicode_errors="surrogatepass"))
+    return bytes(_packed([type(event).__name__, fields]))
 
 
 def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:

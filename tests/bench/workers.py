@@ -25,7 +25,8 @@ from tests.bench.load import Load
 from tests.bench.rivals import Rival, ours, raise_limit, server
 from tests.kit.ports import free_port
 
-LOADS = {"a request": Load(32, 40), "a streamed chunk": Load(64, 4, chunks=200, gap_ms=0)}
+LOADS = {"a request": Load(128, 10), "a streamed chunk": Load(128, 2, chunks=200, gap_ms=0)}
+"""So many agents that chance gives no worker many more connections than another."""
 ROUNDS = 5
 MICRO = 1e6
 

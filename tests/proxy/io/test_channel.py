@@ -88,7 +88,7 @@ async def test_a_value_crosses_and_comes_back(value: Any) -> None:
 
 def test_what_neither_end_knows_does_not_cross() -> None:
     with pytest.raises(TypeError, match="set does not cross"):
-        VALUES.pack([{1}])
+        VALUES.packer().pack([{1}])
 
 
 async def test_messages_arrive_in_order_and_a_question_begins_at_once() -> None:
