@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 from msgspec.structs import replace
 
 from ajet_proxy.core.call import (
@@ -360,13 +360,14 @@ class Reading:
             return Lost(index, CAPTURE_FAILED)
         if tally.finish_reason == "abort":
             return Lost(index, ENGINE_ABORTED)
-        if len(tally.logprobs) != len(tally.ids) or not _all_finite(tally.logprobs):
+        logprobs = _finite(tally.logprobs)
+        if logprobs is None or len(logprobs) != len(tally.ids):
             return Lost(index, NO_LOGPROBS)
         return Captured(
             index=index, model=self._model,
             prompt_token_ids=tuple(tally.prompt),
             token_ids=tuple(tally.ids),
-            logprobs=tuple(map(float, tally.logprobs)),
+            logprobs=tuple(logprobs),
             finish_reason=tally.finish_reason,
             stop_string=tally.stop_reason if isinstance(tally.stop_reason, str) else None,
             labels=_labels(tally.versions, len(tally.ids)),
@@ -388,9 +389,10 @@ def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
     return tuple(out) if at == sampled else ()
 
 
-def _all_finite(values: list[Any]) -> bool:
+def _finite(values: list[Any]) -> list[float] | None:
+    """`values` as floats, if they are finite numbers."""
     try:
-        numbers = set(map(type, values)) <= {int, float}
-        return numbers and (math.isfinite(sum(values)) or all(map(math.isfinite, values)))
-    except OverflowError:  # an integer beyond all floats
-        return False
+        numbers = convert(values, list[float])
+    except ValidationError:
+        return None
+    return numbers if math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers)) else None
