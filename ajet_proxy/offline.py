@@ -105,7 +105,7 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
             if isinstance(error, FileNotFoundError) or snapshots(data_dir)[-1:] != before:
                 continue
             if isinstance(error, UnknownRecord):
-                raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
+                raise JournalDamaged(f"the journal in {data_dir} was written by another version: {error}") from error
             if isinstance(error, KeyError):
                 raise of_several(data_dir, error) from error
             raise

@@ -31,14 +31,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ajet_proxy.core.drift import DRIFTED, EDITED, VAGUE, broken_by
-from ajet_proxy.core.tokens import common_prefix, count, cut, pack_tokens, unpack_tokens
+from ajet_proxy.core.tokens import common_prefix, count, cut, is_long, pack_tokens, unpack_tokens
 from ajet_sdk.sample import Call, PolicySpans
 
 Policy = Literal["strict", "repair", "off"]
 POLICIES: tuple[Policy, ...] = ("strict", "repair", "off")
 """`strict` and `repair` make the same timelines; `core.repair` joins them when samples are made of them."""
-LOGPROB_WIDTH = 8
-"""Bytes of a float64."""
 
 
 class Turn(Struct, frozen=True):
@@ -123,6 +121,12 @@ class Packed(Struct, frozen=True):
     @property
     def prompt_token_ids(self) -> tuple[int, ...]:
         return unpack_tokens(cut(self.text, 0, self.turn.start))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there are as many tokens, and as many logprobs, as the turn says."""
+        start, end, logprobs = self.turn.start, self.turn.end, self.turn.logprobs
+        return 0 <= start <= end and is_long(self.text, end) and len(logprobs) == 8 * (end - start)
 
 
 @dataclass(frozen=True, slots=True)

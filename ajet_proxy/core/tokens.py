@@ -38,6 +38,11 @@ def count(text: bytes) -> int:
     return len(text) // WIDTH
 
 
+def is_long(text: bytes, length: int) -> bool:
+    """Whether `text` is exactly so many tokens."""
+    return len(text) == length * WIDTH
+
+
 def cut(text: bytes, start: int, end: int) -> bytes:
     """The tokens ``[start, end)`` of `text`."""
     return text[start * WIDTH : end * WIDTH]

@@ -26,6 +26,7 @@ from ajet_sdk.errors import AjetError, from_body
 logger = logging.getLogger(__name__)
 
 GONE = "the other process is gone"
+LARGE = 1 << 20
 _TELL, _ASK, _ANSWER, _ERROR, _CANCEL = range(5)
 
 
@@ -94,7 +95,8 @@ class Channel(asyncio.Protocol):
     def __init__(self, values: Values, peer: Callable[[Channel], Peer]) -> None:
         """`peer` makes what answers the other side, which may ask and tell in turn."""
         self._loop = asyncio.get_running_loop()
-        self._pack = values.packer().pack
+        self._values = values
+        self._packer = values.packer()
         self._unpacker = values.unpacker()
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
@@ -184,7 +186,10 @@ class Channel(asyncio.Protocol):
             return
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out.append(self._pack(message))
+        packed = self._packer.pack(message)
+        if len(packed) > LARGE:  # a packer never gives back what its largest message took
+            self._packer = self._values.packer()
+        self._out.append(packed)
 
     def _flush(self) -> None:
         data, self._out = b"".join(self._out), []

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
 
 DRAWN = 256
+"""Ids at once: asking the system for randomness costs more than all else of an id."""
 
 
 class Clock:
@@ -18,7 +18,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
-        self._tokens = _tokens()
+        self._bits: list[str] = []
 
     def now(self) -> float:
         """Unix time in seconds; non-decreasing."""
@@ -30,11 +30,7 @@ class Clock:
 
     def new_id(self, kind: str) -> str:
         """A fresh id such as ``ep-1f0c…`` (64 random bits; no underscore, which verl's keys do not take)."""
-        return f"{kind}-{next(self._tokens)}"
-
-
-def _tokens() -> Iterator[str]:
-    """64 random bits each, many of which are drawn at once: asking the system costs more than all else of an id."""
-    while True:
-        drawn = secrets.token_hex(8 * DRAWN)
-        yield from (drawn[at : at + 16] for at in range(0, len(drawn), 16))
+        if not self._bits:
+            drawn = secrets.token_hex(8 * DRAWN)
+            self._bits = [drawn[at : at + 16] for at in range(0, len(drawn), 16)]
+        return f"{kind}-{self._bits.pop()}"

@@ -3,7 +3,7 @@
 A record is ``[event name, {field: value}]``. Token ids are little-endian int32, logprobs little-endian float64, so that
 what is read equals what was written, bit for bit. Metadata is JSON within the record, because MessagePack does not tell
 lists from tuples. A field that has its default is left out. Unknown fields are ignored and missing ones take their
-default: an older journal stays readable.
+default, so that a journal stays readable when a field is added.
 
 A prompt mostly repeats what its episode said before. So a call names the earlier call whose text its own begins like,
 how many tokens of it, and only then the rest: an episode costs its distinct tokens and not turns times context. Reading
@@ -23,15 +23,18 @@ from typing import Any, get_args
 
 import msgpack
 from msgspec import Struct, structs
+from msgspec.msgpack import Encoder
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.history import Mark
-from ajet_proxy.core.timeline import LOGPROB_WIDTH, Packed, Turn
-from ajet_proxy.core.tokens import WIDTH, count, cut
+from ajet_proxy.core.timeline import Packed, Turn
+from ajet_proxy.core.tokens import count, cut
 
+_ARRAYS = (("i", "text"), ("d", "logprobs"))
+"""What of a call's record is numbers, with their kind."""
 NONE: Mapping[str, Episode] = MappingProxyType({})
-_packed = msgpack.Packer(unicode_errors="surrogatepass").pack
+_packed = Encoder().encode
 _EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ev.Event)}
 
 
@@ -46,7 +49,11 @@ def encode(event: ev.Event, episodes: Mapping[str, Episode] = NONE) -> bytes:
         fields["call"] = _pack_call(event.call, episodes.get(event.episode))
     elif isinstance(event, ev.EpisodeOpened):
         fields["metadata"] = json.dumps(event.metadata)
-    return bytes(_packed([type(event).__name__, fields]))
+    record = [type(event).__name__, fields]
+    try:
+        return _packed(record)
+    except UnicodeEncodeError:  # half a character, which msgspec does not write
+        return bytes(msgpack.packb(record, unicode_errors="surrogatepass"))
 
 
 def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
@@ -104,21 +111,19 @@ def _pack_call(call: Packed, episode: Episode | None) -> dict[str, Any]:
         before, shared = episode.texts.nearest(call.text)
     if shared:
         fields["history"] = (before, shared)
-    fields["text"] = _little("i", cut(call.text, shared, count(call.text)))
-    fields["logprobs"] = _little("d", call.turn.logprobs)
-    return fields
+    fields["text"] = cut(call.text, shared, count(call.text))
+    return fields | {name: _little(kind, fields[name]) for kind, name in _ARRAYS}
 
 
 def _unpack_call(fields: dict[str, Any], episode: str, episodes: Mapping[str, Episode]) -> Packed:
-    text = _little("i", fields["text"])
-    fields["logprobs"] = _little("d", fields["logprobs"])
+    text, fields["logprobs"] = (_little(kind, bytes(memoryview(fields[name]))) for kind, name in _ARRAYS)
     if (history := fields.get("history")) is not None:
         before, shared = history
         text = episodes[episode].beginning(before, shared) + text
-    turn: Turn = _build(Turn, fields)
-    if (len(text), len(turn.logprobs)) != (turn.end * WIDTH, (turn.end - turn.start) * LOGPROB_WIDTH):
-        raise ValueError(f"call {turn.call} is not as long as it says")
-    return Packed(turn, text)
+    call = Packed(_build(Turn, fields), text)
+    if not call.is_whole:
+        raise ValueError(f"call {call.turn.call} is not as long as it says")
+    return call
 
 
 def _little(kind: str, values: bytes) -> bytes:

@@ -131,7 +131,7 @@ class Store:
                     store.ledger.apply(decode(record, store.ledger.episodes))
         except UnknownRecord as error:
             os.close(held)
-            raise JournalDamaged(f"the journal in {data_dir} was written by a newer version: {error}") from error
+            raise JournalDamaged(f"the journal in {data_dir} was written by another version: {error}") from error
         except KeyError as error:
             os.close(held)
             raise of_several(data_dir, error) from error

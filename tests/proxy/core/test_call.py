@@ -15,7 +15,7 @@ from ajet_sdk.sample import Call
 
 ORIGIN = Origin(
     calls=("call-0", "call-1"), episode="ep", model="policy", agent="solver", started_at=7.5, policy_version=3,
-    identified_by="path", altered=("logprobs",),
+    identified_by="path", altered=("logprobs",), continuity="exact",
 )  # fmt: skip
 
 
@@ -27,7 +27,7 @@ def test_a_call_is_what_the_engine_said_and_what_the_proxy_knew() -> None:
     call = Call(
         call="call-1", episode="ep", model="policy", agent="solver", started_at=7.5, prompt_token_ids=(1, 2),
         token_ids=(3, 4), logprobs=(-0.5, -0.5), finish_reason="stop", policy_versions=((3, 2),), identified_by="path",
-        altered=("logprobs",),
+        altered=("logprobs",), continuity="exact",
     )  # fmt: skip
     assert to_packed(captured((3, 4)), ORIGIN) == pack(call)
     retold = dataclasses.replace(call, same_text=("c", 1))

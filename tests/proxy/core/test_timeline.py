@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from ajet_proxy.core.samples import merge_calls
 from ajet_proxy.core.timeline import Policy, Timeline, merge, merge_packed, pack
@@ -188,6 +189,13 @@ def test_what_the_agent_left_out_itself_is_not_the_engines_doing() -> None:
     drifted = make_call("b", [1, 2, 3, *answer[:4], 40, *answer[5:], 30], [5, 21], at=1)
     for word, name in ((None, "retokenized"), ("words_left_out", "history_edited")):
         assert [line.broken_by for line in merge([first, replace(drifted, continuity=word)])] == [None, name]
+
+
+@pytest.mark.parametrize("wrong", [{"start": -1}, {"start": 4}, {"end": 4}, {"logprobs": bytes(7)}, {}])
+def test_a_packed_call_is_as_long_as_its_turn_says(wrong: dict[str, object]) -> None:
+    packed = pack(make_call("a", (1, 2), (3,)))
+    assert structs.replace(packed, turn=structs.replace(packed.turn, **wrong)).is_whole == (not wrong)
+    assert not structs.replace(packed, text=packed.text[1:]).is_whole
 
 
 def test_no_calls_no_timelines() -> None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.tokens import are_tokens, common_prefix, count, cut, find, pack_tokens, stands_at, unpack_tokens
+from ajet_proxy.core.tokens import (
+    are_tokens,
+    common_prefix,
+    count,
+    cut,
+    find,
+    is_long,
+    pack_tokens,
+    stands_at,
+    unpack_tokens,
+)
 
 ids = st.lists(st.one_of(st.integers(0, 3), st.integers(-(2**31), 2**31 - 1)), max_size=40)
 few = st.lists(st.sampled_from([0, 1, 256, 65536]), max_size=12)
@@ -24,6 +34,7 @@ def test_what_is_packed_comes_back(values: list[int]) -> None:
     text = pack_tokens(values)
     assert unpack_tokens(text) == tuple(values)
     assert count(text) == len(values)
+    assert is_long(text, len(values)) and not is_long(text, len(values) + 1) and not is_long(text + b"x", len(values))
 
 
 @given(ids, st.integers(0, 45), st.integers(0, 45))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from ajet_proxy.io.channel import Channel, Form, Values, fields
+from ajet_proxy.io.channel import LARGE, Channel, Form, Values, fields
 from ajet_sdk.errors import AjetError, Conflict, NotReady
 from tests.proxy.io.front import leave, until
 
@@ -87,8 +87,20 @@ async def test_a_value_crosses_and_comes_back(value: Any) -> None:
 
 
 def test_what_neither_end_knows_does_not_cross() -> None:
-    with pytest.raises(TypeError, match="set does not cross"):
-        VALUES.packer().pack([{1}])
+    packer = VALUES.packer()
+    for _ in range(2):
+        with pytest.raises(TypeError, match="set does not cross"):
+            packer.pack([Point(1, "a"), {1}])
+        assert packer.pack([1]) == b"\x91\x01", "nothing is left of what was refused"
+
+
+async def test_the_memory_of_a_large_message_is_let_go() -> None:
+    async with pair() as (here, _):
+        packer = here._packer
+        await here.ask("echo", b"small")
+        assert here._packer is packer
+        await here.ask("echo", bytes(LARGE))
+        assert here._packer is not packer
 
 
 async def test_messages_arrive_in_order_and_a_question_begins_at_once() -> None:

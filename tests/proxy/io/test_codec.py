@@ -38,7 +38,8 @@ def calls(draw: st.DrawFn) -> Packed:
     call = make_call(draw(text), draw(ids), token_ids, at=draw(number), model=draw(text), agent=draw(text))
     return pack(dataclasses.replace(
         call, logprobs=tuple(logprobs), parent=draw(st.none() | text), identified_by=draw(st.none() | text),
-        altered=tuple(draw(st.lists(text, max_size=2))),
+        altered=tuple(draw(st.lists(text, max_size=2))), continuity=draw(st.none() | text),
+        version_uncertain=draw(st.booleans()), same_text=draw(st.none() | st.tuples(text, st.integers(1, 2**31))),
     ))  # fmt: skip
 
 
@@ -110,6 +111,8 @@ def test_fields_from_the_future_are_ignored_and_missing_ones_take_their_default(
         msgpack.packb(["CallFinished", {"at": 1.0, "episode": "e", "call": {"logprobs": b"123", "text": b"", "x": 1}}]),
         msgpack.packb(["CallFinished", {"at": 1.0, "episode": "e", "call": {**TURN, "logprobs": b"1234567"}}]),
         msgpack.packb(["CallFinished", {"at": 1.0, "episode": "e", "call": {**TURN, "text": b"123"}}]),
+        msgpack.packb(["CallFinished", {"at": 1.0, "episode": "e", "call": {**TURN, "text": "12345678"}}]),
+        msgpack.packb(["CallFinished", {"at": 1.0, "episode": "e", "call": {**TURN, "logprobs": [0.0] * 8}}]),
         msgpack.packb(["EpisodeOpened", {"metadata": "{"}]),
     ],
 )

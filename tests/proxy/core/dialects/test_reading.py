@@ -168,6 +168,8 @@ def test_a_document_with_nothing_to_hide_is_the_same_bytes() -> None:
     ({"logprobs": {"content": [{"logprob": -1.0}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "x"}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "-1.0"}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": True}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -(10**400)}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -math.inf}]}}, "no_logprobs"),
     ({"logprobs": {"content": [{"logprob": -1e308}, {"logprob": -1e308}]}}, "captured"),
