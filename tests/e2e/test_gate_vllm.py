@@ -15,7 +15,8 @@ import pytest
 from tests.e2e.conftest import Engine
 from tests.kit.proxy_process import PROXY, ProxyProcess
 
-TOKENS = 400
+TOKENS = 1500
+"""Some seconds of the tiny model's, in which a busy machine closes a gate."""
 ATTEMPTS = 10
 FLOWING = 5
 """So many tokens have come before the gate is closed."""
