@@ -54,7 +54,7 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
     """
     named, rest = split_path(path)
     key_in_path = named is not None and named.startswith(KEY_PREFIX)
-    key = key_of(path, headers)
+    key = named if key_in_path else headers.key
     check_scope(claims, "agent")
     episode, way, issued = None, "lineage", False
     if named is not None and not key_in_path:

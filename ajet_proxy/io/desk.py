@@ -47,8 +47,8 @@ MAX_NOTED = 10
 
 
 class Asking(Struct, frozen=True):
-    """A request to `route` that may become calls, one for each of its `choices`. ``sent`` is its `core.attempt`;
-    ``model`` the one that it asks for."""
+    """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts where nothing names
+    an episode; ``sent`` is its `core.attempt`; ``model`` the one that it asks for."""
 
     identity: Identity
     history: Beginnings | None

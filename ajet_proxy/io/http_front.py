@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from time import perf_counter
 from typing import Any
 
@@ -183,12 +183,14 @@ class HttpFront:
             identity = await self._rewards.record(http, identity, body, call=True)
         check_extent(request.text, request.fields, self._settings.max_messages)
         dialect, asked = await self._carried(http, dialect, request)
-        history = read(dialect.target, asked.fields, identity.scope)
+        # Marks are needed where the answer ends; before that only if nothing names the episode.
+        history = cache(partial(read, dialect.target, asked.fields, identity.scope))
         sent = attempt(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
         if identity.reward is not None and identity.episode is None:
-            identity = await self._rewards.record(http, identity, body, history, sent, call=True)
+            identity = await self._rewards.record(http, identity, body, history(), sent, call=True)
         exchange = self._exchange(dialect, asked)
-        asking = Asking(identity, history, sent, request.model, exchange.choices, dialect.path)
+        known = history() if identity.episode is None else None
+        asking = Asking(identity, known, sent, request.model, exchange.choices, dialect.path)
         async with CallOff(http) as call_off, self._desk.begin(asking, call_off.now) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)
             if suited is not dialect or begun.given is not None:
@@ -214,7 +216,7 @@ class HttpFront:
         )
 
     async def _recorded(
-        self, http: web.Request, exchange: Exchange, origin: Origin, history: History | None,
+        self, http: web.Request, exchange: Exchange, origin: Origin, history: Callable[[], History | None],
         own: EngineRequest | None, tenant: str,
     ) -> web.StreamResponse:
         """Relay the answer to the begun calls of `origin`, and end them. `own` is the client's request on its own
@@ -245,13 +247,16 @@ class HttpFront:
             self._tell_versions.add(exchange.target)
         return response
 
-    def _marks(self, history: History | None, exchange: Exchange) -> Callable[[Outcome], tuple[Mark, ...]]:
+    def _marks(
+        self, history: Callable[[], History | None], exchange: Exchange
+    ) -> Callable[[Outcome], tuple[Mark, ...]]:
         """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
             for response in answers(exchange):
                 self._desk.keep(response, exchange.ask)
-            return marks_of(history, exchange.given[outcome.index], outcome if isinstance(outcome, Captured) else None)
+            captured = outcome if isinstance(outcome, Captured) else None
+            return marks_of(history(), exchange.given[outcome.index], captured)
 
         return marks
 

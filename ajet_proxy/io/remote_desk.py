@@ -55,8 +55,7 @@ def _marks(packed: Sequence[Any]) -> tuple[Mark, ...]:
 
 
 def _asking(asking: Asking) -> list[Any]:
-    history = asking.history if asking.identity.episode is None else None
-    told = history.told() if history is not None else None
+    told = None if asking.history is None else asking.history.told()
     return [asking.identity, told, dict(asking.sent), asking.model, asking.choices, asking.route]
 
 
