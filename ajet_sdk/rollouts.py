@@ -27,6 +27,8 @@ from ajet_sdk.results import RunResult, RunResults
 Agent = Callable[[Any, Episode], Any]
 INTERRUPTED = "the run was interrupted"
 STOP_DEADLINE_S = 5.0
+HEARD_S = 1.0
+"""A signal that comes as a wait begins, or to another thread, wakes no wait: it is heard when that ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,8 @@ class Rollouts:
             for thread in self._threads:
                 thread.start()
             for ended in self._ended:
-                ended.wait()
+                while not ended.wait(HEARD_S):
+                    pass
         except BaseException:
             self.stop()
             raise

@@ -254,6 +254,24 @@ def test_an_interrupted_run_has_the_results_of_workers_that_end_soon(stub: Contr
         assert [item.outcome for item in rollouts.results] == ["aborted"]
 
 
+def test_a_signal_that_wakes_no_wait_is_heard_all_the_same(stub: ControlStub) -> None:
+    stopped = threading.Event()
+    in_time: list[bool] = []
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)  # the thread that waits for the run is not woken
+        in_time.append(stopped.wait(20))
+        return 1.0
+
+    with ajet_sdk.Client() as client:
+        rollouts = Rollouts(
+            client, agent, ["t"], repeat=1, parallel=1, opening=lambda task: OpenEpisode(task="t"), on_stop=stopped.set
+        )
+        with pytest.raises(KeyboardInterrupt):
+            rollouts.run()
+    assert in_time == [True]
+
+
 def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_sdk.rollouts.STOP_DEADLINE_S", 0.5)
     release = threading.Event()
