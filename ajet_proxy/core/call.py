@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ajet_proxy.core.timeline import Packed, Turn, pack_logprobs
-from ajet_proxy.core.tokens import pack_tokens
+from ajet_proxy.core.timeline import Packed, packed
 from ajet_sdk.sample import PolicySpans
 
 DISCONNECTED = "disconnected"
@@ -118,14 +117,12 @@ def to_packed(
     """The record of one choice; a request that named no model takes the name that the engine answered with. `changes`
     are what was read of the weights while the call ran."""
     spans, uncertain = versions_of(captured, origin.policy_version, changes)
-    turn = Turn(
+    return packed(
+        captured.prompt_token_ids, captured.token_ids, captured.logprobs,
         call=origin.calls[captured.index],
         model=origin.model or captured.model,
         agent=origin.agent,
         started_at=origin.started_at,
-        start=len(captured.prompt_token_ids),
-        end=len(captured.prompt_token_ids) + len(captured.token_ids),
-        logprobs=pack_logprobs(captured.logprobs),
         finish_reason=captured.finish_reason,
         policy_versions=spans,
         identified_by=origin.identified_by,
@@ -134,7 +131,6 @@ def to_packed(
         version_uncertain=uncertain,
         same_text=same_text,
     )
-    return Packed(turn, pack_tokens(captured.prompt_token_ids) + pack_tokens(captured.token_ids))
 
 
 def versions_of(captured: Captured, before: int, changes: Sequence[Change] = ()) -> tuple[PolicySpans, bool]:

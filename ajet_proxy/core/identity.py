@@ -53,7 +53,7 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
     Raises `BadRequest` for an unusable name or label, `Forbidden` for a key that does not reach the named episode.
     """
     named, rest = split_path(path)
-    key_in_path = named is not None and named.startswith(KEY_PREFIX)
+    key_in_path = _is_key(named)
     key = named if key_in_path else headers.key
     check_scope(claims, "agent")
     episode, way, issued = None, "lineage", False
@@ -87,7 +87,12 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
 def key_of(path: str, headers: Headers) -> str | None:
     """The key that counts: the one in the path, else that of the headers."""
     named, _ = split_path(path)
-    return named if named is not None and named.startswith(KEY_PREFIX) else headers.key
+    return named if _is_key(named) else headers.key
+
+
+def _is_key(named: str | None) -> bool:
+    """Whether what a path has in place of an episode's name is a key."""
+    return named is not None and named.startswith(KEY_PREFIX)
 
 
 def split_path(path: str) -> tuple[str | None, str]:

@@ -71,7 +71,7 @@ def merge_calls(calls: Sequence[Call], policy: Policy = "strict") -> tuple[Sampl
 def _mask(timeline: Timeline) -> tuple[int, ...]:
     mask = bytearray(len(timeline))
     for turn in timeline.turns:
-        mask[turn.start : turn.end] = b"\1" * (turn.end - turn.start)
+        mask[turn.start : turn.end] = b"\1" * turn.sampled
     return tuple(mask)
 
 
@@ -94,7 +94,7 @@ def _versions(turns: Iterable[Turn]) -> PolicySpans:
 
 
 def _uncertain(turns: Iterable[Turn]) -> int:
-    return sum(turn.end - turn.start for turn in turns if turn.version_uncertain)
+    return sum(turn.sampled for turn in turns if turn.version_uncertain)
 
 
 def _reward(turns: Sequence[Turn], given: Iterable[Given]) -> float | None:
@@ -164,7 +164,7 @@ class _Tree:
         order = sorted(range(len(self.turns)), key=lambda index: self._starts[index])
         turns = [self.turns[index] for index in order]
         starts = [self._starts[index] for index in order]
-        spans = [(turn.call, at, at + turn.end - turn.start) for turn, at in zip(turns, starts, strict=True)]
+        spans = [(turn.call, at, at + turn.sampled) for turn, at in zip(turns, starts, strict=True)]
         return Sample(
             sample=name,
             episode=episode,

@@ -197,7 +197,7 @@ class State:
         episode, turn = self.episodes[event.episode], event.call.turn
         entry = episode.calls[turn.call]
         episode.finish(entry, event.call)
-        self.tokens["generated"] += turn.end - turn.start
+        self.tokens["generated"] += turn.sampled
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "complete", event.at)
@@ -242,7 +242,7 @@ class State:
         timelines = episode.keep_timelines(self.merge_policy)
         for timeline in timelines:
             whole = sum(turn.end for turn in timeline.turns)
-            sampled = sum(turn.end - turn.start for turn in timeline.turns)
+            sampled = sum(turn.sampled for turn in timeline.turns)
             self.tokens.update(prompt=whole - sampled, sampled=sampled, merged=whole - len(timeline))
             if timeline.broken_by is not None:
                 self.drift[timeline.broken_by] += 1

@@ -66,6 +66,11 @@ class Turn(Struct, frozen=True):
         """Calls are ordered by this wherever an order matters."""
         return (self.started_at, self.call)
 
+    @property
+    def sampled(self) -> int:
+        """How many tokens it sampled."""
+        return self.end - self.start
+
     def to_call(self, tokens: bytes, episode: str) -> Call:
         """The call again, given its text or the timeline that holds it."""
         return Call(
@@ -97,7 +102,7 @@ class Turn(Struct, frozen=True):
             "agent": self.agent,
             "started_at": self.started_at,
             "prompt_tokens": self.start,
-            "sampled_tokens": self.end - self.start,
+            "sampled_tokens": self.sampled,
             "finish_reason": self.finish_reason,
             "policy_version": versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions],
         }
@@ -125,8 +130,8 @@ class Packed(Struct, frozen=True):
     @property
     def is_whole(self) -> bool:
         """Whether there are as many tokens, and as many logprobs, as the turn says."""
-        start, end, logprobs = self.turn.start, self.turn.end, self.turn.logprobs
-        return 0 <= start <= end and is_long(self.text, end) and len(logprobs) == 8 * (end - start)
+        turn = self.turn
+        return 0 <= turn.start <= turn.end and is_long(self.text, turn.end) and len(turn.logprobs) == 8 * turn.sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +160,21 @@ class Timeline:
         return count(self.tokens)
 
 
-def pack_logprobs(logprobs: Sequence[float]) -> bytes:
-    """As a `Turn` has them."""
-    return array("d", logprobs).tobytes()
+def packed(prompt: Sequence[int], sampled: Sequence[int], logprobs: Sequence[float], **told: Any) -> Packed:
+    """A call of these ids and logprobs, of which `told` is what else a `Turn` tells."""
+    start = len(prompt)
+    turn = Turn(start=start, end=start + len(sampled), logprobs=array("d", logprobs).tobytes(), **told)
+    return Packed(turn, pack_tokens(prompt) + pack_tokens(sampled))
 
 
 def pack(call: Call) -> Packed:
     """`call` as it is kept until its episode is merged."""
-    turn = Turn(
+    return packed(
+        call.prompt_token_ids, call.token_ids, call.logprobs,
         call=call.call,
         model=call.model,
         agent=call.agent,
         started_at=call.started_at,
-        start=len(call.prompt_token_ids),
-        end=len(call.prompt_token_ids) + len(call.token_ids),
-        logprobs=pack_logprobs(call.logprobs),
         finish_reason=call.finish_reason,
         policy_versions=call.policy_versions,
         parent=call.parent,
@@ -179,7 +184,6 @@ def pack(call: Call) -> Packed:
         version_uncertain=call.version_uncertain,
         same_text=call.same_text,
     )
-    return Packed(turn, pack_tokens(call.prompt_token_ids) + pack_tokens(call.token_ids))
 
 
 def merge(calls: Iterable[Call], policy: Policy = "strict") -> tuple[Timeline, ...]:

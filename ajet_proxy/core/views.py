@@ -178,7 +178,7 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
         "agent": timeline.agent,
         "calls": [turn.call for turn in timeline.turns],
         "tokens": len(timeline),
-        "sampled_tokens": sum(turn.end - turn.start for turn in timeline.turns),
+        "sampled_tokens": sum(turn.sampled for turn in timeline.turns),
     }
     extra = {"broken_by": timeline.broken_by, "repaired_tokens": timeline.repaired_tokens or None}
     return out | {name: value for name, value in extra.items() if value is not None}

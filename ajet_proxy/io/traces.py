@@ -71,7 +71,7 @@ class Traces:
                 turn = event.call.turn
                 span = self._span(started, turn.call, turn.model)
                 span.set_attribute("gen_ai.usage.input_tokens", turn.start)
-                span.set_attribute("gen_ai.usage.output_tokens", turn.end - turn.start)
+                span.set_attribute("gen_ai.usage.output_tokens", turn.sampled)
                 span.set_attribute("gen_ai.response.finish_reasons", [turn.finish_reason])
                 span.set_attribute("ajet.policy_versions", sorted({version for version, _ in turn.policy_versions}))
                 span.end(_nanoseconds(event.at))

@@ -20,7 +20,7 @@ from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.journal import BEGINNING
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig, picture
-from tests.kit.strategies import EPISODE, make_call, tangled_calls
+from tests.kit.strategies import EPISODE, make_call, packed_call, tangled_calls
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 text = st.text(st.characters(codec=None), max_size=8)
@@ -176,7 +176,7 @@ def test_a_history_that_is_not_there_says_so() -> None:
     rig.open("ep")
     one, two = rig.begin("ep"), rig.begin("ep")
     rig.finish("ep", one[0], (1, 2, 3))
-    record = encode(ev.CallFinished(2.0, "ep", pack(make_call(two[0], (1, 2, 3, 4), (5,)))), rig.ledger.episodes)
+    record = encode(ev.CallFinished(2.0, "ep", packed_call(two[0], (1, 2, 3, 4), (5,))), rig.ledger.episodes)
     with pytest.raises(UnknownRecord, match="ep"):
         decode(record)
 
