@@ -194,6 +194,7 @@ def test_what_the_agent_left_out_itself_is_not_the_engines_doing() -> None:
 @pytest.mark.parametrize("wrong", [{"start": -1}, {"start": 4}, {"end": 4}, {"logprobs": bytes(7)}, {}])
 def test_a_packed_call_is_as_long_as_its_turn_says(wrong: dict[str, object]) -> None:
     packed = pack(make_call("a", (1, 2), (3,)))
+    assert (packed.prompt_token_ids, packed.turn.sampled) == ((1, 2), 1)
     assert structs.replace(packed, turn=structs.replace(packed.turn, **wrong)).is_whole == (not wrong)
     assert not structs.replace(packed, text=packed.text[1:]).is_whole
 
