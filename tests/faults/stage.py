@@ -90,8 +90,10 @@ class Disk:
     def close(self) -> None:
         """What it holds stays, beside it."""
         if self.own:
-            shutil.copytree(self.folder, self.folder.with_suffix(".copy"))
-            subprocess.run(["umount", "-l", str(self.folder)], check=False, capture_output=True)
+            try:
+                shutil.copytree(self.folder, self.folder.with_suffix(".copy"))
+            finally:
+                subprocess.run(["umount", "-l", str(self.folder)], check=False, capture_output=True)
 
 
 class Worker:
