@@ -87,8 +87,7 @@ async def take(answer: aiohttp.ClientResponse, parts: list[bytes]) -> None:
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS, RESPONSES, MESSAGES, RAW])
 async def test_in_mid_stream_it_breaks_off(path: str) -> None:
     async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front:
-        async with calling(front, path, stream=True) as asking:
-            answer = await asking
+        async with calling(front, path, stream=True) as asking, await asking as answer:
             assert answer.status == 200
             parts = [await answer.content.readany()]
             over(front, "abort")
