@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 
 from ajet_sdk.routes import Policy
@@ -32,14 +33,28 @@ def asked(request: Received) -> bool:
 
 
 async def through_a_change(front: Front, stub: EngineStub, *, stream: bool, label: str | None) -> Call:
-    """A call during which other weights come."""
-    stub.delay_s = 0.05 if stream else 0.5  # 24 events, or one
-    running = asyncio.create_task(ask(front, stream=stream))
-    await until(lambda: front.running == 1)
-    await asyncio.sleep(0.25)
-    stub.label = label
-    front.open_gate(1)
-    await running
+    """A call during which other weights come: after some of its 24 events, or before its one answer."""
+
+    def change() -> None:
+        stub.label = label
+        front.open_gate(1)
+
+    if stream:
+        stub.delay_s, body = 0.05, BODY[CHAT] | {"max_tokens": 24, "stream": True}
+        async with aiohttp.ClientSession() as client, client.post(f"{front.url}/e/ep{CHAT}", json=body) as answer:
+            for _ in range(4):
+                await answer.content.readuntil(b"\n\n")
+            change()
+            await answer.content.read()
+    else:
+        assert stub.paused is not None
+        stub.paused.clear()
+        before = len(stub.llm_requests())
+        running = asyncio.create_task(ask(front))
+        await until(lambda: len(stub.llm_requests()) > before)
+        change()
+        stub.paused.set()
+        await running
     return front.calls[-1]
 
 

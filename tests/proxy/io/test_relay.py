@@ -153,7 +153,7 @@ async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, s
 
 
 async def test_a_keep_alive_does_not_replace_the_limit_on_silence() -> None:
-    async with EngineStub(delay_s=0.6) as stub, Front(stub.url, keep_alive=0.1, read_timeout=0.35) as front:
+    async with EngineStub(delay_s=60.0) as stub, Front(stub.url, keep_alive=0.1, read_timeout=1.5) as front:
         status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True))
     assert (status, ended) == (200, False) and set(got.split(b"\n\n")) == {KEEP_ALIVE.strip(), b""}
     assert front.lost == ["truncated"]
