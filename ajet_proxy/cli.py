@@ -76,12 +76,12 @@ def serve(file: str | None, **flags: Any) -> None:
 
 
 @cli.command()
-@click.argument("calls", type=click.File("r", encoding="utf-8"))
+@click.argument("calls", type=click.File("rb"))
 @click.option("--policy", type=click.Choice(["strict", "repair", "off"]), default="strict", help="How calls join.")
 @click.option("--tree", is_flag=True, help="One row per tree, with `parents`; every shared token once.")
 @click.option("--upstream", metavar="URL", help="With --policy repair: an engine that knows the text of the tokens, "
               "for calls that say nothing of it (same_text).")
-def merge(calls: TextIO, policy: Policy, tree: bool, upstream: str | None) -> None:
+def merge(calls: BinaryIO, policy: Policy, tree: bool, upstream: str | None) -> None:
     """Turn calls (JSON lines; - is stdin) into samples on stdout."""
     from ajet_proxy import offline
     from ajet_sdk.address import is_key

@@ -30,7 +30,7 @@ from ajet_sdk.sample import Batch, Call, Group, Sample
 
 
 def merge_lines(
-    lines: Iterable[str], policy: Policy = "strict", tree: bool = False, text: Text | None = None
+    lines: Iterable[str | bytes], policy: Policy = "strict", tree: bool = False, text: Text | None = None
 ) -> Iterator[str]:
     """The samples of the calls in `lines` (JSON, one a line), as JSON lines.
 
@@ -47,7 +47,10 @@ def merge_lines(
     episodes: dict[str, dict[str, Call]] = {}
     for number, line in enumerate(lines, 1):
         call = _call(line, number) if line.strip() else None
-        if call is not None and episodes.setdefault(call.episode, {}).setdefault(call.call, call) != call:
+        if call is None:
+            continue
+        known = episodes.setdefault(call.episode, {}).setdefault(call.call, call)
+        if known is not call and repr(known) != repr(call):  # 0.0 equals -0.0 and is another sample
             raise BadRequest(f"line {number}: call {call.call} stands before with other contents", param="call")
     ordered = sorted(episodes.values(), key=lambda calls: min((c.started_at, c.episode) for c in calls.values()))
     for calls in ordered:
@@ -119,13 +122,15 @@ def _delivered(batch: Batch) -> Iterator[str]:
             yield from map(_line, episode.samples)
 
 
-def _call(line: str, number: int) -> Call | None:
+def _call(line: str | bytes, number: int) -> Call | None:
     """The call in a line; None for one that is said to be incomplete."""
     try:
-        record = json.loads(line)
+        record = json.loads(line if isinstance(line, str) else line.decode())
         if isinstance(record, dict) and record.get("complete") is False:
             return None
         return Call.from_json(record)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"line {number} is no UTF-8 text: {error}") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"line {number} is not JSON: {error}") from error
     except BadRequest as error:

@@ -58,7 +58,7 @@ def _text(record: Mapping[str, Any], name: str, default: str | None = None) -> s
 def spans_of(value: Any, sampled: int, name: str = "policy_version") -> PolicySpans:
     """``int`` or ``[[version, count], …]`` as spans over `sampled` tokens; empty when nothing was sampled."""
     if type(value) is int:
-        return ((value, sampled),) if sampled else ()
+        return tuple((version, sampled) for version in _ints([value], name)) if sampled else ()
     if not isinstance(value, (list, tuple)):
         raise BadRequest(f"{name} must be an integer or a list of [version, count]", param=name)
     spans = tuple(_ints(pair, name) for pair in value)

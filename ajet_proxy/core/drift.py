@@ -33,9 +33,10 @@ A name that is `VAGUE` says nothing of what was sampled, and the nearest timelin
 place before: then the prompt is compared with that of the answer that should stand there as well, and is `DRIFTED` if
 that is the difference.
 
-Limits, stated: an agent's edit within a generation that keeps its end reads as `retokenized`, and so does a short
-answer that it put into fewer tokens; a short answer that became as many tokens or more from its first on reads as
-`history_edited`; a changed first user message reads as `tools_changed` if it lies in the first half of the prompt.
+Limits, stated: an agent's edit within a generation that keeps its end, be it the stop token alone, reads as
+`retokenized`, and so does a short answer that it put into fewer tokens; a short answer that became as many tokens or
+more from its first on reads as `history_edited`; a changed first user message reads as `tools_changed` if it lies in
+the first half of the prompt; another conversation behind a long system prompt reads as `compacted`.
 """
 
 from __future__ import annotations

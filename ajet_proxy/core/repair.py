@@ -12,14 +12,13 @@ timeline does not promise is law 2: its later calls read other tokens of the sam
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import SequenceMatcher
 
 from msgspec.structs import replace
 
 from ajet_proxy.core.timeline import Timeline
 from ajet_proxy.core.tokens import common_prefix, cut, unpack_tokens
 
-COMPARED = 2000
+COMPARED = 10_000
 """Of a longer stretch between the first and the last difference all tokens count as replaced."""
 
 
@@ -75,14 +74,26 @@ def _joined(joined: Timeline, text: bytes, timeline: Timeline) -> Timeline:
 
 
 def replaced(read: bytes, kept: bytes) -> int:
-    """How many of the tokens that were `read` are not among the `kept` ones of the same text, in their order."""
+    """How many of the tokens that were `read` are not among the `kept` ones of the same text, in their order; where
+    all are, how many of the `kept` ones were not read: tokens of no text."""
     start = common_prefix(read, kept)
     one, other = unpack_tokens(read)[start:], unpack_tokens(kept)[start:]
-    end = next((at for at, (a, b) in enumerate(zip(reversed(one), reversed(other), strict=False)) if a != b), None)
-    if end is None:
-        return max(0, len(one) - len(other))
+    shorter = min(len(one), len(other))
+    end = next((at for at, (a, b) in enumerate(zip(reversed(one), reversed(other), strict=False)) if a != b), shorter)
     one, other = one[: len(one) - end], other[: len(other) - end]
-    if max(len(one), len(other)) > COMPARED:
-        return len(one)
-    same = SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
-    return len(one) - sum(block.size for block in same)
+    same = 0 if max(len(one), len(other)) > COMPARED else _in_common(one, other)
+    return len(one) - same or len(other) - same
+
+
+def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
+    """The length of the longest common subsequence, a row of the table at a time in the bits of an integer (Crochemore
+    et al., A fast and practical bit-vector algorithm for the longest common subsequence problem, 2001)."""
+    places: dict[int, int] = {}
+    for place, token in enumerate(other):
+        places[token] = places.get(token, 0) | 1 << place
+    all_places = (1 << len(other)) - 1
+    row = all_places
+    for token in one:
+        met = row & places.get(token, 0)
+        row = (row + met | row - met) & all_places
+    return len(other) - row.bit_count()

@@ -91,11 +91,18 @@ def test_incomplete_calls_of_a_record_have_nothing_to_merge() -> None:
         ("{", "line 2 is not JSON"), ("[]", "line 2: a call must be a JSON object"), ("NaN", "line 2"),
         ('{"call": "b", "episode": "e"}', "line 2: token_ids"),
         (lines([make_call("a", [1], [3])])[0], "line 2: call a stands before with other contents"),
+        (b'{"call": "\xff"}', "line 2 is no UTF-8 text"),
     ],
 )
-def test_what_is_no_call_is_named_by_its_line(bad: str, message: str) -> None:
+def test_what_is_no_call_is_named_by_its_line(bad: str | bytes, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         list(merge_lines([*lines([make_call("a", [1], [2])]), bad]))
+
+
+def test_zeros_of_both_signs_are_other_contents() -> None:
+    calls = [replace(make_call("a", [1], [2]), logprobs=(zero,)) for zero in (0.0, -0.0)]
+    with pytest.raises(BadRequest, match="line 2: call a stands before"):
+        list(merge_lines(lines(calls)))
 
 
 @pytest.mark.parametrize(("policy", "tree"), [("repair", True), ("off", True)])

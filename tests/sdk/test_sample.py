@@ -75,6 +75,7 @@ def test_unknown_fields_are_ignored() -> None:
         ({"logprobs": [-0.5, None]}, "logprobs"),
         ({"logprobs": [-0.5, 10**400]}, "logprobs"),
         ({"policy_version": "7"}, "policy_version"),
+        ({"policy_version": 2**31}, "policy_version"),
         ({"policy_version": [[7, 1]]}, "policy_version"),
         ({"policy_version": [[7, 2], [8, 0]]}, "policy_version"),
         ({"policy_version": [[7, 1, 1]]}, "policy_version"),

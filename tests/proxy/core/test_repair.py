@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -114,11 +116,27 @@ def test_calls_that_say_to_follow_each_other_are_no_circle() -> None:
     [
         ((1, 2, 3), (1, 2, 3), 0), ((1, 9, 3), (1, 2, 3), 1), ((1, 9, 3), (1, 2, 5, 3), 1),
         ((1, 7, 8, 3), (1, 2, 3), 2),
-        ((1, 7, 2, 8, 3), (1, 5, 2, 6, 3), 2), ((1, 3), (1, 1, 3), 0), ((1, 1, 3), (1, 3), 1), ((5,), (6, 7), 1),
+        ((1, 7, 2, 8, 3), (1, 5, 2, 6, 3), 2), ((1, 3), (1, 1, 3), 1), ((1, 3), (1, 2, 5, 3), 2),
+        ((1, 1, 3), (1, 3), 1), ((5,), (6, 7), 1),
     ],
 )  # fmt: skip
 def test_replaced_tokens(read: tuple[int, ...], kept: tuple[int, ...], count: int) -> None:
     assert replaced(pack_tokens(read), pack_tokens(kept)) == count
+
+
+@given(*[st.lists(st.integers(0, 3), max_size=8)] * 2)
+def test_no_more_tokens_stand_in_both_in_one_order(read: list[int], kept: list[int]) -> None:
+    def is_in(few: Sequence[int], many: Iterable[int]) -> bool:
+        rest = iter(many)
+        return all(token in rest for token in few)
+
+    best = max(n for n in range(len(read) + 1) if any(is_in(few, kept) for few in combinations(read, n)))
+    assert replaced(pack_tokens(read), pack_tokens(kept)) == (len(read) - best or len(kept) - best)
+
+
+def test_an_answer_that_repeats_itself_is_counted_within_moments() -> None:
+    read, kept = [1, 2, 3, 5] * (COMPARED // 4), [4, 3, 6, 5] * (COMPARED // 4)
+    assert replaced(pack_tokens(read), pack_tokens(kept)) == len(read) // 2
 
 
 def test_a_long_stretch_counts_whole() -> None:
