@@ -86,11 +86,14 @@ def play(proxy: ProxyProcess, name: str) -> None:
                 http.post(f"/ajet/v1/episodes/{episode}/rewards", json=reward).raise_for_status()
 
 
-def train(two: tuple[ProxyProcess, ProxyProcess], folder: Path, learner: Learner, **options: Any) -> list[str]:
-    """What is said in a whole run over both, which have `TASKS` groups each and are left in order."""
+def train(
+    two: tuple[ProxyProcess, ProxyProcess], folder: Path, learner: Learner, said: list[str] | None = None,
+    **options: Any,
+) -> list[str]:
+    """What is said (in `said`, too) in a whole run over both, which have `TASKS` groups each and are left in order."""
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(play, two, ("first", "second")))
-    said: list[str] = []
+    said = [] if said is None else said
     config = Config(
         model="none", model_name="stub", proxy_url=tuple(proxy.url for proxy in two), run_dir=str(folder / "run"),
         group_size=SIZE, lease_s=LEASE_S, drain_s=30.0, **options,
@@ -124,20 +127,28 @@ def test_one_that_is_killed_while_its_batch_is_trained_has_everything_trained_on
 ) -> None:
     a, b = two
     late: list[threading.Thread] = []
+    said: list[str] = []
+    away = f"the daemon at {b.url} is away, training goes on with 1 of 2"
 
     def kill() -> None:
-        """Its batch is trained, unsaved and leased: it dies, its lease runs out, it comes back."""
+        """Its batch is trained, unsaved and leased: it dies, its lease runs out, it is missed and comes back."""
         b.kill()
-        late.append(threading.Timer(LEASE_S + 1.0, b.start))
+        late.append(threading.Timer(LEASE_S + 1.0, come_back))
         late[0].start()
+
+    def come_back() -> None:
+        give_up = time.monotonic() + 60
+        while time.monotonic() < give_up and not any(line.startswith(away) for line in said):
+            time.sleep(0.05)
+        b.start()
 
     learner = Learner()
     learner.at_train = [kill]
     try:
-        said = train(two, tmp_path, learner, groups=2, save_freq=2, total_steps=TASKS)
+        train(two, tmp_path, learner, said, groups=2, save_freq=2, total_steps=TASKS)
     finally:
         late[0].join()
-    assert any(line.startswith(f"the daemon at {b.url} is away, training goes on with 1 of 2") for line in said), said
+    assert any(line.startswith(away) for line in said), said
     assert f"the daemon at {b.url} is back" in said
     assert trained(a) == TASKS * SIZE
     assert trained(a) + trained(b) == len(learner.rows) > TASKS * SIZE
