@@ -75,6 +75,7 @@ class Loop:
                     self.record.episodes = self._sample_episodes(proxy, keep_episodes)
                 except KeyboardInterrupt:
                     self.screen.line("  stopping: the programs are being ended, which can take half a minute")
+                    self.screen.line(f"  metrics, logs and episodes of {self._shown} steps stay in {self.folder}")
                     raise
         finally:
             proxy.close()

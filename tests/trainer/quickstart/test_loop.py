@@ -79,3 +79,26 @@ def test_episodes_of_the_first_and_the_last_step_come_with_tokens(found: dict[st
     tasks = [record["task"] for record in found["episodes"]]
     assert [task[-8:] for task in tasks] == ["step-001"] * 2 + ["step-002"] * 2
     assert all(call["token_ids"] for record in found["episodes"] for call in record["calls"])
+
+
+STOPPED = """
+import sys
+from pathlib import Path
+from ajet_trainer.quickstart.loop import Loop
+from ajet_trainer.quickstart.plan import Plan
+from ajet_trainer.quickstart.screen import Screen
+
+def stopped(*_):
+    raise KeyboardInterrupt
+
+run = Loop(Plan(steps=2, groups=2, group_size=2), Path(sys.argv[1]), Path("no-model"), 0, Screen(tty=False))
+run._run = stopped
+run.run(2)
+"""
+
+
+def test_who_stops_it_is_told_where_the_run_stays(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert "KeyboardInterrupt" in done.stderr
+    assert f"metrics, logs and episodes of 0 steps stay in {tmp_path}" in done.stdout
