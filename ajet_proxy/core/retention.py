@@ -19,16 +19,17 @@ from ajet_proxy.core.state import State
 KEPT_EPISODES, KEPT_BYTES = 1000, 64 << 20
 """So many of the latest ended episodes stay in memory, if their text is not more than this."""
 AT_ONCE = 200
-"""One event archives no more episodes, so that no tick takes long."""
+"""One event archives no more episodes, or a tenth of those that wait: no tick takes long, and they do not pile up,
+however many end."""
 NEARLY = 0.9
 
 
 def to_archive(state: State, at: float) -> tuple[ev.Event, ...]:
     """The episodes whose time in memory is over, and the batches that nobody in memory belongs to any more."""
     surplus, held = len(state.finished) - KEPT_EPISODES, sum(state.finished.values())
-    chosen: list[str] = []
+    most, chosen = max(AT_ONCE, surplus // 10), list[str]()
     for name, size in state.finished.items():
-        if (surplus <= 0 and held <= KEPT_BYTES) or len(chosen) == AT_ONCE:
+        if (surplus <= 0 and held <= KEPT_BYTES) or len(chosen) == most:
             break
         surplus, held = surplus - 1, held - size
         if not state.episodes[name].running:

@@ -32,6 +32,7 @@ ALERT_AFTER = 3
 RETAIN_S = 3600.0
 """Retention is looked after at least this often."""
 AT_ONCE = 500
+"""A tick lets go of no more episodes and batches, or of a tenth of those that wait."""
 COMMAND = ("-P", "-m", "ajet_proxy.io.compaction")
 
 
@@ -61,7 +62,7 @@ class Compactor:
             return
         try:
             if self._arrived:
-                self._arrived = self._store.forget_archived(AT_ONCE)
+                self._arrived = self._store.forget_archived(max(AT_ONCE, len(self._store.ledger.leaving) // 10))
                 if not self._arrived:
                     give_memory_back()
             elif self._is_due():

@@ -36,6 +36,19 @@ def test_only_what_ended_and_is_not_among_the_latest_leaves(monkeypatch: pytest.
     assert archived(rig)[0] == tuple(ended[:2])
 
 
+def test_the_more_episodes_wait_the_more_leave_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "AT_ONCE", 1)
+    monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
+    rig = LedgerRig()
+    for _ in range(30):
+        rig.in_state("recorded")
+    left = []
+    while leaving := len(archived(rig)[0]):
+        rig.archive()
+        left.append(leaving)
+    assert left == [3, 2, 2, 2, 2, *[1] * 19]
+
+
 def test_long_episodes_leave_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = LedgerRig()
     ended = [rig.in_state("trained") for _ in range(4)]
