@@ -101,6 +101,23 @@ async def test_what_is_trained_leaves_memory_and_is_still_shown(
     await again.close()
 
 
+async def test_the_more_episodes_are_in_the_archive_the_more_leave_memory_at_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "AT_ONCE", 1)
+    daemon = Daemon(store, tmp_path)
+    await daemon.trains(33)
+    left = []
+    for _ in range(400):
+        if (waiting := len(store.ledger.leaving)) not in left:
+            left.append(waiting)
+        if waiting <= 20:
+            break
+        daemon.compactor.tick()
+        await asyncio.sleep(0.02)
+    assert left[:5] == [31, 28, 26, 24, 22]
+
+
 async def test_a_compaction_that_fails_is_tried_again_later(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
