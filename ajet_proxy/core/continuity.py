@@ -211,7 +211,7 @@ def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) 
     messages = fields.get("messages")
     if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
         return None
-    if any(fields.get(name) for name in _BEYOND) or fields.get("add_generation_prompt") is False:
+    if any(map(fields.get, _BEYOND)) or fields.get("add_generation_prompt") is False:
         return None
     try:
         digests = beginnings(digest(b"", [episode, model, agent]), messages)
@@ -327,12 +327,17 @@ def normal(message: Mapping[str, Any]) -> dict[str, Any]:
     """`message` with everything taken out that is neither text nor structure: what is null or empty is as good as
     missing, one text part is its text, arguments of a call are what they say as JSON, a call's place in the list is not
     told twice, and reasoning goes by one name."""
-    out = {name: value for name, value in message.items() if name not in ("content", "tool_calls", "reasoning_content")}
-    out["content"] = _text(message.get("content"))
-    out["reasoning"] = message.get("reasoning") or message.get("reasoning_content")
-    calls = message.get("tool_calls")
-    out["tool_calls"] = [_call(call) for call in calls] if isinstance(calls, list) else calls
-    return {name: kept for name, value in out.items() if (kept := _pruned(value)) is not None}
+    out = dict(message)
+    other = out.pop("reasoning_content", None)
+    out["reasoning"] = out.get("reasoning") or other
+    if not isinstance(content := out.get("content"), str):
+        out["content"] = _text(content)
+    if isinstance(calls := out.get("tool_calls"), list):
+        out["tool_calls"] = [_call(call) for call in calls]
+    return {
+        name: kept for name, value in out.items()
+        if value is not None and (kept := _pruned(value)) is not None
+    }
 
 
 def _unsigned(message: Mapping[str, Any]) -> Mapping[str, Any]:

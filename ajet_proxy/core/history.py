@@ -19,7 +19,6 @@ import json
 import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
@@ -87,6 +86,21 @@ def read(route: str, request: Mapping[str, Any], scope: bytes) -> History | None
     return None
 
 
+class Deferred:
+    """What `read` makes of its arguments, once it is asked for."""
+
+    __slots__ = ("_arguments", "_history")
+
+    def __init__(self, route: str, request: Mapping[str, Any], scope: bytes) -> None:
+        self._arguments: tuple[str, Mapping[str, Any], bytes] | None = (route, request, scope)
+        self._history: History | None = None
+
+    def __call__(self) -> History | None:
+        if self._arguments is not None:
+            self._history, self._arguments = read(*self._arguments), None
+        return self._history
+
+
 def marks_of(history: History | None, given: Mapping[str, Any] | None, captured: Captured | None) -> tuple[Mark, ...]:
     """The marks behind an answer, if that and the history before it can be told."""
     try:
@@ -106,14 +120,33 @@ class _Told:
         return "", self._marks, b""
 
 
+class _Said:
+    """The digests of messages: of what they say, and of the ids that they bear."""
+
+    __slots__ = ("_firm", "_loose")
+
+    def __init__(self, loose: blake2b, firm: blake2b) -> None:
+        self._loose, self._firm = loose, firm
+
+    def copy(self) -> _Said:
+        return _Said(self._loose.copy(), self._firm.copy())
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        self._loose.update(_words(message))
+        self._firm.update(_ids(message))
+
+    def mark(self) -> Mark:
+        return Mark(f"chat:{self._loose.hexdigest()}", firm=self._firm.hexdigest())
+
+
 class _Messages:
     def __init__(self, messages: Iterable[Mapping[str, Any]], scope: bytes) -> None:
-        self._loose, self._firm = blake2b(key=scope, digest_size=SIZE), blake2b(key=scope, digest_size=SIZE)
+        self._so_far = _Said(blake2b(key=scope, digest_size=SIZE), blake2b(key=scope, digest_size=SIZE))
         self._beginnings: list[Mark] = []
         for message in messages:
-            self._add(message)
+            self._so_far.add(message)
             if message["role"] == "assistant":
-                self._beginnings.append(self._mark())
+                self._beginnings.append(self._so_far.mark())
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         return reversed(self._beginnings)
@@ -126,18 +159,10 @@ class _Messages:
 
     def _behind(self, messages: Iterable[Mapping[str, Any]]) -> tuple[Mark, ...]:
         """The mark behind `messages` that follow this history."""
-        longer = copy(self)
-        longer._loose, longer._firm = self._loose.copy(), self._firm.copy()
+        longer = self._so_far.copy()
         for message in messages:
-            longer._add(message)
-        return (longer._mark(),)
-
-    def _add(self, message: Mapping[str, Any]) -> None:
-        self._loose.update(_words(message))
-        self._firm.update(_ids(message))
-
-    def _mark(self) -> Mark:
-        return Mark(f"chat:{self._loose.hexdigest()}", firm=self._firm.hexdigest())
+            longer.add(message)
+        return (longer.mark(),)
 
 
 class _Response(_Messages):

@@ -101,7 +101,7 @@ def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) 
     tools, reasoning = functions(fields.get("tools")), fields.get("reasoning") or {}
     if not isinstance(items, list) or is_unfinished(items) or tools is None or not isinstance(reasoning, Mapping):
         return None
-    if any(fields.get(name) for name in _BEYOND) or fields.get("truncation") not in (None, "disabled"):
+    if any(map(fields.get, _BEYOND)) or fields.get("truncation") not in (None, "disabled"):
         return None
     said, previous = spoken(items), fields.get("previous_response_id")
     if said is None or not isinstance(previous, str | None):

@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -36,7 +36,7 @@ from ajet_proxy.core.dialects.uncarried import Uncarried
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.extent import check as check_extent
 from ajet_proxy.core.headers import Headers
-from ajet_proxy.core.history import History, Mark, marks_of, read
+from ajet_proxy.core.history import Deferred, History, Mark, marks_of
 from ajet_proxy.core.identity import Identity, identify, key_of, split_path
 from ajet_proxy.core.keys import Claims, Keys, holds_key
 from ajet_proxy.core.retold import answers, fetched, shown
@@ -184,7 +184,7 @@ class HttpFront:
         check_extent(request.text, request.fields, self._settings.max_messages)
         dialect, asked = await self._carried(http, dialect, request)
         # Marks are needed where the answer ends; before that only if nothing names the episode.
-        history = cache(partial(read, dialect.target, asked.fields, identity.scope))
+        history = Deferred(dialect.target, asked.fields, identity.scope)
         sent = attempt(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
         if identity.reward is not None and identity.episode is None:
             identity = await self._rewards.record(http, identity, body, history(), sent, call=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.call import Captured
-from ajet_proxy.core.history import CHAT, COMPLETIONS, RESPONSES, Mark, marks_of, read, retold
+from ajet_proxy.core.history import CHAT, COMPLETIONS, RESPONSES, Deferred, Mark, marks_of, read, retold
 
 SCOPE, OTHER = b"s" * 32, b"o" * 32
 USER: dict[str, Any] = {"role": "user", "content": "guess"}
@@ -252,3 +252,12 @@ def test_a_history_that_was_told_to_another_process_has_the_same_beginnings(rout
     assert history is not None
     again = retold(retold(history.told()).told())
     assert list(again.beginnings((4, 5, 8))) == list(history.beginnings((4, 5, 8)))
+
+
+def test_a_deferred_history_is_read_when_it_is_asked_for_and_once() -> None:
+    body: dict[str, Any] = {"messages": []}
+    history = Deferred(CHAT, body, SCOPE)
+    body["messages"] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    first = history()
+    assert first is not None and len(list(first.beginnings(()))) == 1
+    assert history() is first
