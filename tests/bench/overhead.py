@@ -10,6 +10,9 @@ Goals, with capture, journal (fsync) and control plane on, in one run:
 - 1,000 concurrent paced streams on one process without an error;
 - N worker processes give at least 0.8 N.
 
+Beside the bare relay stands one that parses each request and keeps the ids and logprobs of each answer in memory, by
+the json module: what any capture costs.
+
 Every round measures each kind in turn, with one load and one canned engine; tables show medians over the rounds. CPU
 time is that of the relaying processes alone. An agent keeps its connection; an episode has ten of its calls. A stream's
 share of its request is part of its chunks' cost. What a whole request or an event takes to arrive is compared with the
@@ -33,7 +36,7 @@ from pathlib import Path
 
 from tests.bench import load, rivals, table
 from tests.bench.load import Load
-from tests.bench.rivals import BARE, DIRECT, PROXY, SLOW, Rival
+from tests.bench.rivals import BARE, DIRECT, KEEPING, PROXY, SLOW, Rival
 
 REQUEST, ALONE, FIRST, MANY = "request", "alone", "first byte", "1,000"
 FULL: Mapping[str, Load] = {
@@ -105,8 +108,8 @@ class Results:
     def busiest(self, kind: str, what: str) -> float:
         return statistics.median(point.busiest for point in self._points[kind, what])
 
-    def ratio(self, kind: str, what: str) -> float:
-        return self.cpu(kind, what) / self.cpu(BARE, what)
+    def ratio(self, kind: str, what: str, other: str = BARE) -> float:
+        return self.cpu(kind, what) / self.cpu(other, what)
 
     def ms(self, kind: str, what: str, key: str, place: int = 0) -> float:
         found: list[tuple[float, float]] = [getattr(point, key) for point in self._points[kind, what]]
@@ -171,6 +174,9 @@ def verdicts(results: Results, kinds: Sequence[str], loads: Mapping[str, Load]) 
             gain = results.busiest(PROXY, REQUEST) / results.busiest(kind, REQUEST)
             goal = f"{count} worker processes give at least {0.8 * count:g} ×"
             lines.append(verdict(gain >= 0.8 * count, goal, f"{gain:.2f} ×"))
+    beside = {what: f"{results.ratio(PROXY, what, KEEPING):.2f} ×" for what in (REQUEST, *chunks)}
+    streams = ", ".join(f"{beside[what]} at {what}" for what in chunks)
+    lines.append(f"besides: of a relay that captures in memory, {beside[REQUEST]} a request, a chunk {streams}")
     return lines
 
 

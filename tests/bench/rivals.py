@@ -26,6 +26,7 @@ from tests.kit.source import ROOT
 LITELLM = ROOT / ".venv-litellm" / "bin" / "litellm"
 CHAT = "/v1/chat/completions"
 DIRECT, BARE, PROXY, SLOW = "direct", "bare aiohttp relay", "ajet-proxy", "LiteLLM's proxy"
+KEEPING = "aiohttp relay that captures in memory"
 MAX_FILES = 16384
 NGINX = """
 daemon off; master_process off; pid {folder}/nginx.pid; error_log stderr error; worker_rlimit_nofile 16384;
@@ -143,7 +144,8 @@ def all_of(folder: Path, *, workers: int, quick: bool) -> Iterator[list[Rival]]:
     with ExitStack() as stack:
         stack.enter_context(server("engine", engine))
         rivals = [Rival(DIRECT, engine)]
-        for name, kind in ((BARE, "aiohttp"), *(() if quick else (("bare asyncio relay", "asyncio"),))):
+        kinds = {BARE: "aiohttp", KEEPING: "keeping"} | ({} if quick else {"bare asyncio relay": "asyncio"})
+        for name, kind in kinds.items():
             port = free_port()
             rivals.append(Rival(name, port, stack.enter_context(server(kind, port, engine))))
         if not quick:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -41,36 +41,35 @@ class Broken(Exception):
 
 @dataclass(slots=True)
 class Agent:
-    """`number` is unique to it; `minute` gives what counts now; `over` ends it after the episode at hand."""
+    """`number` is unique to it; `episodes` counts those of all agents, which take them in turn, so that those of one
+    group begin one after another; `minute` gives what counts now; `over` ends it after the episode at hand."""
 
     port: int
     number: int
+    episodes: Iterator[int]
     minute: Callable[[], Minute]
     over: asyncio.Event
 
     async def live(self) -> None:
-        dice, episode = random.Random(self.number), 0
+        dice = random.Random(self.number)
         await asyncio.sleep(dice.random() * THINK_S * TURNS)
         while not self.over.is_set():
             try:
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 20)
                 try:
                     while not self.over.is_set():
-                        await self._episode(episode, dice, reader, writer)
-                        episode += 1
+                        await self._episode(next(self.episodes), dice, reader, writer)
                 finally:
                     writer.close()
             except (Broken, OSError, EOFError, ValueError) as error:
                 what = str(error) if isinstance(error, Broken) else type(error).__name__
                 self.minute().errors[what] += 1
-                episode += 1
                 await asyncio.sleep(1)
 
     async def _episode(
         self, episode: int, dice: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        name = f"soak-{self.number}-{episode}"
-        task = f"task-{self.number // GROUP}-{episode}"
+        name, task = f"soak-{episode}", f"task-{episode // GROUP}"
         for turn in range(TURNS):
             began = perf_counter()
             self._send(writer, f"/e/{name}/v1/chat/completions", asked(turn), task)

@@ -1,8 +1,10 @@
-"""What the proxy is measured against: a canned engine that costs next to nothing, and two relays that only relay.
+"""What the proxy is measured against: a canned engine that costs next to nothing, two relays that only relay, and one
+that captures in memory, in the plainest way.
 
     python -m tests.bench.servers engine PORT
     python -m tests.bench.servers asyncio PORT ENGINE_PORT
     python -m tests.bench.servers aiohttp PORT ENGINE_PORT
+    python -m tests.bench.servers keeping PORT ENGINE_PORT
 
 The engine answers every POST with bytes made beforehand: one JSON document, or a stream of ``max_tokens`` events,
 ``seed`` milliseconds apart, when asked for one; ``/tokenize`` gets the prompt of that turn of the `conversation`. They
@@ -17,9 +19,10 @@ import asyncio
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 
 from tests.bench import conversation
 from tests.kit.engine_dialect import Reply, chat_body, chat_events
@@ -31,6 +34,8 @@ HEAD = b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: "
 STREAM_HEAD = HEAD + b"text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 SLOTS = 1024
+KEPT = 1000
+"""The relay that captures has so many of the latest calls in memory."""
 
 
 def stamp() -> int:
@@ -220,22 +225,59 @@ async def asyncio_relay(port: int, engine_port: int) -> asyncio.Server:
     return await asyncio.start_server(serve, "127.0.0.1", port, backlog=4096)
 
 
-async def aiohttp_relay(port: int, engine_port: int) -> object:
-    """What a relay costs that is written in the proxy's own library and does nothing else."""
+class Kept:
+    """What the plainest capture keeps of a call: its messages, and the ids and logprobs of its answer."""
+
+    def __init__(self, body: bytes) -> None:
+        asked = json.loads(body)
+        self.body = json.dumps(asked | {"return_token_ids": True, "logprobs": True}).encode()
+        self.messages = asked["messages"]
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self._streamed = asked.get("stream", False)
+        self._left = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes of the answer; none at its end."""
+        self._left += data
+        if self._streamed:
+            *events, self._left = self._left.split(b"\n\n")
+            for event in events:
+                if event != b"data: [DONE]":
+                    self._keep(event.removeprefix(b"data: "))
+        elif not data:
+            self._keep(self._left)
+
+    def _keep(self, document: bytes) -> None:
+        for choice in json.loads(document)["choices"]:
+            self.ids += choice.get("token_ids") or ()
+            self.logprobs += [token["logprob"] for token in (choice.get("logprobs") or {}).get("content") or ()]
+
+
+async def aiohttp_relay(port: int, engine_port: int, kept: deque[Kept] | None = None) -> object:
+    """What a relay costs that is written in the proxy's own library and does nothing else, or only fills `kept`."""
     from aiohttp import ClientSession, TCPConnector, web
 
     session = ClientSession(connector=TCPConnector(limit=0), auto_decompress=False)
 
     async def serve(request: web.Request) -> web.StreamResponse:
         url = f"http://127.0.0.1:{engine_port}{request.path_qs}"
-        async with session.request(request.method, url, data=await request.read()) as answer:
+        body, call = await request.read(), None
+        if kept is not None and body:
+            kept.append(call := Kept(body))
+            body = call.body
+        async with session.request(request.method, url, data=body) as answer:
             response = web.StreamResponse(
                 status=answer.status, headers={"content-type": answer.headers["content-type"]}
             )
             await response.prepare(request)
             with suppress(ConnectionResetError):  # the client went away
                 async for data in answer.content.iter_any():
+                    if call is not None:
+                        call.feed(data)
                     await response.write(data)
+                if call is not None:
+                    call.feed(b"")
                 await response.write_eof()
             return response
 
@@ -251,6 +293,7 @@ async def main() -> None:
     kind, *ports = sys.argv[1:]
     kinds: dict[str, Callable[..., Awaitable[object]]] = {
         "engine": engine, "asyncio": asyncio_relay, "aiohttp": aiohttp_relay,
+        "keeping": partial(aiohttp_relay, kept=deque(maxlen=KEPT)),
     }  # fmt: skip
     start = kinds[kind]
     server = await start(*map(int, ports))

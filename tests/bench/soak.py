@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import platform
 import statistics
@@ -86,8 +87,8 @@ class Soak:
         self.rows: list[list[str]] = []
 
     async def run(self, agents: int, minutes: float) -> None:
-        over = asyncio.Event()
-        tasks = [asyncio.create_task(Agent(self.proxy.port, n, lambda: self.minutes[-1], over).live())
+        over, episodes = asyncio.Event(), itertools.count()
+        tasks = [asyncio.create_task(Agent(self.proxy.port, n, episodes, lambda: self.minutes[-1], over).live())
                  for n in range(agents)]  # fmt: skip
         end, mark = self.samples[0].at + minutes * 60, len(self.samples) - 1
         while (now := self.samples[-1].at) < end:
