@@ -95,8 +95,11 @@ class Run:
         """Settles with the proxy what the checkpoint holds, and says where the engines are and what they serve."""
         self.progress.resume_at(self.learner.version, self.history.line)
         self.acknowledge()
+        if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
+            self.close_gate()
+            self.push()
         self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
-        self.daemons.open_gate(self.learner.version)
+        self.open_gate()
 
     def loop(self) -> None:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
@@ -195,7 +198,7 @@ class Run:
             if self.history.unsaved:
                 self.history.trained(Entry(name, version, (), leased.daemon, admission.filtered))
                 continue
-            with suppress(Away):
+            with suppress(Away, NotFound, Conflict):  # what comes back of a lost lease holds nothing to train either
                 self.daemons.ack(leased.daemon, name, version, admission.filtered)
             self.keeper.release(leased.daemon, name)
 
@@ -246,14 +249,18 @@ class Run:
 
     def acknowledge(self, *, last: bool = False) -> None:
         """Tells each proxy of every batch of its own that a checkpoint holds. A lease that is gone blocks its episodes
-        instead. What a proxy that is away must hear waits; the `last` time it is waited for, then left to a restart."""
+        instead. What a proxy that is away must hear waits; the `last` time it is waited for once, then left to a
+        restart."""
+        missed: set[str] = set()
         for entry in self.history.unacknowledged:
             try:
-                self.daemons.ack(entry.daemon, entry.batch, entry.version, entry.filtered, last=last)
+                patient = last and entry.daemon not in missed
+                self.daemons.ack(entry.daemon, entry.batch, entry.version, entry.filtered, last=patient)
             except (NotFound, Conflict):
                 self.history.refused(entry)
                 self.progress.say(f"the lease of batch {entry.batch} ran out; its episodes will not be trained again")
             except Away:
+                missed.add(entry.daemon)
                 if last:
                     self.progress.say(f"batch {entry.batch} of {entry.daemon} is trained and saved, which it cannot be "
                                       "told now; the next start does")  # fmt: skip

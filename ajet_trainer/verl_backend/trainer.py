@@ -94,7 +94,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return {}
 
     def on_init_end(self) -> None:
-        self.push()
+        if self.colocated:
+            self.push()
 
     def on_sample_end(self) -> None:
         self.checkpoint_manager.sleep_replicas()

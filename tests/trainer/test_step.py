@@ -105,9 +105,11 @@ def test_a_step_goes_through_its_stations_in_order(setting: Setting) -> None:
 def test_an_engine_that_stands_alone_serves_while_the_trainer_trains(setting: Setting) -> None:
     run = setting.start(colocated=False)
     run.start()
-    assert setting.proxy.upstreams == ("old",)
-    run.step()
     names = setting.instants.names
+    assert names == ["before the gate closes", "before the push", "after the push", "before the gate opens"]
+    assert setting.proxy.upstreams == ("old",)
+    names.clear()
+    run.step()
     assert names.index("after training") < names.index("before the gate closes") < names.index("before the push")
 
 
