@@ -1,9 +1,10 @@
 """Admitted episodes as rows: the arrays that a trainer needs of each sample, and nothing it could get wrong by itself.
 
 A row splits a sample where its first sampled token stands: before it the prompt, from there on the response, in which
-the mask tells sampled tokens from what the environment or a template put between them. Token ids, logprobs and mask are
-the engine's own, copied and never recomputed. Every row carries the reward of its session; how an estimator turns
-rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
+the mask tells sampled tokens from what the environment or a template put between them. It ends with the last sampled
+token: what follows that one teaches nothing, and estimators that go by tokens find the reward at the end. Token ids,
+logprobs and mask are the engine's own, copied and never recomputed. Every row carries the reward of its session; how an
+estimator turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
 
 Next: ajet_trainer/step.py
 """
@@ -74,7 +75,7 @@ def group_name(batch: str, place: int, part: int = 0) -> str:
 
 def to_row(group: str, session: int, index: int, reward: float, sample: Sample) -> Row:
     """One sample with a sampled token as a row."""
-    first = sample.loss_mask.index(1)
+    first, end = sample.loss_mask.index(1), len(sample.loss_mask) - sample.loss_mask[::-1].index(1)
     token_ids = np.asarray(sample.token_ids, dtype=np.int64)
     versions = [version for version, _ in sample.policy_versions]
     return Row(
@@ -82,9 +83,9 @@ def to_row(group: str, session: int, index: int, reward: float, sample: Sample) 
         session=session,
         index=index,
         prompt=token_ids[:first],
-        response=token_ids[first:],
-        mask=np.asarray(sample.loss_mask[first:], dtype=np.int64),
-        logprobs=np.asarray(sample.logprobs[first:], dtype=np.float32),
+        response=token_ids[first:end],
+        mask=np.asarray(sample.loss_mask[first:end], dtype=np.int64),
+        logprobs=np.asarray(sample.logprobs[first:end], dtype=np.float32),
         reward=reward,
         turns=len(sample.calls),
         min_version=min(versions),

@@ -4,6 +4,9 @@ verl writes the actor, then `data.pt` (our history of batches), then the marker 
 which it truncates before it fills it. A crash can so leave a folder without `data.pt`, a `data.pt` cut short, or an
 empty marker. `repair_marker` makes the marker name the newest folder that is whole and removes the broken ones, since
 the step that they belong to will be trained and saved again under the same name.
+
+verl removes old checkpoints before the new one is whole, and knows none of an earlier process. So it keeps two at least
+(`settings`), and `prune` does the rest once a checkpoint is whole.
 """
 
 from __future__ import annotations
@@ -18,12 +21,11 @@ MARKER = "latest_checkpointed_iteration.txt"
 
 def repair_marker(folder: Path) -> int | None:
     """The step that verl will resume from, or None for a start from scratch; `folder` holds ``global_step_N``."""
-    steps = sorted(_step(path) for path in folder.glob("global_step_*") if _step(path) is not None)  # type: ignore[type-var]
-    whole = [step for step in steps if is_whole(folder / f"global_step_{step}")]
+    steps, whole = _steps(folder)
     marked = _marked(folder)
     newest = marked if marked in whole else (whole[-1] if whole else None)
     for step in steps:
-        if step is not None and (newest is None or step > newest):
+        if newest is None or step > newest:
             shutil.rmtree(folder / f"global_step_{step}")
     if newest is None:
         (folder / MARKER).unlink(missing_ok=True)
@@ -34,14 +36,26 @@ def repair_marker(folder: Path) -> int | None:
     return newest
 
 
+def prune(folder: Path, keep: int) -> None:
+    """Leaves the newest `keep` whole checkpoints in `folder`. What goes loses its history first, so that a crash leaves
+    nothing that looks whole."""
+    steps, whole = _steps(folder)
+    for step in steps:
+        if step not in whole[-keep:] and step < max(whole, default=0):
+            (folder / f"global_step_{step}" / "data.pt").unlink(missing_ok=True)
+            shutil.rmtree(folder / f"global_step_{step}")
+
+
 def is_whole(checkpoint: Path) -> bool:
     """True when the history, which is written after everything else, is there to its last byte (torch saves a zip)."""
     return (checkpoint / "actor").is_dir() and zipfile.is_zipfile(checkpoint / "data.pt")
 
 
-def _step(path: Path) -> int | None:
-    number = path.name.removeprefix("global_step_")
-    return int(number) if number.isdigit() else None
+def _steps(folder: Path) -> tuple[list[int], list[int]]:
+    """All steps that have something in `folder`, and those whose checkpoint is whole; both from the oldest on."""
+    names = (path.name.removeprefix("global_step_") for path in folder.glob("global_step_*"))
+    steps = sorted(int(name) for name in names if name.isdecimal())
+    return steps, [step for step in steps if is_whole(folder / f"global_step_{step}")]
 
 
 def _marked(folder: Path) -> int | None:

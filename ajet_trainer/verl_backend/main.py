@@ -7,7 +7,12 @@ the gate opens, and Ray, the workers and vLLM end before this process does.
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import os
+import platform
+import shutil
 import signal
 import tempfile
 import traceback
@@ -15,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from ajet_sdk.errors import AjetError
 from ajet_trainer.config import Config, ConfigError
@@ -61,10 +66,13 @@ def run(config: Config, say: Callable[[str], None]) -> None:
     log = Path(config.run_dir) / "verl.log"
     try:
         progress = Progress(config.run_dir, config.total_steps, say)
+        held = hold(progress.run_dir)
         opened = log.open("a", buffering=1)
+    except BlockingIOError:
+        raise ConfigError(f"another trainer is at work in run_dir {config.run_dir!r}", param="run_dir") from None
     except OSError as error:
         raise ConfigError(f"run_dir {config.run_dir!r} cannot be written to: {error}", param="run_dir") from error
-    with opened as file, redirect_stdout(file), redirect_stderr(file):
+    with held, opened as file, redirect_stdout(file), redirect_stderr(file):
         try:
             assemble(config, progress, stop)
         except AjetError:
@@ -77,6 +85,19 @@ def run(config: Config, say: Callable[[str], None]) -> None:
             progress.phase("failed", quiet=True)
             traceback.print_exc(file=file)
             raise TrainingFailed(f"{first_words(error)} (more in {log})") from error
+
+
+def hold(run_dir: Path) -> IO[str]:
+    """A lock on `run_dir` for as long as what this returns is open; `BlockingIOError` if another process has it. A
+    record lock, since children that outlive a killed run must not have it; file systems without locks go without."""
+    file = (run_dir / "lock").open("a")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            file.close()
+            raise BlockingIOError(error.errno, "locked") from None
+    return file
 
 
 def first_words(error: Exception) -> str:
@@ -96,11 +117,12 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
     env = environment(device)
     os.environ.update(env)
     from ajet_trainer.verl_backend import settings
-    from ajet_trainer.verl_backend.checkpoints import repair_marker
+    from ajet_trainer.verl_backend.checkpoints import prune, repair_marker
     from ajet_trainer.verl_backend.cluster import cluster, note_processes
     from ajet_trainer.verl_backend.trainer import AjetTrainer
 
     repair_marker(settings.checkpoints(config))
+    prune(settings.checkpoints(config), config.keep_checkpoints)
     with weights_folder(config) as folder:
         tree = settings.compose(config, device, folder)
         register_replica(device, folder)
@@ -108,7 +130,8 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
         with cluster(tree, device, env, progress.run_dir):
             stop.install()
             trainer = AjetTrainer(
-                tree, push_timeout_s=config.push_timeout_s, engine_urls=config.engine_urls, folder=folder
+                tree, push_timeout_s=config.push_timeout_s, keep_checkpoints=config.keep_checkpoints,
+                engine_urls=config.engine_urls, folder=folder,
             )
             progress.phase("loading the model and launching vLLM" if folder is None else "loading the model")
             trainer.init()
@@ -157,14 +180,23 @@ def register_replica(device: str, folder: Path | None) -> None:
 
 @contextmanager
 def weights_folder(config: Config) -> Iterator[Path | None]:
-    """Where weights travel in the attached placement; None in the hybrid one. A folder of ours goes with us."""
+    """Where weights travel in the attached placement; None in the hybrid one. It is a folder of this run's own, which
+    goes with it; what a killed run left goes with the next."""
     if config.placement == "hybrid":
         yield None
-    elif config.weights_dir:
-        folder = Path(config.weights_dir).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        yield folder
+        return
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    parent = Path(config.weights_dir or shared).absolute()
+    run = f"{platform.node()}:{Path(config.run_dir).absolute()}"
+    name = f"ajet-weights-{hashlib.sha256(run.encode()).hexdigest()[:16]}"
+    for left in parent.glob(f"{name}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if config.weights_dir:
+        folder = parent / name
+        folder.mkdir(parents=True)
     else:
-        shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        with tempfile.TemporaryDirectory(prefix="ajet-weights-", dir=shared) as name:
-            yield Path(name)
+        folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

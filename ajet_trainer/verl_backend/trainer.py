@@ -5,8 +5,8 @@ says where the data comes from (rows that `ajet_trainer.step` hands over, put in
 what stands in for a dataset in a checkpoint (the history of batches, so that both are saved and restored together), how
 weights reach the engine, and what one episode weighs when it came apart into several rows.
 
-Invariant: a step trains exactly the rows it was given, in ``len(groups) / ppo_mini_batch_size`` optimizer updates,
-however many rows the episodes split into.
+Invariant: a step trains exactly the rows it was given, in at most ``len(groups) / ppo_mini_batch_size`` optimizer
+updates (fewer where the rows do not divide into so many), however many rows the episodes split into.
 
 Next: the gradient.
 """
@@ -35,11 +35,15 @@ from verl.workers.utils.padding import response_to_nested
 from ajet_trainer.advantage import one_row_a_session, row_weights
 from ajet_trainer.batch import Row
 from ajet_trainer.verl_backend import queue, weights
+from ajet_trainer.verl_backend.checkpoints import prune
 
 GROUPED = (
     "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
 )  # fmt: skip
 """Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
+
+MEANS = {"sapo": "seq-mean-token-mean"}
+"""Losses of verl that are a mean of their own, whatever ``loss_agg_mode`` says."""
 
 
 class Leases:
@@ -60,7 +64,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else."""
 
     def __init__(
-        self, config: DictConfig, *, push_timeout_s: float, engine_urls: Sequence[str] = (), folder: Path | None = None
+        self, config: DictConfig, *, push_timeout_s: float, keep_checkpoints: int, engine_urls: Sequence[str] = (),
+        folder: Path | None = None,
     ) -> None:
         self._enable_hybrid_replicas = folder is None
         super().__init__(config)
@@ -69,6 +74,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._folder = folder
         self._engine_urls = tuple(engine_urls)
         self._push_timeout_s = push_timeout_s
+        self._keep_checkpoints = keep_checkpoints
         self._updates = max(1, config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size)
         self._tracking: Tracking | None = None
 
@@ -104,9 +110,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.push()
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        padded = any(tag.get("is_padding", False) for tag in batch.tags)
         batch = super()._compute_advantage(batch, metrics)
         rows, places = one_row_a_session(batch.keys)
-        if len(rows) < len(batch.keys):
+        if padded or len(rows) < len(batch.keys):
             self._weigh_episodes(batch, rows, places)
         return batch
 
@@ -153,9 +160,11 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return queue.plain(metrics)
 
     def save(self, history: Mapping[str, Any]) -> None:
-        """verl's checkpoint with `history` in it; verl writes its latest-checkpoint marker last."""
+        """verl's checkpoint with `history` in it, then no more old ones than there are to be; verl writes its
+        latest-checkpoint marker last."""
         self.train_dataloader.history = history
         self._save_checkpoint()
+        prune(Path(self.config.trainer.default_local_dir), self._keep_checkpoints)
 
     def push(self) -> None:
         if self._folder is None:
@@ -174,17 +183,21 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _fit_to(self, rows: Sequence[Row]) -> None:
         """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in shares of the batch.
 
-        A mini-batch is rounded up to what the data-parallel processes can share; verl fills up with masked rows.
+        A mini-batch is rounded up to what the data-parallel processes can share; verl fills up with masked rows, which
+        are a group by themselves, and Pass@k takes no group of one.
         """
         processes = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
         share = math.ceil(len(rows) / self._updates / processes) * processes
+        while self.config.algorithm.adv_estimator == "grpo_passk" and -len(rows) % share == 1:
+            share += processes
         with open_dict(self.config):
             self.config.data.train_batch_size = len({row.group for row in rows})
             self.config.actor_rollout_ref.actor.ppo_mini_batch_size = share
             self.config.critic.ppo_mini_batch_size = share
 
     def _weigh_episodes(self, batch: KVBatchMeta, rows: Sequence[int], places: Sequence[int]) -> None:
-        """Advantages of a batch in which a session has several rows; see `ajet_trainer.advantage`."""
+        """Advantages of a batch in which a session has several rows, or none as verl's padding; see
+        `ajet_trainer.advantage`."""
         fields = ["uid", "response_mask", "rm_scores", "token_level_rewards", "advantages", "returns"]
         stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         lengths = stored["response_mask"]
@@ -195,7 +208,9 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if self.config.algorithm.adv_estimator in GROUPED:
             self._advantage_by_session(data, rows, places)
         trained = data.batch["response_mask"].sum(dim=-1).tolist()
-        factors = row_weights(self.config.actor_rollout_ref.actor.loss_agg_mode, batch.keys, trained)
+        actor = self.config.actor_rollout_ref.actor
+        mode = MEANS.get(actor.policy_loss.loss_mode, actor.loss_agg_mode)
+        factors = row_weights(mode, batch.keys, trained)
         if factors is not None:
             data.batch["advantages"] = data.batch["advantages"] * torch.from_numpy(factors).unsqueeze(-1)
         changed = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}

@@ -22,6 +22,17 @@ def test_a_row_splits_at_the_first_sampled_token_and_copies_the_rest() -> None:
     assert list(row.prompt) + list(row.response) == list(one.token_ids)
 
 
+def test_a_row_ends_with_its_last_sampled_token() -> None:
+    one = sample("e/0", turns=2)
+    shown = len(one.loss_mask)
+    longer = replace(
+        one, token_ids=(*one.token_ids, 7, 8), loss_mask=(*one.loss_mask, 0, 0), logprobs=(*one.logprobs, 0.0, 0.0)
+    )
+    row, same = to_row("g", 0, 0, 1.0, longer), to_row("g", 0, 0, 1.0, one)
+    assert row.mask[-1] == 1 and row.tokens == shown
+    assert row.response.tolist() == same.response.tolist() and row.logprobs.tolist() == same.logprobs.tolist()
+
+
 def test_rows_are_named_by_group_session_and_sample_and_carry_the_episodes_reward() -> None:
     groups = [Group("t", (episode("a", 1.0, samples=2), episode("b", 0.0))), Group("u", (episode("c", 0.5),))]
     rows = to_rows("batch_1", groups)

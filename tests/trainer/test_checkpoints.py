@@ -3,7 +3,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
-from ajet_trainer.verl_backend.checkpoints import MARKER, repair_marker
+from ajet_trainer.verl_backend.checkpoints import MARKER, prune, repair_marker
 
 
 def checkpoint(folder: Path, step: int, *, history: bytes | None = None, marker: bool = True) -> None:
@@ -61,3 +61,21 @@ def test_only_broken_checkpoints_are_a_start_from_scratch(tmp_path: Path) -> Non
     (tmp_path / "global_step_notes").mkdir()
     assert repair_marker(tmp_path) is None
     assert names(tmp_path) == ["global_step_notes"]
+
+
+def test_only_the_newest_whole_checkpoints_stay(tmp_path: Path) -> None:
+    for step in (2, 4, 6, 8, 10):
+        checkpoint(tmp_path, step, history=b"" if step == 8 else None)
+    (tmp_path / "global_step_notes").mkdir()
+    prune(tmp_path, 2)
+    assert names(tmp_path) == ["global_step_10", "global_step_6", "global_step_notes", MARKER]
+    prune(tmp_path, 1)
+    assert names(tmp_path) == ["global_step_10", "global_step_notes", MARKER]
+    assert repair_marker(tmp_path) == 10
+
+
+def test_without_a_whole_checkpoint_nothing_goes(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 4, history=b"")
+    prune(tmp_path, 1)
+    prune(tmp_path / "none", 1)
+    assert names(tmp_path) == ["global_step_4", MARKER]

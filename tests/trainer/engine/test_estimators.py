@@ -60,8 +60,11 @@ def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **o
 
     from ajet_trainer.verl_backend import queue, settings, trainer
 
-    verl = {f"algorithm.{name}": value for name, value in options.items() if name != "mode"}
-    verl["actor_rollout_ref.actor.loss_agg_mode"] = options.get("mode", "token-mean")
+    actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode"}
+    verl = {
+        f"actor_rollout_ref.actor.{actor[name]}" if name in actor else f"algorithm.{name}": value
+        for name, value in options.items()
+    }
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
     memory = MemoryQueue()
@@ -70,7 +73,8 @@ def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **o
     queue.put(rows, 1)
     from transfer_queue import KVBatchMeta
 
-    batch = KVBatchMeta(keys=[row.key for row in rows], tags=[{} for _ in rows], partition_id="train")
+    batch = KVBatchMeta(keys=[row.key for row in rows], tags=[{"is_padding": not row.sampled} for row in rows],
+                        partition_id="train")  # fmt: skip
     for row in rows:
         memory.rows[row.key]["old_log_probs"] = memory.rows[row.key]["rollout_log_probs"]
     made._compute_advantage(batch, {})
@@ -113,6 +117,50 @@ def test_a_group_baseline_counts_episodes(
     assert any(value != 0 for values in one.values() for value in values)
     for name, values in one.items():
         assert two[name] == pytest.approx(values, rel=1e-4, abs=1e-6), name
+
+
+def padding(number: int) -> Row:
+    """A row such as verl fills up a batch with."""
+    import numpy as np
+
+    one, zero = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    nothing = np.zeros(1, dtype=np.float32)
+    return Row("pad", number, 0, one, one, zero, nothing, reward=0.0, turns=0, min_version=0, max_version=0)
+
+
+@pytest.mark.parametrize(("options", "factor"), [
+    ({"mode": "token-mean"}, 1.0), ({"mode": "seq-mean-token-sum"}, 11 / 8), ({"mode": "seq-mean-token-mean"}, 11 / 8),
+    ({"mode": "token-mean", "loss": "sapo"}, 11 / 8),
+])  # fmt: skip
+def test_padding_does_not_dilute_a_mean_over_sequences(
+    options: dict[str, str], factor: float, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    rows = group(False)
+    plain = advantages(monkeypatch, tiny, rows, adv_estimator="rloo", **options)
+    filled = advantages(monkeypatch, tiny, [*rows, *map(padding, range(3))], adv_estimator="rloo", **options)
+    for row in rows:
+        assert filled[row.key] == pytest.approx([factor * value for value in plain[row.key]], rel=1e-5)
+    assert filled["pad_0_0"] == [0.0]
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "grpo_passk"])
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_pass_at_k_is_never_given_one_row_of_padding(
+    estimator: str, processes: int, tiny: Path, verl_here: None
+) -> None:
+    from ajet_trainer.verl_backend import settings, trainer
+
+    made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
+    verl = {"algorithm.adv_estimator": estimator, "trainer.n_gpus_per_node": processes}
+    made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
+    filled = set()
+    for made._updates in (1, 2, 3):
+        for count in range(1, 40):
+            made._fit_to((group(False) * 5)[:count])
+            share = made.config.actor_rollout_ref.actor.ppo_mini_batch_size
+            assert share % processes == 0
+            filled.add(-count % share)
+    assert (1 in filled) == (estimator == "grpo")
 
 
 def test_an_agent_is_held_against_itself(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ajet_trainer.verl_backend.main import first_words
+from ajet_trainer.config import Config
+from ajet_trainer.verl_backend.main import first_words, hold, weights_folder
 from tests.kit.ports import free_port
 from tests.kit.trainer_process import TRAINER
 
@@ -38,6 +40,47 @@ def test_a_run_folder_that_cannot_be_written_to_is_named(tmp_path: Path) -> None
     assert err.startswith(f"ajet-trainer: run_dir '{tmp_path}/file/run' cannot be written to: ")
 
 
+def test_one_trainer_at_a_time_works_in_a_run_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with hold(tmp_path / "run"):
+        status, out, err = run(tmp_path)
+    assert (status, out) == (2, "")
+    assert err == f"ajet-trainer: another trainer is at work in run_dir '{tmp_path}/run'\n"
+    assert not (tmp_path / "run" / "phase.json").exists()
+    with hold(tmp_path / "run"):
+        pass
+
+
+def test_weights_travel_in_a_folder_of_the_runs_own(tmp_path: Path) -> None:
+    shared, models = tmp_path / "shared", tmp_path / "shared" / "5"
+    models.mkdir(parents=True)
+    config = Config(
+        model="m", run_dir=str(tmp_path / "run"), placement="attached", engine_urls=("http://e",),
+        weights_dir=str(shared),
+    )
+    with weights_folder(config) as folder, weights_folder(replace(config, run_dir="other")) as other:
+        assert folder is not None and other is not None
+        assert folder.parent == other.parent == shared and folder != other
+        (folder / "6").mkdir()
+    assert [path.name for path in shared.iterdir()] == ["5"]
+    folder.mkdir()
+    (folder / "left by a killed run").touch()
+    with weights_folder(config) as again:
+        assert again == folder and not list(folder.iterdir())
+    with weights_folder(replace(config, placement="hybrid", engine_urls=(), weights_dir="")) as none:
+        assert none is None
+
+
+def test_what_a_killed_run_left_in_shared_memory_goes_with_the_next(tmp_path: Path) -> None:
+    config = Config(model="m", run_dir=str(tmp_path / "run"), placement="attached", engine_urls=("http://e",))
+    with weights_folder(config) as first:
+        assert first is not None and first.stat().st_mode & 0o777 == 0o700
+        (first / "1").mkdir()
+        with weights_folder(config) as second:
+            assert second is not None and second != first and not first.exists()
+    assert not second.exists()
+
+
 def test_an_error_is_said_in_one_line() -> None:
     assert first_words(RuntimeError("it broke\nhere")) == "it broke"
     assert first_words(RuntimeError("Error in call to target:\nno such model\nkey: m")) == (
@@ -57,7 +100,7 @@ def test_an_error_is_said_in_one_line() -> None:
     ],
 )
 def test_an_unknown_key_of_verl_names_the_nearest(verl: dict[str, object], words: str, verl_here: None) -> None:
-    from ajet_trainer.config import Config, ConfigError
+    from ajet_trainer.config import ConfigError
     from ajet_trainer.verl_backend.settings import compose
 
     with pytest.raises(ConfigError, match=words):
@@ -65,7 +108,6 @@ def test_an_unknown_key_of_verl_names_the_nearest(verl: dict[str, object], words
 
 
 def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.config import Config
     from ajet_trainer.verl_backend.settings import compose
 
     verl = {
@@ -88,7 +130,6 @@ def test_a_gpu_host_keeps_verls_own_defaults(verl_here: None) -> None:
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
-    from ajet_trainer.config import Config
     from ajet_trainer.verl_backend.settings import compose, everywhere, on_cpu
 
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
