@@ -27,10 +27,11 @@ def application(config: Config, keys: Keys, *around: Any) -> web.Application:
 
 
 def runner(config: Config, served: web.Application) -> Runner:
-    """What serves an application, with the limits of `config`."""
+    """What serves an application, with the limits of `config`. aiohttp waits twice for the shutdown's time: for the
+    handlers, and for them once more after it has cut off their requests' bodies."""
     return Runner(
         served, patience_s=config.client_timeout, handler_cancellation=True, access_log=None,
-        shutdown_timeout=config.drain_s, max_line_size=config.max_header, max_field_size=config.max_header,
+        shutdown_timeout=config.drain_s / 2, max_line_size=config.max_header, max_field_size=config.max_header,
         keepalive_timeout=75.0, logger=http_logger,
     )
 

@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from ajet_proxy import front
-from ajet_proxy.config import Config, ConfigError
+from ajet_proxy.config import Config
 from ajet_proxy.core.keys import Keys
 from ajet_proxy.io.audit import audited
 from ajet_proxy.io.channel import Channel
@@ -82,8 +82,8 @@ class Worker:
     ) -> None:
         try:
             await self._listen(Config(**settings), facts, addresses, control)
-        except (OSError, ConfigError) as error:
-            self._channel.tell("failed", str(error))
+        except Exception as error:  # whatever it is, this process serves nobody, and its log line is the daemon's
+            self._channel.tell("failed", str(error) or type(error).__name__)
             self.over.set()
         else:
             self._channel.tell("listening")

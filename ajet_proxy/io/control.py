@@ -119,8 +119,6 @@ class Control:
             answer = await self._ask(http, request)
             if route.name == "open_episode":
                 http[SUBJECT] = (answer.body or {}).get("episode", "")
-            if route.name == "policy":
-                self._gate.changed()
             return _response(answer)
 
         return handle
@@ -196,7 +194,6 @@ class Control:
         wanted = parse(routes.GateClose, request.body)
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
-        self._gate.changed()
         if self._settings.pauses:
             await self._engine_control.pause(self._engines.all())
         elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S)):
@@ -216,7 +213,6 @@ class Control:
         await self._store.commit(answer.events)
         if self._workers is not None:
             await self._workers.told()
-        self._gate.changed()
         faults: list[str] = []
         if self._settings.pauses:
             faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)

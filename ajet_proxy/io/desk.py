@@ -24,7 +24,16 @@ from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.episode import takes
-from ajet_proxy.core.events import CallFinished, EpisodeDiscarded, EpisodeOpened, EpisodesArchived, EpisodeSealed, Event
+from ajet_proxy.core.events import (
+    CallFinished,
+    EpisodeDiscarded,
+    EpisodeOpened,
+    EpisodesArchived,
+    EpisodeSealed,
+    Event,
+    GateOpened,
+    PolicyAnnounced,
+)
 from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
@@ -261,7 +270,8 @@ class LedgerDesk:
     async def end(self, endings: Sequence[Ending]) -> None:
         *first, last = endings
         self.lose(first)
-        await self._store.commit(self._decide(last))
+        if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
+            await self._store.commit(events)
 
     def lose(self, endings: Sequence[Ending]) -> None:
         for ending in endings:  # one by one, because each changes what the next one means
@@ -290,8 +300,8 @@ class LedgerDesk:
         return () if known is None else known.complete(model, agent)
 
     def _heard(self, events: Sequence[Event]) -> None:
-        """Nothing goes on in an episode that has ended, what runs in one that is discarded ends with it, and names know
-        what is in memory."""
+        """Nothing goes on in an episode that has ended, what runs in one that is discarded ends with it, names know
+        what is in memory, and who waits at the gate looks again when it opens or an engine is announced."""
         for event in events:
             if isinstance(event, EpisodeOpened):
                 self._names.opened(event.episode, event.identified_by)
@@ -300,6 +310,8 @@ class LedgerDesk:
                     self._names.left(episode)
             elif isinstance(event, EpisodeSealed | EpisodeDiscarded):
                 self._memory.forget(self._store.ledger.episodes[event.episode].calls)
+            elif isinstance(event, GateOpened | PolicyAnnounced):
+                self._gate.changed()
             if isinstance(event, EpisodeDiscarded) and not event.models:
                 self._under_way.end(event.episode)
 

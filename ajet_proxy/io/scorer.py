@@ -6,6 +6,7 @@ call that is lost and never an error: the agent's answer does not depend on it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -19,6 +20,9 @@ from ajet_proxy.io.upstream import EngineRequest, Upstream
 from ajet_sdk.errors import AjetError
 
 logger = logging.getLogger(__name__)
+
+LIMIT_S = 60.0
+"""The end of the agent's answer waits for it."""
 
 
 class Scorer:
@@ -36,11 +40,12 @@ class Scorer:
         model = self._request.model or choice.model
         body = scoring.question(choice, model=model, salt=self._salt)
         try:
-            answer = await self._upstream.send(replace(self._request, target=scoring.TARGET, body=body))
-            try:
-                told = await answer.read()
-            finally:
-                answer.close()
+            async with asyncio.timeout(LIMIT_S):
+                answer = await self._upstream.send(replace(self._request, target=scoring.TARGET, body=body))
+                try:
+                    told = await answer.read()
+                finally:
+                    answer.close()
         except (AjetError, aiohttp.ClientError, TimeoutError) as error:
             logger.warning("a call of model %s was not scored: %s", model, error)
             return Lost(choice.index, NOT_SCORED)

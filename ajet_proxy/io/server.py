@@ -7,6 +7,7 @@ it may hold a key.
 A client that opens a connection and does not finish the head of a request, or that stops reading its answer, costs
 memory, and the latter keeps a gate from draining. Both are cut off after `patience_s`. For reading that is measured
 where it is felt, between the transport's call to pause and its call to resume, so a client that reads costs nothing.
+Who reads a large answer slowly is left in peace while `PROGRESS` of it goes out in each `patience_s`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from ajet_proxy.io.errors import error_response
 from ajet_sdk.errors import AjetError, BadRequest
+
+PROGRESS = 1 << 20
+"""Bytes."""
 
 
 class Runner(web.AppRunner):
@@ -53,7 +57,7 @@ class _Server(web.Server):
 
 
 class _Connection(web.RequestHandler):
-    __slots__ = ("_deadline", "patience_s", "stalled")
+    __slots__ = ("_deadline", "_unsent", "patience_s", "stalled")
     patience_s: float
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -67,8 +71,7 @@ class _Connection(web.RequestHandler):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._deadline.cancel()
-        self._deadline = self._loop.call_later(self.patience_s, self._unread)
+        self._watch()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -79,10 +82,23 @@ class _Connection(web.RequestHandler):
         if not self._request_count:
             self.force_close()
 
+    def _watch(self) -> None:
+        """Give the client its time to read on."""
+        self._deadline.cancel()
+        self._unsent = self._waiting()
+        self._deadline = self._loop.call_later(self.patience_s, self._unread)
+
     def _unread(self) -> None:
+        if self._waiting() <= self._unsent - PROGRESS:
+            self._watch()
+            return
         self.stalled = True
         if isinstance(self.transport, asyncio.Transport):
             self.transport.abort()
+
+    def _waiting(self) -> int:
+        """Bytes that the client has not read."""
+        return self.transport.get_write_buffer_size() if isinstance(self.transport, asyncio.Transport) else 0
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

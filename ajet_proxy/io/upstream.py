@@ -19,6 +19,7 @@ import hashlib
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any, cast
 
 import aiohttp
@@ -36,6 +37,9 @@ from ajet_sdk.routes import HEADER_PREFIX
 
 KEEPALIVE_S = 4.0
 COOLDOWN_S = 10.0
+AT_ONCE_S = 2.0
+"""A connection that breaks later than this after its request was not closed for being idle: the engine may have worked
+on the request."""
 HOP_BY_HOP = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
     "transfer-encoding", "upgrade",
@@ -74,6 +78,7 @@ class Way(asyncio.BaseProtocol):
     def listen(self) -> None:
         """A request is written: nothing came back to it yet."""
         self.heard = False
+        self.since = monotonic()
         self.content: aiohttp.StreamReader | None = None
         """The body of the answer that comes."""
         self._told: Callable[[], None] | None = None
@@ -220,6 +225,8 @@ class Upstream:
         except aiohttp.ClientConnectionError as error:
             way = _WAY.get()
             if way is None or way.heard or not way.reused or isinstance(error, TimeoutError):
+                raise
+            if monotonic() - way.since > AT_ONCE_S:
                 raise
         self._metrics.inc("ajet_upstream_retries_total")
         return await self._request(self._fresh, url, request)

@@ -242,6 +242,8 @@ class Workers:
 
         def ready(problem: str | None = None) -> None:
             slot.listening = problem is None
+            if slot.ready.done() and problem is not None:
+                logger.error("worker %d cannot serve: %s", slot.number, problem)
             if not slot.ready.done():
                 if problem is None:
                     slot.ready.set_result(None)

@@ -15,7 +15,7 @@ from ajet_proxy.core.identity import identify
 from ajet_proxy.core.keys import EVERYTHING
 from ajet_proxy.io.desk import Asking, Gone
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, EngineError
-from ajet_sdk.routes import Abort
+from ajet_sdk.routes import Abort, GateOpen
 from tests.proxy.io.front import Front, leave, until
 
 
@@ -49,6 +49,22 @@ async def test_whoever_leaves_leaves_no_call_running(error: BaseException | None
     assert losses(front) == [(begun.calls[0], "truncated"), (begun.calls[1], reason)]
     assert front.gate.in_flight == 0
     assert front.desk._under_way._of == {}
+
+
+async def test_who_waits_comes_in_when_the_ledger_says_that_the_gate_is_open() -> None:
+    """Whatever becomes of who opened it, who may not live to hear the answer."""
+    front = Front("http://engine")
+    front.close_gate()
+
+    async def ask() -> None:
+        async with front.desk.begin(asking(), nobody):
+            assert front.gate.in_flight == 1
+
+    asked = asyncio.get_running_loop().create_task(ask())
+    await until(lambda: front.gate.waiting == 1)
+    front.store.post(front.store.ledger.gate_open(GateOpen(1), at=0.0))
+    async with asyncio.timeout(10):
+        await asked
 
 
 async def test_a_request_that_gives_up_at_the_gate_began_nothing() -> None:

@@ -9,6 +9,7 @@ import pytest
 from multidict import CIMultiDict
 
 from ajet_proxy.core.call import Captured, Lost, Unscored
+from ajet_proxy.io import scorer as module
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
@@ -21,10 +22,12 @@ CHOICE = Unscored(0, "stub", (1, 2, 3), (7, 8, 9), "stop")
 DEAD = "http://127.0.0.1:9"
 
 
-async def scored(url: str, *, model: str = "stub", salt: Any = None) -> tuple[Captured | Lost, Metrics]:
+async def scored(
+    url: str, *, model: str = "stub", salt: Any = None, read_timeout: float = 0.5
+) -> tuple[Captured | Lost, Metrics]:
     metrics = Metrics()
     engines = Engines({"": (url,)}, lambda _: (), dict)
-    upstream = Upstream(engines, clock=Clock(), metrics=metrics, connect_timeout=5.0, read_timeout=0.5)
+    upstream = Upstream(engines, clock=Clock(), metrics=metrics, connect_timeout=5.0, read_timeout=read_timeout)
     headers = CIMultiDict({"Content-Type": "application/json", "X-Site": "north"})
     request = EngineRequest("POST", "/v1/responses?x=1", headers, b"{}", model, "ep-1")
     await upstream.start()
@@ -59,6 +62,14 @@ async def test_an_engine_that_does_not_score_costs_a_call_and_no_error(kind: str
         outcome, _ = await scored(stub.url)
     assert outcome == Lost(0, "not_scored")
     assert (await scored(DEAD))[0] == Lost(0, "not_scored")
+
+
+async def test_an_engine_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LIMIT_S", 0.2)
+    async with EngineStub() as stub:
+        stub.faults.append(Fault("hang"))
+        outcome, _ = await scored(stub.url, read_timeout=0)
+    assert outcome == Lost(0, "not_scored")
 
 
 async def test_why_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

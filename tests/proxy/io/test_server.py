@@ -9,6 +9,9 @@ import json
 import pytest
 from aiohttp import web
 
+from ajet_proxy import front
+from ajet_proxy.config import Config
+from ajet_proxy.io import server
 from ajet_proxy.io.server import Runner
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.front import Front
@@ -92,6 +95,40 @@ async def test_a_client_in_good_time_is_left_alone() -> None:
         writer.close()
 
 
+async def large(_: web.Request) -> web.Response:
+    """An engine whose answer is more than sockets hold."""
+    return web.Response(body=b"x" * (24 << 20))
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_client_that_reads_slowly_gets_all_of_a_large_answer(
+    reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "PROGRESS", 1 << 16)
+    engine = web.Application()
+    engine.router.add_get("/v1/files/large", large)
+    runner = web.AppRunner(engine)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    got = 0
+    async with Front(f"http://127.0.0.1:{runner.addresses[0][1]}", client_timeout=1.0) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
+        writer.write(b"GET /v1/files/large HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        began = asyncio.get_running_loop().time()
+        if not reads:
+            await asyncio.sleep(2.5)
+        with contextlib.suppress(ConnectionError):
+            while got < 24 << 20 and (data := await reader.read(1 << 20)):
+                got += len(data)
+                await asyncio.sleep(0.02 if reads else 0)
+        assert (got == 24 << 20) is reads
+        assert asyncio.get_running_loop().time() - began > 1.0
+        writer.close()
+    await runner.cleanup()
+
+
 async def endless(http: web.Request) -> web.StreamResponse:
     """An engine whose stream never ends."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -120,3 +157,24 @@ async def test_a_client_that_stops_reading_is_cut_off_and_lets_the_gate_drain() 
         assert front.lost == ["stalled"]
         writer.close()
     await runner.cleanup()
+
+
+async def test_a_request_that_does_not_end_is_waited_for_once() -> None:
+    async def hang(_: web.Request) -> web.Response:
+        await asyncio.sleep(100)
+        raise AssertionError
+
+    served = web.Application()
+    served.router.add_get("/", hang)
+    made = front.runner(Config(drain_s=4.0), served)
+    await made.setup()
+    await web.TCPSite(made, "127.0.0.1", 0).start()
+    host, port = made.addresses[0]
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    await asyncio.sleep(0.2)
+    began = asyncio.get_running_loop().time()
+    await made.cleanup()
+    assert 3.9 <= asyncio.get_running_loop().time() - began < 7.5, "twice as long is what systemd does not wait for"
+    assert await reader.read() == b""
+    writer.close()

@@ -13,10 +13,19 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
+from ajet_proxy.io import upstream as module
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.upstream import COOLDOWN_S, WATCH, EngineRequest, Upstream, request_headers, response_headers
+from ajet_proxy.io.upstream import (
+    AT_ONCE_S,
+    COOLDOWN_S,
+    WATCH,
+    EngineRequest,
+    Upstream,
+    request_headers,
+    response_headers,
+)
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -182,6 +191,17 @@ async def test_a_reused_connection_that_ends_without_a_byte_is_tried_once_more(m
         retries = list(counted(metrics, "ajet_upstream_retries_total"))
         expected = ["ajet_upstream_retries_total 1" if method == "POST" else "ajet_upstream_retries_total 0"]
         assert retries == expected, "aiohttp repeats a GET itself"
+
+
+async def test_what_an_engine_may_have_worked_on_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((0.0, 0.0, 10.0, 10.0 + AT_ONCE_S + 0.1))
+    monkeypatch.setattr(module, "monotonic", lambda: next(times))
+    async with engine("answer", "close", "answer") as (url, connections), upstream(url) as (made, metrics):
+        assert await answer(made) == b"ok"
+        with pytest.raises(EngineError):
+            await answer(made, ask(body=b"{}"))
+        assert [len(seen) for seen in connections] == [2]
+        assert list(counted(metrics, "ajet_upstream_retries_total")) == ["ajet_upstream_retries_total 0"]
 
 
 @pytest.mark.parametrize("how", ["half", "half reset"])
