@@ -32,6 +32,7 @@ def everywhere(config: Config) -> dict[str, Any]:
         "data.train_batch_size": config.groups,
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.groups,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(16384, config.max_tokens),
+        "actor_rollout_ref.actor.loss_scale_factor": config.max_tokens,
         "actor_rollout_ref.actor.data_loader_seed": config.seed,
         "actor_rollout_ref.rollout.seed": config.seed,
         "actor_rollout_ref.rollout.name": "vllm",
