@@ -21,6 +21,19 @@ FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kw
 GROUPS = ("model_engine",)
 """Keys that choose among verl's configuration files and so must be known before these are read."""
 UNLIMITED = 1_000_000_000
+NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
+OURS = {
+    "actor_rollout_ref.rollout.n": "set group_size in [trainer]",
+    "data.train_batch_size": "set groups in [trainer]",
+    "trainer.default_local_dir": "set run_dir in [trainer]",
+    "trainer.resume_mode": "a run goes on from its last checkpoint; for a new one set another run_dir in [trainer]",
+    "trainer.resume_from_path": "a run goes on from its last checkpoint; set run_dir in [trainer] to the run's folder",
+    "actor_rollout_ref.actor.checkpoint.async_save": NOT_ASYNC,
+    "critic.checkpoint.async_save": NOT_ASYNC,
+    "trainer.v1.trainer_mode": "the trainer is ajet's own; where its engines run is placement in [trainer]",
+    "transfer_queue.enable": "batches reach verl's workers through TransferQueue",
+}
+"""Keys on which it rests that batches are whole and trained once, and what to do instead of setting them."""
 
 
 def everywhere(config: Config) -> dict[str, Any]:
@@ -123,8 +136,12 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     for layer in layers:
         for name, value in layer.items():
             OmegaConf.update(tree, name, value, force_add=True)
+    ours = {name: OmegaConf.select(tree, name) for name in OURS}
     apply(tree, {name: value for name, value in config.verl.items() if name not in GROUPS})
     OmegaConf.resolve(tree)
+    for name, value in ours.items():
+        if OmegaConf.select(tree, name) != value:
+            raise ConfigError(f"{name} is not to be changed: {OURS[name]}", param=name)
     return tree
 
 
