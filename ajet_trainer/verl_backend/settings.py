@@ -142,6 +142,7 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     for name, value in ours.items():
         if OmegaConf.select(tree, name) != value:
             raise ConfigError(f"{name} is not to be changed: {OURS[name]}", param=name)
+    check(tree)
     return tree
 
 
@@ -157,6 +158,35 @@ def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"verl has no key {key!r}{nearest(key, names)} (write '+{key}' to add it all the same)", param=key
             ) from None
+
+
+def check(tree: DictConfig) -> None:
+    """Raises `ConfigError` where verl would fail late, or train something else than what was asked for."""
+    name, groups = "actor_rollout_ref.actor.ppo_mini_batch_size", tree.data.train_batch_size
+    size = OmegaConf.select(tree, name)
+    if type(size) is not int or not 0 < size <= groups:
+        raise ConfigError(f"{name} is how many groups an update has: from 1 to {groups}, not {size!r}", param=name)
+    if tree.trainer.total_training_steps == UNLIMITED:
+        check_schedule("actor_rollout_ref.actor.optim", tree.actor_rollout_ref.actor.optim)
+        check_schedule("critic.optim", tree.critic.optim)
+
+
+def check_schedule(name: str, optim: DictConfig) -> None:
+    """Raises `ConfigError` where the learning rate `optim` depends on the end of a run that has none."""
+    if optim.get("lr_decay_steps"):
+        return
+    if optim.get("lr_warmup_steps_ratio") and (optim.get("lr_warmup_steps") or 0) <= 0:
+        raise ConfigError(
+            f"{name}.lr_warmup_steps_ratio is a share of all steps: set total_steps in [trainer], "
+            f"or {name}.lr_warmup_steps",
+            param=f"{name}.lr_warmup_steps_ratio",
+        )
+    for key in ("lr_scheduler_type", "warmup_style", "lr_decay_style"):
+        if optim.get(key) in ("cosine", "linear", "WSD"):
+            raise ConfigError(
+                f"{name}.{key} = {optim.get(key)!r} goes by the number of all steps: set total_steps in [trainer]",
+                param=f"{name}.{key}",
+            )
 
 
 def native_bfloat16() -> bool:

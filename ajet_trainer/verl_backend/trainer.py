@@ -69,7 +69,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._folder = folder
         self._engine_urls = tuple(engine_urls)
         self._push_timeout_s = push_timeout_s
-        self._updates = max(1, config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._tracking: Tracking | None = None
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------

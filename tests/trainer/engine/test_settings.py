@@ -48,3 +48,31 @@ def test_neither_a_plus_nor_a_table_is_a_way_around_it(verl_here: None) -> None:
     assert refused({"+data.train_batch_size": 64}) == refused({"++data.train_batch_size": 64})
     assert refused({"+trainer.v1": {"trainer_mode": "sync"}}).startswith("trainer.v1.trainer_mode is not")
     assert refused({"trainer.v1": None}).startswith("trainer.v1.trainer_mode is not")
+
+
+@pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])
+def test_an_update_has_one_group_at_least_and_the_batch_at_most(size: object, verl_here: None) -> None:
+    said = refused({f"{ACTOR}.ppo_mini_batch_size": size}, groups=4)
+    assert said == f"{ACTOR}.ppo_mini_batch_size is how many groups an update has: from 1 to 4, not {size!r}"
+    for fine in (1, 4):
+        assert composed({f"{ACTOR}.ppo_mini_batch_size": fine}, groups=4).critic.ppo_mini_batch_size == fine
+
+
+@pytest.mark.parametrize("optim", [f"{ACTOR}.optim", "critic.optim"])
+def test_a_schedule_by_the_number_of_steps_needs_one(optim: str, verl_here: None) -> None:
+    ratio = {f"{optim}.lr_warmup_steps_ratio": 0.05}
+    said = refused(ratio)
+    assert said.startswith(f"{optim}.lr_warmup_steps_ratio is a share of all steps: set total_steps in [trainer], or ")
+    composed(ratio | {f"{optim}.lr_warmup_steps": 20})
+    composed(ratio, total_steps=100)
+    for key in ("lr_scheduler_type", "warmup_style"):
+        cosine = {f"{optim}.{key}": "cosine"}
+        assert refused(cosine | {f"{optim}.lr_warmup_steps": 20}).startswith(f"{optim}.{key} = 'cosine' goes by")
+        composed(cosine, total_steps=100)
+
+
+def test_megatrons_schedule_may_have_an_end_of_its_own(verl_here: None) -> None:
+    linear = {"model_engine": "megatron", f"{ACTOR}.optim.lr_decay_style": "linear"}
+    assert refused(linear).startswith(f"{ACTOR}.optim.lr_decay_style = 'linear' goes by")
+    composed(linear | {f"{ACTOR}.optim.lr_decay_steps": 500})
+    composed(linear | {f"{ACTOR}.optim.lr_decay_style": "inverse-square-root"})
