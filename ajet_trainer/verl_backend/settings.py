@@ -56,6 +56,9 @@ def everywhere(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.rollout.prompt_length": config.max_tokens,
         "actor_rollout_ref.rollout.response_length": config.max_tokens,
         "actor_rollout_ref.rollout.engine_kwargs.vllm.served_model_name": config.model_name,
+        "critic.model.path": config.model,
+        "critic.ppo_max_token_len_per_gpu": max(32768, config.max_tokens),
+        "critic.ppo_infer_max_token_len_per_gpu": "${critic.ppo_max_token_len_per_gpu}",  # verl's V1 trainer reads it
         "algorithm.adv_estimator": "grpo",
         "reward.num_workers": 0,
         "transfer_queue.enable": True,
@@ -99,9 +102,6 @@ def on_cpu(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.rollout.load_format": "auto",
         "actor_rollout_ref.rollout.max_num_seqs": 64,
         "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": 256,
-        "critic.strategy": "fsdp2",
-        "critic.model.override_config.attn_implementation": "sdpa",
-        "critic.model.enable_gradient_checkpointing": False,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
 
@@ -166,6 +166,9 @@ def check(tree: DictConfig) -> None:
     size = OmegaConf.select(tree, name)
     if type(size) is not int or not 0 < size <= groups:
         raise ConfigError(f"{name} is how many groups an update has: from 1 to {groups}, not {size!r}", param=name)
+    critic = tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable
+    if critic and tree.trainer.device == "cpu":
+        raise ConfigError("a critic (gae) needs a GPU: verl loads it with flash attention", param="critic.enable")
     if tree.trainer.total_training_steps == UNLIMITED:
         check_schedule("actor_rollout_ref.actor.optim", tree.actor_rollout_ref.actor.optim)
         check_schedule("critic.optim", tree.critic.optim)

@@ -117,8 +117,12 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     @property
     def max_tokens(self) -> int:
-        actor = self.config.actor_rollout_ref.actor
-        return int(actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else int(1e9)
+        actor, limits = self.config.actor_rollout_ref.actor, [int(1e9)]
+        if actor.use_dynamic_bsz:
+            limits.append(int(actor.ppo_max_token_len_per_gpu))
+        if self.use_critic:
+            limits.append(int(self.config.critic.ppo_infer_max_token_len_per_gpu))
+        return min(limits)
 
     @property
     def history(self) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
-"""What may stand in ``[verl]``: what is refused before anything starts."""
+"""What may stand in ``[verl]``: what is refused before anything starts, and what a critic needs."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +77,43 @@ def test_megatrons_schedule_may_have_an_end_of_its_own(verl_here: None) -> None:
     assert refused(linear).startswith(f"{ACTOR}.optim.lr_decay_style = 'linear' goes by")
     composed(linear | {f"{ACTOR}.optim.lr_decay_steps": 500})
     composed(linear | {f"{ACTOR}.optim.lr_decay_style": "inverse-square-root"})
+
+
+def longest(verl: dict[str, Any], **ours: Any) -> int:
+    """What the trainer takes for the longest sample that its engines can compute."""
+    from verl.trainer.ppo.utils import need_critic
+
+    from ajet_trainer.verl_backend.trainer import AjetTrainer
+
+    made = AjetTrainer.__new__(AjetTrainer)
+    made.config = composed(verl, **ours)
+    made.use_critic = need_critic(made.config)
+    return made.max_tokens
+
+
+def test_the_longest_sample_fits_actor_and_critic(verl_here: None) -> None:
+    gae, smaller = {"algorithm.adv_estimator": "gae"}, {"critic.ppo_max_token_len_per_gpu": 300}
+    assert longest({}, max_tokens=50_000) == longest(gae, max_tokens=50_000) == 50_000
+    assert longest({}, max_tokens=900) == longest(smaller, max_tokens=900) == 16384
+    assert longest(gae | smaller, max_tokens=900) == 300
+
+
+@pytest.mark.parametrize(("max_tokens", "limit"), [(2000, 32768), (50_000, 50_000)])
+def test_a_critic_is_of_the_trained_model(max_tokens: int, limit: int, tiny: Path, verl_here: None) -> None:
+    """As verl's trainer reads it: of all limits it takes ``ppo_infer_max_token_len_per_gpu``, for training too."""
+    from verl.trainer.ppo.utils import need_critic
+    from verl.utils.config import omega_conf_to_dataclass
+
+    tree = composed({"algorithm.adv_estimator": "gae"}, model=str(tiny), max_tokens=max_tokens)
+    critic = omega_conf_to_dataclass(tree.critic)
+    assert need_critic(tree)
+    assert critic.model.hf_config.architectures == ["Qwen2ForCausalLM"]
+    assert (critic.model.path, critic.ppo_infer_max_token_len_per_gpu) == (str(tiny), limit)
+
+
+@pytest.mark.parametrize("key", ["algorithm.adv_estimator", "critic.enable"])
+def test_a_critic_on_a_cpu_is_refused(key: str, verl_here: None) -> None:
+    """verl's loader of value models asks for flash attention and takes no other word."""
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        composed({key: "gae" if key.startswith("algorithm") else True}, device="cpu")
+    composed({"algorithm.adv_estimator": "gae", "critic.enable": False}, device="cpu")
