@@ -1,8 +1,8 @@
-"""verl's training worker and FSDP2 engine on a CPU: registered beside verl's own, two differences in all.
+"""verl's actor worker and FSDP2 engine on a CPU: registered beside verl's own, two differences in all.
 
 The process group must exist before the worker asks for one (on a CPU verl would ask for ``cpu:gloo,cpu:gloo``, which
 torch refuses), and a forward-only engine must not pin memory (pinning needs an accelerator). Importing this module
-registers the engines; the workers import it because their class lives here.
+registers the engine; the worker imports it because its class lives here.
 """
 
 from __future__ import annotations
@@ -12,32 +12,22 @@ from typing import Any
 
 import torch.distributed as dist
 from verl.workers.engine import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine_workers import ActorRolloutRefWorker
 
 
-class _Unpinned:
-    """Parameters are on the host already, so the offload policy of a forward-only engine has nothing to do."""
-
-    engine_config: Any
+@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
+class CpuLMHeadEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
+    """verl's FSDP2 language model engine. Parameters are on the host already, so the offload policy of a forward-only
+    engine has nothing to do."""
 
     def _build_fsdp_module(self, module: Any) -> Any:
         forward_only = self.engine_config.forward_only
         self.engine_config.forward_only = False
         try:
-            return super()._build_fsdp_module(module)  # type: ignore[misc]
+            return super()._build_fsdp_module(module)
         finally:
             self.engine_config.forward_only = forward_only
-
-
-@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
-class CpuLMHeadEngine(_Unpinned, FSDPEngineWithLMHead):  # type: ignore[misc]
-    """verl's FSDP2 language model engine."""
-
-
-@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
-class CpuValueHeadEngine(_Unpinned, FSDPEngineWithValueHead):  # type: ignore[misc]
-    """verl's FSDP2 critic engine."""
 
 
 def start_gloo() -> None:
@@ -48,14 +38,6 @@ def start_gloo() -> None:
 
 class CpuActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     """verl's actor, rollout and reference worker."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        start_gloo()
-        super().__init__(*args, **kwargs)
-
-
-class CpuTrainingWorker(TrainingWorker):  # type: ignore[misc]
-    """verl's critic worker."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         start_gloo()

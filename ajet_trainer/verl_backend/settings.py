@@ -21,6 +21,23 @@ FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kw
 GROUPS = ("model_engine",)
 """Keys that choose among verl's configuration files and so must be known before these are read."""
 UNLIMITED = 1_000_000_000
+NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
+KEEP = "set keep_checkpoints in [trainer]"
+OURS = {
+    "actor_rollout_ref.rollout.n": "set group_size in [trainer]",
+    "data.train_batch_size": "set groups in [trainer]",
+    "trainer.default_local_dir": "set run_dir in [trainer]",
+    "trainer.max_actor_ckpt_to_keep": KEEP,
+    "trainer.max_critic_ckpt_to_keep": KEEP,
+    "trainer.remove_previous_ckpt_in_save": KEEP,
+    "trainer.resume_mode": "a run goes on from its last checkpoint; for a new one set another run_dir in [trainer]",
+    "trainer.resume_from_path": "a run goes on from its last checkpoint; set run_dir in [trainer] to the run's folder",
+    "actor_rollout_ref.actor.checkpoint.async_save": NOT_ASYNC,
+    "critic.checkpoint.async_save": NOT_ASYNC,
+    "trainer.v1.trainer_mode": "the trainer is ajet's own; where its engines run is placement in [trainer]",
+    "transfer_queue.enable": "batches reach verl's workers through TransferQueue",
+}
+"""Keys on which it rests that batches are whole and trained once, and what to do instead of setting them."""
 
 
 def everywhere(config: Config) -> dict[str, Any]:
@@ -32,6 +49,7 @@ def everywhere(config: Config) -> dict[str, Any]:
         "data.train_batch_size": config.groups,
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.groups,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(16384, config.max_tokens),
+        "actor_rollout_ref.actor.loss_scale_factor": config.max_tokens,
         "actor_rollout_ref.actor.data_loader_seed": config.seed,
         "actor_rollout_ref.rollout.seed": config.seed,
         "actor_rollout_ref.rollout.name": "vllm",
@@ -42,6 +60,9 @@ def everywhere(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.rollout.prompt_length": config.max_tokens,
         "actor_rollout_ref.rollout.response_length": config.max_tokens,
         "actor_rollout_ref.rollout.engine_kwargs.vllm.served_model_name": config.model_name,
+        "critic.model.path": config.model,
+        "critic.ppo_max_token_len_per_gpu": max(32768, config.max_tokens),
+        "critic.ppo_infer_max_token_len_per_gpu": "${critic.ppo_max_token_len_per_gpu}",  # verl's V1 trainer reads it
         "algorithm.adv_estimator": "grpo",
         "reward.num_workers": 0,
         "transfer_queue.enable": True,
@@ -85,9 +106,6 @@ def on_cpu(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.rollout.load_format": "auto",
         "actor_rollout_ref.rollout.max_num_seqs": 64,
         "actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes": 256,
-        "critic.strategy": "fsdp2",
-        "critic.model.override_config.attn_implementation": "sdpa",
-        "critic.model.enable_gradient_checkpointing": False,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
 
@@ -122,8 +140,13 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     for layer in layers:
         for name, value in layer.items():
             OmegaConf.update(tree, name, value, force_add=True)
+    ours = {name: OmegaConf.select(tree, name) for name in OURS}
     apply(tree, {name: value for name, value in config.verl.items() if name not in GROUPS})
     OmegaConf.resolve(tree)
+    for name, value in ours.items():
+        if OmegaConf.select(tree, name) != value:
+            raise ConfigError(f"{name} is not to be changed: {OURS[name]}", param=name)
+    check(tree)
     return tree
 
 
@@ -139,6 +162,38 @@ def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"verl has no key {key!r}{nearest(key, names)} (write '+{key}' to add it all the same)", param=key
             ) from None
+
+
+def check(tree: DictConfig) -> None:
+    """Raises `ConfigError` where verl would fail late, or train something else than what was asked for."""
+    name, groups = "actor_rollout_ref.actor.ppo_mini_batch_size", tree.data.train_batch_size
+    size = OmegaConf.select(tree, name)
+    if type(size) is not int or not 0 < size <= groups:
+        raise ConfigError(f"{name} is how many groups an update has: from 1 to {groups}, not {size!r}", param=name)
+    critic = tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable
+    if critic and tree.trainer.device == "cpu":
+        raise ConfigError("a critic (gae) needs a GPU: verl loads it with flash attention", param="critic.enable")
+    if tree.trainer.total_training_steps == UNLIMITED:
+        check_schedule("actor_rollout_ref.actor.optim", tree.actor_rollout_ref.actor.optim)
+        check_schedule("critic.optim", tree.critic.optim)
+
+
+def check_schedule(name: str, optim: DictConfig) -> None:
+    """Raises `ConfigError` where the learning rate `optim` depends on the end of a run that has none."""
+    if optim.get("lr_decay_steps"):
+        return
+    if optim.get("lr_warmup_steps_ratio") and (optim.get("lr_warmup_steps") or 0) <= 0:
+        raise ConfigError(
+            f"{name}.lr_warmup_steps_ratio is a share of all steps: set total_steps in [trainer], "
+            f"or {name}.lr_warmup_steps",
+            param=f"{name}.lr_warmup_steps_ratio",
+        )
+    for key in ("lr_scheduler_type", "warmup_style", "lr_decay_style"):
+        if optim.get(key) in ("cosine", "linear", "WSD"):
+            raise ConfigError(
+                f"{name}.{key} = {optim.get(key)!r} goes by the number of all steps: set total_steps in [trainer]",
+                param=f"{name}.{key}",
+            )
 
 
 def native_bfloat16() -> bool:

@@ -26,7 +26,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
-from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
@@ -75,7 +74,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._engine_urls = tuple(engine_urls)
         self._push_timeout_s = push_timeout_s
         self._keep_checkpoints = keep_checkpoints
-        self._updates = max(1, config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size)
+        self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._tracking: Tracking | None = None
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
@@ -90,11 +89,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         if self.config.trainer.device == "cpu":
-            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker, CpuTrainingWorker
+            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker
 
             for role in self.role_worker_mapping:
-                worker = CpuTrainingWorker if role == Role.Critic else CpuActorWorker
-                self.role_worker_mapping[role] = ray.remote(worker)
+                self.role_worker_mapping[role] = ray.remote(CpuActorWorker)
 
     def prepare_step(self) -> dict[str, Any]:
         return {}
@@ -125,8 +123,12 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     @property
     def max_tokens(self) -> int:
-        actor = self.config.actor_rollout_ref.actor
-        return int(actor.ppo_max_token_len_per_gpu) if actor.use_dynamic_bsz else int(1e9)
+        actor, limits = self.config.actor_rollout_ref.actor, [int(1e9)]
+        if actor.use_dynamic_bsz:
+            limits.append(int(actor.ppo_max_token_len_per_gpu))
+        if self.use_critic:
+            limits.append(int(self.config.critic.ppo_infer_max_token_len_per_gpu))
+        return min(limits)
 
     @property
     def history(self) -> Mapping[str, Any]:

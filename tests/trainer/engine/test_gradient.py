@@ -14,6 +14,9 @@ from ajet_sdk.sample import Sample
 from ajet_trainer.batch import Row, to_row
 
 VOCABULARY = 500
+SCALE = 700
+"""What ajet sets ``loss_scale_factor`` to: `max_tokens`."""
+MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 def conversation(seed: int, turns: int) -> Sample:
@@ -57,8 +60,11 @@ def rows_of(samples: list[list[Sample]]) -> list[Row]:
     ]
 
 
-def step_data(rows: list[Row], advantages: list[float], noise: float = 0.0) -> Any:
-    """The rows as the trainer's workers get them, with one advantage an episode; `noise` goes to masked places only."""
+def step_data(rows: list[Row], advantages: list[float], noise: float = 0.0, pack: int = 256) -> Any:
+    """The rows as the trainer's workers get them, with one advantage an episode; `noise` goes to masked places only.
+
+    A micro-batch has at most `pack` tokens.
+    """
     import torch
     from verl.utils import tensordict_utils as tu
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -77,7 +83,7 @@ def step_data(rows: list[Row], advantages: list[float], noise: float = 0.0) -> A
     data = list_of_dict_to_tensordict(made)
     tu.assign_non_tensor(
         data, temperature=1.0, pad_token_id=0, global_batch_size=len(rows), use_remove_padding=True,
-        use_dynamic_bsz=True, max_token_len_per_gpu=256, use_fused_kernels=False, calculate_entropy=True,
+        use_dynamic_bsz=True, max_token_len_per_gpu=pack, use_fused_kernels=False, calculate_entropy=True,
     )  # fmt: skip
     torch.manual_seed(0)
     return data
@@ -89,6 +95,7 @@ def gradient(worker: Any, data: Any, **options: Any) -> np.ndarray[Any, Any]:
     from verl.workers.config import FSDPActorConfig
     from verl.workers.utils.losses import ppo_loss
 
+    options = {"loss_scale_factor": SCALE} | options
     config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **options)
     engine = worker.engine
     with engine.train_mode():
@@ -119,7 +126,7 @@ def test_merged_samples_have_the_gradient_of_their_calls(worker: Any) -> None:
     assert close(one, many) < 1e-5
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize("mode", MODES)
 def test_an_episode_that_splits_weighs_no_more(worker: Any, mode: str) -> None:
     """With the weights of `ajet_trainer.advantage` the policy gradient does not see how episodes split into rows."""
     from ajet_trainer.advantage import row_weights
@@ -141,7 +148,7 @@ def test_an_episode_that_splits_weighs_no_more(worker: Any, mode: str) -> None:
         assert close(one, gradient(worker, step_data(split, advantages), loss_agg_mode=mode)) > 1e-2
 
 
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
+@pytest.mark.parametrize("mode", MODES)
 def test_masked_tokens_leave_no_trace(worker: Any, mode: str) -> None:
     """Garbage at masked places in every input of every term changes the gradient by exactly nothing."""
     rows = rows_of([[conversation(seed, turns=3)] for seed in range(3)])
@@ -149,6 +156,23 @@ def test_masked_tokens_leave_no_trace(worker: Any, mode: str) -> None:
     clean = gradient(worker, step_data(rows, advantages), loss_agg_mode=mode, **FULL)
     dirty = gradient(worker, step_data(rows, advantages, noise=3.0), loss_agg_mode=mode, **FULL)
     assert np.array_equal(clean, dirty)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_packing_leaves_no_trace(worker: Any, mode: str) -> None:
+    """Rows one by one or all together; for Dr. GRPO this is what the constant divisor is there for."""
+    rows, advantages = rows_of([[conversation(seed, turns=1 + 2 * seed)] for seed in range(3)]), [1.0, 0.2, -1.2]
+    longest = max(row.tokens for row in rows)
+    together, alone = step_data(rows, advantages), step_data(rows, advantages, pack=longest)
+    one = gradient(worker, together, loss_agg_mode=mode, **FULL)
+    assert close(one, gradient(worker, alone, loss_agg_mode=mode, **FULL)) < 1e-5
+    unset = gradient(worker, alone, loss_agg_mode=mode, loss_scale_factor=None, **FULL)
+    if mode == "seq-mean-token-sum-norm":
+        sums = gradient(worker, together, loss_agg_mode="seq-mean-token-sum", **FULL)
+        assert close(one, sums / SCALE) < 1e-5
+        assert close(gradient(worker, together, loss_agg_mode=mode, loss_scale_factor=None, **FULL), unset) > 1e-2
+    else:
+        assert close(one, unset) < 1e-5
 
 
 def test_masked_tokens_have_no_gradient_in_any_policy_loss_of_verl(verl_here: None) -> None:

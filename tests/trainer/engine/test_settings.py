@@ -1,0 +1,122 @@
+"""What may stand in ``[verl]``: what is refused before anything starts, and what a critic needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_trainer.config import Config, ConfigError
+
+ACTOR = "actor_rollout_ref.actor"
+
+
+def composed(verl: dict[str, Any], *, device: str = "cuda", **ours: Any) -> Any:
+    from ajet_trainer.verl_backend.settings import compose
+
+    return compose(Config(**({"model": "m"} | ours), verl=verl), device, None)
+
+
+def refused(verl: dict[str, Any], **ours: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        composed(verl, **ours)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("actor_rollout_ref.rollout.n", 8, "group_size"),
+        ("data.train_batch_size", 64, "groups"),
+        ("trainer.default_local_dir", "/elsewhere", "run_dir"),
+        ("trainer.max_actor_ckpt_to_keep", 1, "keep_checkpoints"),
+        ("trainer.max_critic_ckpt_to_keep", None, "keep_checkpoints"),
+        ("trainer.remove_previous_ckpt_in_save", True, "keep_checkpoints"),
+        ("trainer.resume_mode", "disable", "run_dir"),
+        ("trainer.resume_from_path", "/elsewhere/global_step_3", "run_dir"),
+        (f"{ACTOR}.checkpoint.async_save", True, "whole"),
+        ("critic.checkpoint.async_save", True, "whole"),
+        ("trainer.v1.trainer_mode", "sync", "placement"),
+        ("transfer_queue.enable", False, "TransferQueue"),
+    ],
+)
+def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object, words: str, verl_here: None) -> None:
+    said = refused({key: value})
+    assert said.startswith(f"{key} is not to be changed: ")
+    assert words in said
+
+
+def test_neither_a_plus_nor_a_table_is_a_way_around_it(verl_here: None) -> None:
+    assert refused({"+data.train_batch_size": 64}) == refused({"++data.train_batch_size": 64})
+    assert refused({"+trainer.v1": {"trainer_mode": "sync"}}).startswith("trainer.v1.trainer_mode is not")
+    assert refused({"trainer.v1": None}).startswith("trainer.v1.trainer_mode is not")
+
+
+@pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])
+def test_an_update_has_one_group_at_least_and_the_batch_at_most(size: object, verl_here: None) -> None:
+    said = refused({f"{ACTOR}.ppo_mini_batch_size": size}, groups=4)
+    assert said == f"{ACTOR}.ppo_mini_batch_size is how many groups an update has: from 1 to 4, not {size!r}"
+    for fine in (1, 4):
+        assert composed({f"{ACTOR}.ppo_mini_batch_size": fine}, groups=4).critic.ppo_mini_batch_size == fine
+
+
+@pytest.mark.parametrize("optim", [f"{ACTOR}.optim", "critic.optim"])
+def test_a_schedule_by_the_number_of_steps_needs_one(optim: str, verl_here: None) -> None:
+    ratio = {f"{optim}.lr_warmup_steps_ratio": 0.05}
+    said = refused(ratio)
+    assert said.startswith(f"{optim}.lr_warmup_steps_ratio is a share of all steps: set total_steps in [trainer], or ")
+    composed(ratio | {f"{optim}.lr_warmup_steps": 20})
+    composed(ratio, total_steps=100)
+    for key in ("lr_scheduler_type", "warmup_style"):
+        cosine = {f"{optim}.{key}": "cosine"}
+        assert refused(cosine | {f"{optim}.lr_warmup_steps": 20}).startswith(f"{optim}.{key} = 'cosine' goes by")
+        composed(cosine, total_steps=100)
+
+
+def test_megatrons_schedule_may_have_an_end_of_its_own(verl_here: None) -> None:
+    linear = {"model_engine": "megatron", f"{ACTOR}.optim.lr_decay_style": "linear"}
+    assert refused(linear).startswith(f"{ACTOR}.optim.lr_decay_style = 'linear' goes by")
+    composed(linear | {f"{ACTOR}.optim.lr_decay_steps": 500})
+    composed(linear | {f"{ACTOR}.optim.lr_decay_style": "inverse-square-root"})
+
+
+def longest(verl: dict[str, Any], **ours: Any) -> int:
+    """What the trainer takes for the longest sample that its engines can compute."""
+    from verl.trainer.ppo.utils import need_critic
+
+    from ajet_trainer.verl_backend.trainer import AjetTrainer
+
+    made = AjetTrainer.__new__(AjetTrainer)
+    made.config = composed(verl, **ours)
+    made.use_critic = need_critic(made.config)
+    return made.max_tokens
+
+
+def test_the_longest_sample_fits_actor_and_critic(verl_here: None) -> None:
+    gae, smaller = {"algorithm.adv_estimator": "gae"}, {"critic.ppo_max_token_len_per_gpu": 300}
+    assert longest({}, max_tokens=50_000) == longest(gae, max_tokens=50_000) == 50_000
+    assert longest({}, max_tokens=900) == longest(smaller, max_tokens=900) == 16384
+    assert longest(gae | smaller, max_tokens=900) == 300
+
+
+@pytest.mark.parametrize(("max_tokens", "limit"), [(2000, 32768), (50_000, 50_000)])
+def test_a_critic_is_of_the_trained_model(max_tokens: int, limit: int, tiny: Path, verl_here: None) -> None:
+    """As verl's trainer reads it: of all limits it takes ``ppo_infer_max_token_len_per_gpu``, for training too."""
+    from verl.trainer.ppo.utils import need_critic
+    from verl.utils.config import omega_conf_to_dataclass
+
+    tree = composed({"algorithm.adv_estimator": "gae"}, model=str(tiny), max_tokens=max_tokens)
+    critic = omega_conf_to_dataclass(tree.critic)
+    assert need_critic(tree)
+    assert critic.model.hf_config.architectures == ["Qwen2ForCausalLM"]
+    assert (critic.model.path, critic.ppo_infer_max_token_len_per_gpu) == (str(tiny), limit)
+
+
+@pytest.mark.parametrize("key", ["algorithm.adv_estimator", "critic.enable"])
+def test_a_critic_on_a_cpu_is_refused(key: str, verl_here: None) -> None:
+    """verl's loader of value models asks for flash attention and takes no other word."""
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        composed({key: "gae" if key.startswith("algorithm") else True}, device="cpu")
+    composed({"algorithm.adv_estimator": "gae", "critic.enable": False}, device="cpu")
