@@ -29,7 +29,6 @@ OURS = {
     "trainer.default_local_dir": "set run_dir in [trainer]",
     "trainer.max_actor_ckpt_to_keep": KEEP,
     "trainer.max_critic_ckpt_to_keep": KEEP,
-    "trainer.remove_previous_ckpt_in_save": KEEP,
     "trainer.resume_mode": "a run goes on from its last checkpoint; for a new one set another run_dir in [trainer]",
     "trainer.resume_from_path": "a run goes on from its last checkpoint; set run_dir in [trainer] to the run's folder",
     "actor_rollout_ref.actor.checkpoint.async_save": NOT_ASYNC,

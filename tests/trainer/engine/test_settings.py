@@ -33,7 +33,6 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
         ("trainer.default_local_dir", "/elsewhere", "run_dir"),
         ("trainer.max_actor_ckpt_to_keep", 1, "keep_checkpoints"),
         ("trainer.max_critic_ckpt_to_keep", None, "keep_checkpoints"),
-        ("trainer.remove_previous_ckpt_in_save", True, "keep_checkpoints"),
         ("trainer.resume_mode", "disable", "run_dir"),
         ("trainer.resume_from_path", "/elsewhere/global_step_3", "run_dir"),
         (f"{ACTOR}.checkpoint.async_save", True, "whole"),
