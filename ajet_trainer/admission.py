@@ -26,6 +26,8 @@ from ajet_trainer.advantage import compared, trainable
 ALREADY_TRAINED = "already_trained"
 LOGPROB_SLACK = 1e-3
 """A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
+TOLD = 200
+"""Characters of a reason that the proxy is told, since names of tasks are long and a batch may be refused whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +49,8 @@ class Admission:
     @property
     def filtered(self) -> dict[str, str]:
         """The refused episodes and why, without those that an earlier batch has brought into the weights."""
-        return {
-            item.episode: f"{item.reason}: {item.detail}" for item in self.rejected if item.reason != ALREADY_TRAINED
-        }
+        told = {item.episode: f"{item.reason}: {item.detail}" for item in self.rejected if item.reason != ALREADY_TRAINED}
+        return {episode: why if len(why) <= TOLD else why[: TOLD - 1] + "…" for episode, why in told.items()}
 
     @property
     def episodes(self) -> tuple[BatchEpisode, ...]:

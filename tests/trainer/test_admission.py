@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from ajet_sdk.sample import BatchEpisode, Group, Sample
-from ajet_trainer.admission import admit, episode_fault, sample_faults
+from ajet_trainer.admission import TOLD, Admission, Rejection, admit, episode_fault, sample_faults
 from tests.trainer.making import batch, duel, episode, sample
 
 GOOD = sample("e/0", turns=2)
@@ -102,6 +102,13 @@ def test_a_group_that_shrinks_to_one_has_no_baseline_but_a_group_of_one_stays() 
     assert admission.filtered == {
         "bad": "no_samples: an episode without a complete call", "good": "no_baseline: alone in the group of task t",
     }  # fmt: skip
+
+
+def test_the_proxy_is_told_why_in_a_few_words() -> None:
+    alone = Rejection("e", "no_baseline", "alone in the group of task " + "t" * 1000)
+    told = Admission((), (alone, replace(alone, episode="f", detail="d"))).filtered
+    assert len(told["e"]) == TOLD and told["e"].startswith("no_baseline: alone in") and told["e"].endswith("t…")
+    assert told["f"] == "no_baseline: d"
 
 
 def test_what_is_trained_already_is_refused_and_not_filtered() -> None:
