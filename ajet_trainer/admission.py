@@ -49,7 +49,8 @@ class Admission:
     @property
     def filtered(self) -> dict[str, str]:
         """The refused episodes and why, without those that an earlier batch has brought into the weights."""
-        told = {item.episode: f"{item.reason}: {item.detail}" for item in self.rejected if item.reason != ALREADY_TRAINED}
+        refused = [item for item in self.rejected if item.reason != ALREADY_TRAINED]
+        told = {item.episode: f"{item.reason}: {item.detail}" for item in refused}
         return {episode: why if len(why) <= TOLD else why[: TOLD - 1] + "…" for episode, why in told.items()}
 
     @property

@@ -15,6 +15,8 @@ from typing import Any
 
 LAST = 4096
 """So many bytes hold the ``usage`` and what engines write behind it."""
+MOST = 1 << 53
+"""So many tokens nobody has used."""
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{(?:[^{}]|\{[^{}]*\})*\})')
 _PARTS = (("total_tokens",), ("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
 
@@ -43,4 +45,4 @@ class Tail:
 
 
 def _sum(usage: Mapping[str, Any], names: tuple[str, ...]) -> int:
-    return sum(value for name in names if type(value := usage.get(name)) is int and value > 0)
+    return sum(value for name in names if type(value := usage.get(name)) is int and 0 < value < MOST)

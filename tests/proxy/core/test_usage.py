@@ -34,6 +34,7 @@ def test_a_document_may_come_in_any_pieces(cuts: list[int]) -> None:
     ({"total_tokens": 9, "prompt_tokens": 4}, 9), ({"prompt_tokens": 4, "completion_tokens": 2}, 6),
     ({"input_tokens": 3, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 1}}, 8),
     ({"total_tokens": True, "prompt_tokens": "4"}, 0), ({"total_tokens": -5}, 0), ({"total_tokens": 1e9}, 0), ({}, 0),
+    ({"total_tokens": 1 << 64, "prompt_tokens": 4}, 4),
 ])  # fmt: skip
 def test_what_is_no_count_is_none(usage: dict[str, object], total: int) -> None:
     assert tokens(json.dumps({"usage": usage}).encode()) == total
