@@ -39,7 +39,7 @@ SECRETS = ("AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY")
 """Variables of this process, or of a proxy started by the same shell, that no program gets."""
 END_GRACE_S = 5.0
 WATCH_S = 10.0
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w)")
+_NUMBER = re.compile(r"(?<![\w.])(?<!\d,)[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w|,\d)")
 
 OnOutput = Callable[[Episode, str, bytes], None]
 """Gets the episode, ``"stdout"`` or ``"stderr"``, and a line of its program's output; called by several threads."""
@@ -62,6 +62,8 @@ class Program:
     interception: Interception | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.argv, (str, bytes)):
+            raise BadRequest(f"argv must be a list of words, not one text: [{self.argv!r}]", param="argv")
         if not self.argv:
             raise BadRequest("there is no program to run", param="argv")
         if self.reward_from is not None and self.reward_from not in REWARD_SOURCES:

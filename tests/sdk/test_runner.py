@@ -141,7 +141,7 @@ def test_a_program_that_is_not_there(stub: ControlStub) -> None:
 
 
 def test_what_cannot_be_run_is_said_before_anything_is(stub: ControlStub) -> None:
-    for program in ({"argv": ()}, {"argv": ("x",), "reward_from": "luck"},
+    for program in ({"argv": ()}, {"argv": "true"}, {"argv": ("x",), "reward_from": "luck"},
                     {"argv": ("x",), "reward_from": "file", "reward_cmd": "echo 1"}):
         with pytest.raises(errors.BadRequest):
             Program(**program)  # type: ignore[arg-type]
@@ -179,7 +179,8 @@ def test_stopping_ends_programs_and_lets_none_begin(stub: ControlStub) -> None:
         ("1", 1.0, 1.0), (" -0.5\r\n", -0.5, -0.5), ("1e3", 1000.0, 1000.0), ("+.5", 0.5, 0.5), ("score: 3", None, 3.0),
         ("a=1, b=2.5", None, 2.5), ("0.5.", None, 0.5), ("v1.2.3", None, None), ("nan", None, None),
         ("inf", None, None), ("", None, None), ("x7", None, None), ("1.2.3", None, None), ("5%", None, 5.0),
-        ("1_000", None, None),
+        ("1_000", None, None), ("1,000", None, None), ("10,000.5", None, None), ("1,2e3,4", None, None),
+        ("1, 0.5", None, 0.5), ("a,5", None, 5.0), ("3/4", None, 4.0),
     ],
 )
 def test_numbers(line: str, whole: float | None, anywhere: float | None) -> None:
