@@ -6,6 +6,7 @@ Every fault ends in one line on stderr: exit 2 for bad usage, 1 for failure, and
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ EPISODE_HELP = "Which episode.  [default: AJET_EPISODE]"
 AWAIT_PROXY_S = 60.0
 LOOK_S = 5.0
 """How long a command that only looks waits for a proxy; one that tells it something waits for `DEADLINE_S`."""
+EVERY_MAX_S = 86400.0
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
 
@@ -62,7 +64,7 @@ def proxy_option(command: F) -> F:
     return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
 
 
-@click.group(no_args_is_help=False)
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def ajet() -> None:
     """Run agents against an ajet proxy and reward what they did.
@@ -186,12 +188,14 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
 
 
 @ajet.command()
-@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS")
+@click.option("--every", type=click.FloatRange(0.1, EVERY_MAX_S), default=2.0, show_default=True, metavar="SECONDS")
 @proxy_option
 def top(every: float, proxy: str | None) -> None:
     """Watch the run: throughput, rewards, queue, drift, slow agents; until Ctrl-C."""
     from ajet_sdk.top import watch
 
+    if math.isnan(every):
+        raise click.UsageError("--every must be a number of seconds")
     with client_for(proxy, LOOK_S) as client:
         watch(client, every, sys.stdout)
 
@@ -215,7 +219,8 @@ def check_program(name: str) -> None:
     import shutil
 
     if shutil.which(name) is None:
-        raise click.UsageError(f"there is no program {name!r}")
+        there = shutil.which(name, os.F_OK) is not None
+        raise click.UsageError(f"{name!r} is not executable" if there else f"there is no program {name!r}")
 
 
 def await_proxy(client: Client) -> None:
