@@ -17,10 +17,10 @@ import click
 
 from ajet_sdk import __version__
 from ajet_sdk.errors import AjetError
+from ajet_sdk.output import Copies, open_streams, say
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
-    from ajet_sdk.episodes import Episode
     from ajet_sdk.runner import Program
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -233,7 +233,7 @@ def await_proxy(client: Client) -> None:
     try:
         client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=0.0)))
     except (ProxyUnreachable, NotReady):
-        click.echo(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}", err=True)
+        say(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}")
         client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=AWAIT_PROXY_S)))
 
 
@@ -242,36 +242,24 @@ def run_and_tell(
     model: str | None, quiet: bool,
 ) -> int:
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
-    import threading
-    from contextlib import suppress
-
     from ajet_sdk.results import RunResult, RunResults
     from ajet_sdk.runner import run_program
 
     done: list[RunResult] = []
-    writing, at_line_start = threading.Lock(), True
-
-    def on_output(episode: Episode, stream: str, line: bytes) -> None:
-        nonlocal at_line_start
-        out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        with writing, suppress(BrokenPipeError):  # who reads no more of it may still want the episodes
-            if parallel > 1:
-                out.write(f"[{episode.id}] ".encode() + line.rstrip(b"\r\n") + b"\n")
-            else:
-                out.write(line)
-                at_line_start = line.endswith(b"\n")
-            out.flush()
-
+    copies = Copies(named=parallel > 1)
     try:
         run_program(
             program, [task], repeat=repeat, parallel=parallel, model=model, agent=agent, eval=is_eval, client=client,
-            on_output=None if quiet else on_output, on_result=done.append,
+            on_output=None if quiet else copies, on_result=done.append,
         )
         code = 0 if any(result.ok for result in done) else 1
     except KeyboardInterrupt:
-        click.echo("interrupted: the open episodes are aborted", err=True)
+        say("interrupted: the open episodes are aborted")
         code = INTERRUPTED
-    click.echo(("" if at_line_start else "\n") + RunResults(tuple(sorted(done, key=lambda item: item.index))).table())
+    if copies.lost is not None:
+        say(f"some of the programs' output could not be written: {copies.lost}")
+    results = RunResults(tuple(sorted(done, key=lambda item: item.index)))
+    click.echo(("" if copies.at_line_start else "\n") + results.table())
     if empty := [item for item in done if item.ok and item.reason is not None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "heed HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"
@@ -282,6 +270,7 @@ def run_and_tell(
 def main() -> NoReturn:
     import signal
 
+    open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
             signal.signal(number, signal.default_int_handler)  # to be asked to end is to be interrupted
@@ -311,5 +300,5 @@ def run_command() -> NoReturn:
 
 
 def end(line: str, code: int) -> NoReturn:
-    click.echo(" ".join(line.split()), err=True)
+    say(" ".join(line.split()))
     sys.exit(code)
