@@ -108,6 +108,7 @@ def run(
     from contextlib import ExitStack
 
     from ajet_sdk.interception import intercepting
+    from ajet_sdk.processes import allow_files
     from ajet_sdk.runner import Program
 
     if reward_cmd is not None and reward_from is not None:
@@ -115,10 +116,12 @@ def run(
     if not task:
         raise click.UsageError("--task is empty: an unset variable?")
     check_program(program[0])
+    with usage():
+        files = allow_files(min(parallel, repeat))
     with client_for(proxy) as client, ExitStack() as stack:
         await_proxy(client)
         found = stack.enter_context(intercepting(client)) if intercept else None
-        what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found)
+        what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files)
         return run_and_tell(client, what, task, repeat, parallel, is_eval, agent, model, quiet)
 
 

@@ -28,10 +28,10 @@ from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
-from ajet_sdk.processes import Child, describe
+from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.protocol import Patience
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import INTERRUPTED, Rollouts
+from ajet_sdk.rollouts import INTERRUPTED, Rollouts, start
 
 REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
@@ -51,7 +51,7 @@ class Program:
 
     `env` is added to this process's own environment, `cwd` is where it runs. With ``reward_from="file"`` the program
     finds the path of the file in ``AJET_REWARD_FILE``. `reward_cmd` is for ``sh -c``. With `interception` it gets
-    no base URL, but what it needs to be intercepted.
+    no base URL, but what it needs to be intercepted. `files` is its limit of open files; None: this process's.
     """
 
     argv: Sequence[str]
@@ -60,6 +60,7 @@ class Program:
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     interception: Interception | None = None
+    files: Limits | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.argv, (str, bytes)):
@@ -111,7 +112,7 @@ class ProgramAgent:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> ProgramAgent:
-        self._watcher.start()
+        start(self._watcher)
         return self
 
     def __exit__(
@@ -203,7 +204,9 @@ class ProgramAgent:
             if show is not None:
                 show(episode, "stderr", line)
 
-        return Child(argv, env, cwd=self._program.cwd, on_stdout=on_stdout, on_stderr=on_stderr)
+        return Child(
+            argv, env, cwd=self._program.cwd, on_stdout=on_stdout, on_stderr=on_stderr, files=self._program.files
+        )
 
     def _watch(self) -> None:
         """Ends programs whose episodes are discarded already."""

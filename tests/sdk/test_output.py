@@ -65,3 +65,25 @@ def test_what_cannot_be_copied_is_said_once_and_harms_no_episode(stub: ControlSt
 @needs_full
 def test_a_fault_that_can_be_told_nowhere_keeps_its_exit_code(stub: ControlStub) -> None:
     assert shell(stub, "reward nan --episode e 2>/dev/full") == (2, "", "")
+
+
+def test_threads_that_cannot_be_started(stub: ControlStub) -> None:
+    code, out, err = shell(stub, "run --task t --parallel 300 --repeat 300 -- sleep 60", "ulimit -v 400000")
+    assert (code, out) == (1, "")
+    assert err == "ajet: parallel is too much for this machine: can't start new thread\n"
+    assert len(stub.episodes) < 300
+    assert {record["state"] for record in stub.episodes.values()} <= {"discarded"}
+
+
+def test_more_files_than_usual_are_opened_and_the_program_has_its_own_limit(stub: ControlStub) -> None:
+    words = "run --quiet --task t --repeat 30 --parallel 30 --reward-from stdout -- sh -c 'sleep 1; ulimit -n'"
+    code, out, err = shell(stub, words, "ulimit -S -n 64")
+    assert (code, err) == (0, "")
+    assert "30 rewarded, mean reward 64\n" in out
+
+
+def test_more_files_than_allowed_are_said_before_anything_is_run(stub: ControlStub) -> None:
+    code, out, err = shell(stub, "run --task t --repeat 30 --parallel 50 -- true", "ulimit -n 64")
+    assert (code, out) == (2, "")
+    assert err.startswith("ajet run: parallel 30 needs 272 open files, and only 64 are allowed (ulimit -Hn)")
+    assert not stub.heard
