@@ -246,7 +246,7 @@ def run_and_tell(
 ) -> int:
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
     from ajet_sdk.results import RunResult, RunResults
-    from ajet_sdk.runner import run_program
+    from ajet_sdk.runner import proxy_variable, run_program
 
     done: list[RunResult] = []
     copies = Copies(named=parallel > 1)
@@ -266,7 +266,9 @@ def run_and_tell(
     if empty := [item for item in done if item.ok and item.reason is not None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "heed HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"
-        click.echo(f"{lacking}: does the program {needs}, and see no errors?", err=True)
+        variable = None if program.interception else proxy_variable(client.target.url, os.environ)
+        between = f" {variable} is set: does that proxy lead to {client.target.url}?" if variable else ""
+        say(f"{lacking}: does the program {needs}, and see no errors?{between}")
     return code
 
 

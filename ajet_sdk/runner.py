@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
@@ -29,7 +30,7 @@ from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
 from ajet_sdk.processes import Child, Limits, describe
-from ajet_sdk.protocol import Patience
+from ajet_sdk.protocol import Patience, Target
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.rollouts import INTERRUPTED, Rollouts, start
 
@@ -98,6 +99,23 @@ class LastNumber:
             self.value = value
 
 
+def reaching(env: Mapping[str, str], url: str) -> dict[str, str]:
+    """`env` with the host of `url` exempt from the HTTP proxy that it may name, if that host is this machine."""
+    out, host = dict(env), urlsplit(url).hostname or ""
+    for name, other in (("NO_PROXY", "no_proxy"), ("no_proxy", "NO_PROXY")):
+        before = env.get(name) or env.get(other) or ""
+        if Target(url).local and before != "*":  # which means every host only if it stands alone
+            out[name] = ",".join(dict.fromkeys((*filter(None, before.split(",")), host)))
+    return out
+
+
+def proxy_variable(url: str, environ: Mapping[str, str]) -> str | None:
+    """The variable of `environ` by which an HTTP proxy may stand between a program and `url`, if any."""
+    kind = urlsplit(url).scheme
+    names = (f"{kind}_proxy", f"{kind}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    return None if Target(url).local else next((name for name in names if environ.get(name)), None)
+
+
 class ProgramAgent:
     """Calls `Program` as an agent of `ajet_sdk.rollouts`; use it as a context manager around the run."""
 
@@ -128,6 +146,8 @@ class ProgramAgent:
             env.pop(name, None)
         if program.interception is not None:
             env = program.interception.environment(env, episode.api_key)
+        else:
+            env = reaching(env, episode.base_url)
         if program.reward_from == "file":
             with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
                 path = Path(folder, "reward")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.control_stub import ControlStub
+from tests.kit.ports import free_port
 
 AJET = f"exec {sys.executable} -c 'from ajet_sdk.cli import main; main()'"
 FULL = "No space left on device"
@@ -87,3 +88,12 @@ def test_more_files_than_allowed_are_said_before_anything_is_run(stub: ControlSt
     assert (code, out) == (2, "")
     assert err.startswith("ajet run: parallel 30 needs 272 open files, and only 64 are allowed (ulimit -Hn)")
     assert not stub.heard
+
+
+def test_no_http_proxy_stands_between_a_program_and_this_machine(stub: ControlStub) -> None:
+    ask = 'import os, urllib.request as r; r.urlopen(os.environ["AJET_PROXY_URL"] + "/ajet/v1/status")'
+    ask += '; assert os.environ["no_proxy"] == "corp,127.0.0.1"'
+    nowhere = f"http://127.0.0.1:{free_port()}"
+    code, out, err = shell(stub, f"run --task t -- {sys.executable} -c '{ask}'", HTTP_PROXY=nowhere, NO_PROXY="corp")
+    assert (code, err) == (0, "")
+    assert "mean reward 1\n" in out

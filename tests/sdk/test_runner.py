@@ -16,7 +16,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk import errors
 from ajet_sdk.results import RunResult
-from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, run_program
+from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, proxy_variable, reaching, run_program
 from tests.kit.control_stub import ControlStub
 
 PYTHON = sys.executable
@@ -171,6 +171,29 @@ def test_stopping_ends_programs_and_lets_none_begin(stub: ControlStub) -> None:
         for _ in range(2):
             with pytest.raises(errors.Conflict, match="interrupted"):
                 agent("t", episode)
+
+
+@pytest.mark.parametrize(
+    ("url", "before", "after"),
+    [
+        ("http://127.0.0.1:1/v1", {}, ("127.0.0.1", "127.0.0.1")),
+        ("http://[::1]:1/v1", {"NO_PROXY": "a,b"}, ("a,b,::1", "a,b,::1")),
+        ("http://localhost", {"NO_PROXY": "a", "no_proxy": "localhost"}, ("a,localhost", "localhost")),
+        ("http://127.0.0.1:1", {"no_proxy": "*"}, (None, "*")),
+        ("http://gpu:1", {"no_proxy": "a"}, (None, "a")),
+    ],
+)
+def test_this_machine_is_reached_without_a_proxy(
+    url: str, before: dict[str, str], after: tuple[str | None, str | None]
+) -> None:
+    env = reaching({"HTTP_PROXY": "p", **before}, url)
+    assert (env.get("NO_PROXY"), env.get("no_proxy"), env["HTTP_PROXY"]) == (*after, "p")
+
+
+def test_the_variable_that_may_stand_between() -> None:
+    environ = {"HTTP_PROXY": "a", "https_proxy": "", "ALL_PROXY": "b"}
+    found = [proxy_variable(url, environ) for url in ("http://gpu:1", "https://gpu:1", "http://localhost:1")]
+    assert found == ["HTTP_PROXY", "ALL_PROXY", None]
 
 
 @pytest.mark.parametrize(
