@@ -56,7 +56,7 @@ def _load(file: str | None, flags: dict[str, Any]) -> Config:
 @click.group(
     no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
-@click.version_option(package_name="ajet", prog_name="ajet-proxy")
+@click.version_option(package_name="ajet", prog_name="ajet-proxy", message="%(prog)s %(version)s")
 def cli() -> None:
     """The proxy between LLM agents and the engine: records, rewards, delivers to the trainer."""
 

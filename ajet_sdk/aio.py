@@ -26,7 +26,7 @@ from ajet_sdk.episodes import EpisodeLife, Opened, aborting, current_episode, op
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import Attempt, attempts_at, check_counts, check_names, name_of, result_of
+from ajet_sdk.rollouts import Attempt, attempts_at, check_counts, check_names, name_of, result_of, workers_for
 
 if TYPE_CHECKING:
     import httpx
@@ -250,7 +250,8 @@ async def run(
         return routes.OpenEpisode(task=name(task), model=model, agent=agent_name, eval=eval)
 
     async with Client(proxy_url, api_key, deadline=deadline) as client:
-        return await _Rollouts(client, agent, attempts_at(tasks, repeat), opened_for, on_result).run(parallel)
+        rollouts = _Rollouts(client, agent, attempts_at(tasks, repeat), opened_for, on_result)
+        return await rollouts.run(workers_for(tasks, repeat, parallel))
 
 
 class _Rollouts:

@@ -6,6 +6,7 @@ Every fault ends in one line on stderr: exit 2 for bad usage, 1 for failure, and
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,10 +17,10 @@ import click
 
 from ajet_sdk import __version__
 from ajet_sdk.errors import AjetError
+from ajet_sdk.output import Copies, open_streams, say
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
-    from ajet_sdk.episodes import Episode
     from ajet_sdk.runner import Program
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,6 +29,7 @@ EPISODE_HELP = "Which episode.  [default: AJET_EPISODE]"
 AWAIT_PROXY_S = 60.0
 LOOK_S = 5.0
 """How long a command that only looks waits for a proxy; one that tells it something waits for `DEADLINE_S`."""
+EVERY_MAX_S = 86400.0
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
 
@@ -62,7 +64,7 @@ def proxy_option(command: F) -> F:
     return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
 
 
-@click.group(no_args_is_help=False)
+@click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def ajet() -> None:
     """Run agents against an ajet proxy and reward what they did.
@@ -106,6 +108,7 @@ def run(
     from contextlib import ExitStack
 
     from ajet_sdk.interception import intercepting
+    from ajet_sdk.processes import allow_files
     from ajet_sdk.runner import Program
 
     if reward_cmd is not None and reward_from is not None:
@@ -113,10 +116,12 @@ def run(
     if not task:
         raise click.UsageError("--task is empty: an unset variable?")
     check_program(program[0])
+    with usage():
+        files = allow_files(min(parallel, repeat))
     with client_for(proxy) as client, ExitStack() as stack:
         await_proxy(client)
         found = stack.enter_context(intercepting(client)) if intercept else None
-        what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found)
+        what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files)
         return run_and_tell(client, what, task, repeat, parallel, is_eval, agent, model, quiet)
 
 
@@ -186,12 +191,14 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
 
 
 @ajet.command()
-@click.option("--every", type=click.FloatRange(min=0.1), default=2.0, show_default=True, metavar="SECONDS")
+@click.option("--every", type=click.FloatRange(0.1, EVERY_MAX_S), default=2.0, show_default=True, metavar="SECONDS")
 @proxy_option
 def top(every: float, proxy: str | None) -> None:
     """Watch the run: throughput, rewards, queue, drift, slow agents; until Ctrl-C."""
     from ajet_sdk.top import watch
 
+    if math.isnan(every):
+        raise click.UsageError("--every must be a number of seconds")
     with client_for(proxy, LOOK_S) as client:
         watch(client, every, sys.stdout)
 
@@ -215,7 +222,8 @@ def check_program(name: str) -> None:
     import shutil
 
     if shutil.which(name) is None:
-        raise click.UsageError(f"there is no program {name!r}")
+        there = shutil.which(name, os.F_OK) is not None
+        raise click.UsageError(f"{name!r} is not executable" if there else f"there is no program {name!r}")
 
 
 def await_proxy(client: Client) -> None:
@@ -228,7 +236,7 @@ def await_proxy(client: Client) -> None:
     try:
         client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=0.0)))
     except (ProxyUnreachable, NotReady):
-        click.echo(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}", err=True)
+        say(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}")
         client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=AWAIT_PROXY_S)))
 
 
@@ -237,46 +245,37 @@ def run_and_tell(
     model: str | None, quiet: bool,
 ) -> int:
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
-    import threading
-    from contextlib import suppress
-
     from ajet_sdk.results import RunResult, RunResults
-    from ajet_sdk.runner import run_program
+    from ajet_sdk.runner import proxy_variable, run_program
 
     done: list[RunResult] = []
-    writing, at_line_start = threading.Lock(), True
-
-    def on_output(episode: Episode, stream: str, line: bytes) -> None:
-        nonlocal at_line_start
-        out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
-        with writing, suppress(BrokenPipeError):  # who reads no more of it may still want the episodes
-            if parallel > 1:
-                out.write(f"[{episode.id}] ".encode() + line.rstrip(b"\r\n") + b"\n")
-            else:
-                out.write(line)
-                at_line_start = line.endswith(b"\n")
-            out.flush()
-
+    copies = Copies(named=parallel > 1)
     try:
         run_program(
             program, [task], repeat=repeat, parallel=parallel, model=model, agent=agent, eval=is_eval, client=client,
-            on_output=None if quiet else on_output, on_result=done.append,
+            on_output=None if quiet else copies, on_result=done.append,
         )
         code = 0 if any(result.ok for result in done) else 1
     except KeyboardInterrupt:
-        click.echo("interrupted: the open episodes are aborted", err=True)
+        say("interrupted: the open episodes are aborted")
         code = INTERRUPTED
-    click.echo(("" if at_line_start else "\n") + RunResults(tuple(sorted(done, key=lambda item: item.index))).table())
+    if copies.lost is not None:
+        say(f"some of the programs' output could not be written: {copies.lost}")
+    results = RunResults(tuple(sorted(done, key=lambda item: item.index)))
+    click.echo(("" if copies.at_line_start else "\n") + results.table())
     if empty := [item for item in done if item.ok and item.reason is not None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "heed HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"
-        click.echo(f"{lacking}: does the program {needs}, and see no errors?", err=True)
+        variable = None if program.interception else proxy_variable(client.target.url, os.environ)
+        between = f" {variable} is set: does that proxy lead to {client.target.url}?" if variable else ""
+        say(f"{lacking}: does the program {needs}, and see no errors?{between}")
     return code
 
 
 def main() -> NoReturn:
     import signal
 
+    open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
             signal.signal(number, signal.default_int_handler)  # to be asked to end is to be interrupted
@@ -306,5 +305,5 @@ def run_command() -> NoReturn:
 
 
 def end(line: str, code: int) -> NoReturn:
-    click.echo(" ".join(line.split()), err=True)
+    say(" ".join(line.split()))
     sys.exit(code)

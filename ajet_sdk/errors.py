@@ -117,6 +117,8 @@ def from_body(status: int, body: Any, *, retry_after: float | None = None) -> Aj
     code, param = detail.get("code"), detail.get("param")
     foreign = status in _ELSEWHERE and detail.get("type") not in _TYPES
     hint = " (no ajet proxy answers so: is the proxy's address right, and without /v1?)" if foreign else ""
+    if code == "unknown_route":
+        hint = " (is the proxy's address right, and without /ajet?)"
     return cls(
         str(detail.get("message") or f"HTTP {status}") + hint,
         code=code if isinstance(code, str) else None,

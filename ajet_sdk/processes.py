@@ -11,26 +11,50 @@ open for ever.
 from __future__ import annotations
 
 import os
+import resource
 import selectors
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
+
+from ajet_sdk.errors import BadRequest
 
 LINE_LIMIT = 64 * 1024
 """Longer lines are handed on in pieces."""
 PIPE_LIMIT = 1 << 20
 """No pipe holds more, so that what comes after this many bytes was not written by the program that has exited."""
 
+FILES_EACH, FILES_BESIDES = 8, 32
+"""At most so many files are open for a program that runs, and for whatever else."""
+
 OnLine = Callable[[bytes], None]
+Limits = tuple[int, int]
+"""Soft and hard."""
+
+
+def allow_files(parallel: int) -> Limits:
+    """Lets this process have the files open that so many programs at once need; the limits before, which theirs may
+    be. `BadRequest` where it may not have so many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = parallel * FILES_EACH + FILES_BESIDES
+    try:
+        if soft < needed and soft != resource.RLIM_INFINITY:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    except (ValueError, OSError):
+        message = f"parallel {parallel} needs {needed} open files, and only {hard} are allowed (ulimit -Hn)"
+        raise BadRequest(message, param="parallel") from None
+    return soft, hard
 
 
 class Child:
     """A running program. `on_stdout` and `on_stderr` get its output line by line, from one thread.
 
-    Its standard input is empty. `OSError` when it cannot be started.
+    Its standard input is empty. `files` is its limit of open files, in place of this process's (on Linux, and from a
+    moment after its start). `OSError` or `RuntimeError` when it cannot be started.
     """
 
     def __init__(
@@ -41,6 +65,7 @@ class Child:
         on_stdout: OnLine,
         on_stderr: OnLine,
         cwd: str | None = None,
+        files: Limits | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             list(argv),
@@ -51,10 +76,18 @@ class Child:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
+        if files is not None and sys.platform == "linux":
+            with suppress(OSError):  # it has ended already, or runs as another user
+                resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, files)
         self._gone = threading.Event()
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        self._pump = _Pump([(self._process.stdout, on_stdout), (self._process.stderr, on_stderr)])
+        try:
+            self._pump = _Pump([(self._process.stdout, on_stdout), (self._process.stderr, on_stderr)])
+        except BaseException:
+            with self._process:  # which closes its pipes
+                self._signal(signal.SIGKILL)
+            raise
 
     def wait(self) -> int:
         """The exit code, negative for the signal that killed it; raises what a callback raised."""
@@ -108,7 +141,12 @@ class _Pump:
         self._woken, self._wake = os.pipe()
         self._fault: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            os.close(self._wake)
+            os.close(self._woken)
+            raise
 
     def finish(self) -> None:
         """Returns when all is handed on; raises what a callback raised."""

@@ -63,13 +63,13 @@ class RunResults(Sequence[RunResult]):
     def table(self) -> str:
         """A plain-text table, one attempt a line, and a line that sums up."""
         head = ("task", "#", "episode", "outcome", "reward", "seconds", "reason")
-        rows = [head]
+        rows: list[tuple[str, ...]] = [head]
         for item in self.items:
             rewarded = "" if item.reward is None else f"{item.reward:g}"
             reason = " ".join((item.reason or "").split())[:120]
-            rows.append(
-                (item.task, str(item.index), item.episode or "-", item.outcome, rewarded, f"{item.seconds:.1f}", reason)
-            )
+            task = item.task.replace("\n", " ")
+            row = (task, str(item.index), item.episode or "-", item.outcome, rewarded, f"{item.seconds:.1f}", reason)
+            rows.append(tuple(map(plain, row)))
         counts = Counter(item.outcome for item in self.items)
         parts = [f"{counts[outcome]} {outcome}" for outcome in ("rewarded", "aborted", "failed") if counts[outcome]]
         mean = self.mean_reward
@@ -87,6 +87,11 @@ def align(rows: Sequence[Sequence[str]]) -> str:
         for row in rows
     )
     return "\n".join(lines)
+
+
+def plain(text: str) -> str:
+    """`text` without what a terminal would obey: an agent chooses its own task and names."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def columns(text: str) -> int:

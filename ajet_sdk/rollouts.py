@@ -77,6 +77,11 @@ def check_counts(repeat: int, parallel: int) -> None:
             raise BadRequest(f"{name} must be at least 1, not {value}", param=name)
 
 
+def workers_for(tasks: Iterable[Any], repeat: int, parallel: int) -> int:
+    """How many workers have something to do, but at least one; `parallel` where `tasks` cannot be counted."""
+    return max(1, min(parallel, len(tasks) * repeat)) if isinstance(tasks, Collection) else parallel
+
+
 def result_of(
     attempt: Attempt, task: str, episode: EpisodeLife | None, error: BaseException | None, seconds: float
 ) -> RunResult:
@@ -94,6 +99,14 @@ def result_of(
         if settled.discarded is not None:
             reason = f"discarded by the proxy: {settled.discarded}"
     return RunResult(task, attempt.index, episode.id if episode else None, outcome, reward, reason, seconds)
+
+
+def start(thread: threading.Thread) -> None:
+    """Starts it; `BadRequest` where this process can have no more threads."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise BadRequest(f"parallel is too much for this machine: {error}", param="parallel") from None
 
 
 class Rollouts:
@@ -117,8 +130,8 @@ class Rollouts:
         self._client, self._agent, self._opening = client, agent, opening
         self._on_result, self._on_stop = on_result, on_stop
         self._attempts = attempts_at(tasks, repeat)
-        self._ended = [threading.Event() for _ in range(parallel)]
-        self._threads = [threading.Thread(target=self._work, args=(ended,), daemon=True) for ended in self._ended]
+        self._parallel = workers_for(tasks, repeat, parallel)
+        self._workers: list[tuple[threading.Thread, threading.Event]] = []
         self._lock = threading.Lock()
         self._open: dict[str, Episode] = {}
         self._done: dict[int, RunResult] = {}
@@ -134,9 +147,9 @@ class Rollouts:
     def run(self) -> RunResults:
         """Runs to the end; an exception in this thread, such as KeyboardInterrupt, stops the run first."""
         try:
-            for thread in self._threads:
-                thread.start()
-            for ended in self._ended:
+            for _ in range(self._parallel):
+                self._begin()
+            for _, ended in self._workers:
                 while not ended.wait(HEARD_S):
                     pass
         except BaseException:
@@ -165,9 +178,15 @@ class Rollouts:
             except AjetError:
                 continue
         until = time.monotonic() + STOP_DEADLINE_S
-        for thread, ended in zip(self._threads, self._ended, strict=True):
+        for thread, ended in self._workers:
             if thread.ident is not None:
                 ended.wait(max(0.0, until - time.monotonic()))
+
+    def _begin(self) -> None:
+        ended = threading.Event()
+        thread = threading.Thread(target=self._work, args=(ended,), daemon=True)
+        self._workers.append((thread, ended))
+        start(thread)
 
     def _next(self) -> Attempt | None:
         with self._lock:

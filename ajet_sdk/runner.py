@@ -22,16 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
-from ajet_sdk.processes import Child, describe
-from ajet_sdk.protocol import Patience
+from ajet_sdk.processes import Child, Limits, describe
+from ajet_sdk.protocol import Patience, Target
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import INTERRUPTED, Rollouts
+from ajet_sdk.rollouts import INTERRUPTED, Rollouts, start
 
 REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
@@ -39,7 +40,7 @@ SECRETS = ("AJET_API_KEY", "AJET_ADMIN_SECRET", "AJET_UPSTREAM_KEY")
 """Variables of this process, or of a proxy started by the same shell, that no program gets."""
 END_GRACE_S = 5.0
 WATCH_S = 10.0
-_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w)")
+_NUMBER = re.compile(r"(?<![\w.])(?<!\d,)[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?(?!\w|\.\w|,\d)")
 
 OnOutput = Callable[[Episode, str, bytes], None]
 """Gets the episode, ``"stdout"`` or ``"stderr"``, and a line of its program's output; called by several threads."""
@@ -51,7 +52,7 @@ class Program:
 
     `env` is added to this process's own environment, `cwd` is where it runs. With ``reward_from="file"`` the program
     finds the path of the file in ``AJET_REWARD_FILE``. `reward_cmd` is for ``sh -c``. With `interception` it gets
-    no base URL, but what it needs to be intercepted.
+    no base URL, but what it needs to be intercepted. `files` is its limit of open files; None: this process's.
     """
 
     argv: Sequence[str]
@@ -60,8 +61,11 @@ class Program:
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     interception: Interception | None = None
+    files: Limits | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.argv, (str, bytes)):
+            raise BadRequest(f"argv must be a list of words, not one text: [{self.argv!r}]", param="argv")
         if not self.argv:
             raise BadRequest("there is no program to run", param="argv")
         if self.reward_from is not None and self.reward_from not in REWARD_SOURCES:
@@ -95,6 +99,23 @@ class LastNumber:
             self.value = value
 
 
+def reaching(env: Mapping[str, str], url: str) -> dict[str, str]:
+    """`env` with the host of `url` exempt from the HTTP proxy that it may name, if that host is this machine."""
+    out, host = dict(env), urlsplit(url).hostname or ""
+    for name, other in (("NO_PROXY", "no_proxy"), ("no_proxy", "NO_PROXY")):
+        before = env.get(name) or env.get(other) or ""
+        if Target(url).local and before != "*":  # which means every host only if it stands alone
+            out[name] = ",".join(dict.fromkeys((*filter(None, before.split(",")), host)))
+    return out
+
+
+def proxy_variable(url: str, environ: Mapping[str, str]) -> str | None:
+    """The variable of `environ` by which an HTTP proxy may stand between a program and `url`, if any."""
+    kind = urlsplit(url).scheme
+    names = (f"{kind}_proxy", f"{kind}_proxy".upper(), "all_proxy", "ALL_PROXY")
+    return None if Target(url).local else next((name for name in names if environ.get(name)), None)
+
+
 class ProgramAgent:
     """Calls `Program` as an agent of `ajet_sdk.rollouts`; use it as a context manager around the run."""
 
@@ -109,7 +130,7 @@ class ProgramAgent:
         self._watcher = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> ProgramAgent:
-        self._watcher.start()
+        start(self._watcher)
         return self
 
     def __exit__(
@@ -125,6 +146,8 @@ class ProgramAgent:
             env.pop(name, None)
         if program.interception is not None:
             env = program.interception.environment(env, episode.api_key)
+        else:
+            env = reaching(env, episode.base_url)
         if program.reward_from == "file":
             with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
                 path = Path(folder, "reward")
@@ -201,7 +224,9 @@ class ProgramAgent:
             if show is not None:
                 show(episode, "stderr", line)
 
-        return Child(argv, env, cwd=self._program.cwd, on_stdout=on_stdout, on_stderr=on_stderr)
+        return Child(
+            argv, env, cwd=self._program.cwd, on_stdout=on_stdout, on_stderr=on_stderr, files=self._program.files
+        )
 
     def _watch(self) -> None:
         """Ends programs whose episodes are discarded already."""

@@ -19,9 +19,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ajet_sdk.errors import AjetError, Forbidden, NotFound, ProxyUnreachable, Unauthorized
-from ajet_sdk.results import align, columns
+from ajet_sdk.results import align, columns, plain
 from ajet_sdk.routes import EPISODE_STATES
-from ajet_sdk.views import engines_by_model, plain
+from ajet_sdk.views import engines_by_model
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client

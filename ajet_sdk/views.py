@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from ajet_sdk.results import align
+from ajet_sdk.results import align, plain
 from ajet_sdk.routes import EPISODE_STATES
 
 FIRST_TIME, LAST_TIME = 1.5e9, 5e9
@@ -92,11 +92,6 @@ def _timeline(timeline: Any) -> str:
 
 def _short(value: Any) -> bool:
     return value not in (None, "") and not (isinstance(value, (list, Mapping)) and len(value) > 8)
-
-
-def plain(text: str) -> str:
-    """`text` without what a terminal would obey: an agent chooses its own task and names."""
-    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
 
 
 def _brief(value: Any) -> str:

@@ -45,7 +45,7 @@ def test_commands_for_keys_take_the_one_setting_that_they_use() -> None:
 def test_version() -> None:
     done = run("--version")
     assert done.returncode == 0
-    assert done.stdout.startswith("ajet-proxy, version ")
+    assert done.stdout.startswith("ajet-proxy 0.")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk import Client, cli
+from ajet_sdk import Client, __version__, cli
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.ports import free_port
@@ -60,7 +60,8 @@ def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
         ("status", "--proxy", "nowhere"), ("status", "--proxy", "http://a..b:1"), ("show", "../status"),
         ("reward", "1", "--episode", "bad id"), ("show", ""), ("abort", "--episode", ""), ("reward", "1e13"),
         ("reward", "1", "--episode", "e", "--agent", "\udcff"), ("abort", "--episode", "e", "--reason", "\udcff"),
-        ("run", "--task", "t", "--model", "\udcff", "--", "true"),
+        ("run", "--task", "t", "--model", "\udcff", "--", "true"), ("top", "--every", "nan"), ("top", "--every", "inf"),
+        ("top", "--every", "1e10"), ("run", "--task", "t", "--", "/dev/null"),
     ],
     ids=" ".join,
 )
@@ -73,11 +74,16 @@ def test_bad_usage_is_one_line_and_exit_2(ajet: Ajet, argv: tuple[str, ...]) -> 
     assert "--help" in err
 
 
-@pytest.mark.parametrize("argv", [("--help",), ("--version",), *((name, "--help") for name in cli.ajet.commands)])
-def test_help_and_version(ajet: Ajet, argv: tuple[str, ...]) -> None:
-    code, out, err = ajet(*argv)
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("command", [(), *((name,) for name in cli.ajet.commands)], ids=" ".join)
+def test_help(ajet: Ajet, command: tuple[str, ...], flag: str) -> None:
+    code, out, err = ajet(*command, flag)
     assert (code, err) == (0, "")
-    assert out.startswith("Usage: ajet" if "--help" in argv else "ajet ")
+    assert out.startswith(" ".join(("Usage: ajet", *command)))
+
+
+def test_version(ajet: Ajet) -> None:
+    assert ajet("--version") == (0, f"ajet {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,8 @@ def test_help_and_version(ajet: Ajet, argv: tuple[str, ...]) -> None:
         (("status", "--proxy", "nowhere"), {}, 2, "must look like http://127.0.0.1:8484"),
         (("status",), {"AJET_PROXY_URL": "http://127.0.0.1:1\n"}, 2, "must look like http://127.0.0.1:8484"),
         (("show", "../status"), {}, 2, "letters, digits"),
+        (("run", "--task", "t", "--", "/no/such"), {}, 2, "there is no program '/no/such'"),
+        (("run", "--task", "t", "--", cli.__file__), {}, 2, "cli.py' is not executable"),
         (("status",), {"AJET_API_KEY": "a b"}, 2, "characters that no key has"),
         (("show", "ep-none"), {}, 1, "no such episode"),
         (("reward", "1", "--episode", "ep-none"), {}, 1, "no such episode"),

@@ -59,6 +59,11 @@ def test_who_asked_another_server_is_told(status: int, body: Any, elsewhere: boo
     assert ("without /v1?" in errors.from_body(status, body).message) is elsewhere
 
 
+def test_who_asked_for_a_page_of_the_proxys_is_told() -> None:
+    body = errors.NotFound("no control route GET /ajet/ajet/v1/status", code="unknown_route").to_body()
+    assert errors.from_body(404, body).message.endswith("(is the proxy's address right, and without /ajet?)")
+
+
 def test_the_tree_is_drawn_in_the_docstring() -> None:
     assert errors.__doc__ is not None
     for kind in kinds():

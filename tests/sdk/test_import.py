@@ -36,7 +36,7 @@ def test_help_loads_click_and_little_else() -> None:
     loaded = loaded_by("import ajet_sdk.cli")
     assert "click" in loaded
     assert {name for name in loaded if name.startswith("ajet")} == {
-        "ajet_sdk", "ajet_sdk.cli", "ajet_sdk.errors",
+        "ajet_sdk", "ajet_sdk.cli", "ajet_sdk.errors", "ajet_sdk.output",
     }
     assert "httpx" not in loaded
 

@@ -129,10 +129,26 @@ def test_what_a_callback_raises_ends_the_program_and_is_raised() -> None:
         child.wait()
 
 
-def test_nothing_stays_open() -> None:
-    def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
+
+def test_a_program_whose_output_cannot_be_read_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        until = time.monotonic() + 60
+        while not pid.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        raise RuntimeError("can't start new thread")
+
+    pid, before = tmp_path / "pid", open_files()
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(RuntimeError, match="thread"):
+        run("sh", "-c", f"echo $$ > {pid}.new; mv {pid}.new {pid}; sleep 60")
+    assert not alive(int(pid.read_text()))
+    assert open_files() == before
+
+
+def test_nothing_stays_open() -> None:
     before = open_files()
     for _ in range(3):
         run("sh", "-c", "echo x")

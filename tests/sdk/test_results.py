@@ -33,5 +33,11 @@ def test_the_table() -> None:
     assert lines[-1] == "4 episodes: 2 rewarded, 1 aborted, 1 failed, mean reward 0.25"
 
 
+def test_what_an_agent_wrote_cannot_move_the_cursor() -> None:
+    moving = RunResult("a\nb\x1b[31mc", 0, "ep-1", "aborted", None, "no\x1b[2J", 0.0)
+    assert RunResults((moving,)).table().splitlines()[1].split("  ")[0] == "a b\\x1b[31mc"
+    assert "\x1b" not in RunResults((moving,)).table()
+
+
 def test_columns_are_aligned() -> None:
     assert align([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"

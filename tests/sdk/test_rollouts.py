@@ -15,7 +15,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk import aio, errors
 from ajet_sdk.results import RunResult
-from ajet_sdk.rollouts import Rollouts, attempts_at, name_of
+from ajet_sdk.rollouts import Rollouts, attempts_at, name_of, workers_for
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.ports import free_port
@@ -185,6 +185,18 @@ async def test_counts_are_positive(face: Any, stub: ControlStub, counts: dict[st
         await face.run(agent, ["a"], **counts)
 
 
+@pytest.mark.parametrize(("tasks", "workers"), [(["a", "b"], 4), ([], 1), (iter("a"), 9)])
+def test_no_worker_is_without_work_where_that_can_be_known(tasks: Any, workers: int) -> None:
+    assert workers_for(tasks, 2, 9) == workers
+
+
+async def test_any_number_may_run_at_once(face: Any, stub: ControlStub) -> None:
+    async def agent(task: str, episode: Any) -> float:
+        return 1.0
+
+    assert len(await face.run(agent, ["a"], repeat=2, parallel=10**9)) == 2
+
+
 def test_no_more_than_parallel_run_at_once_and_all_of_them_do(stub: ControlStub) -> None:
     together = threading.Barrier(4, timeout=10)
 
@@ -217,8 +229,8 @@ def test_stopping_aborts_what_is_open_and_begins_no_more(stub: ControlStub) -> N
             client, agent, itertools.count(), repeat=1, parallel=3, opening=opening,
             on_stop=lambda: stopped.append(True),
         )
-        for thread in rollouts._threads:
-            thread.start()
+        for _ in range(3):
+            rollouts._begin()
         for _ in range(3):
             assert started.acquire(timeout=10)
         rollouts.stop()
@@ -226,7 +238,7 @@ def test_stopping_aborts_what_is_open_and_begins_no_more(stub: ControlStub) -> N
         details = [(record["state"], record["detail"]) for record in stub.episodes.values()]
         assert details == [("discarded", "the run was interrupted")] * 3
         go_on.set()
-        for thread in rollouts._threads:
+        for thread, _ in rollouts._workers:
             thread.join(10)
         assert [item.outcome for item in rollouts.results] == ["aborted"] * 3  # too late for their rewards
 
@@ -285,8 +297,8 @@ def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeyp
 
     with ajet_sdk.Client(deadline=1.0) as client:
         rollouts = Rollouts(client, agent, ["t"], repeat=8, parallel=8, opening=opening)
-        for thread in rollouts._threads:
-            thread.start()
+        for _ in range(8):
+            rollouts._begin()
         until = time.monotonic() + 10
         while len(rollouts._open) < 8 and time.monotonic() < until:
             time.sleep(0.01)
@@ -296,7 +308,7 @@ def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeyp
         assert len(asked) == 1
         stub.faults.clear()
         release.set()
-        for thread in rollouts._threads:
+        for thread, _ in rollouts._workers:
             thread.join(20)
 
 

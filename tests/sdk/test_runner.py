@@ -16,7 +16,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk import errors
 from ajet_sdk.results import RunResult
-from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, run_program
+from ajet_sdk.runner import LastNumber, Program, ProgramAgent, number_in, proxy_variable, reaching, run_program
 from tests.kit.control_stub import ControlStub
 
 PYTHON = sys.executable
@@ -141,7 +141,7 @@ def test_a_program_that_is_not_there(stub: ControlStub) -> None:
 
 
 def test_what_cannot_be_run_is_said_before_anything_is(stub: ControlStub) -> None:
-    for program in ({"argv": ()}, {"argv": ("x",), "reward_from": "luck"},
+    for program in ({"argv": ()}, {"argv": "true"}, {"argv": ("x",), "reward_from": "luck"},
                     {"argv": ("x",), "reward_from": "file", "reward_cmd": "echo 1"}):
         with pytest.raises(errors.BadRequest):
             Program(**program)  # type: ignore[arg-type]
@@ -174,12 +174,36 @@ def test_stopping_ends_programs_and_lets_none_begin(stub: ControlStub) -> None:
 
 
 @pytest.mark.parametrize(
+    ("url", "before", "after"),
+    [
+        ("http://127.0.0.1:1/v1", {}, ("127.0.0.1", "127.0.0.1")),
+        ("http://[::1]:1/v1", {"NO_PROXY": "a,b"}, ("a,b,::1", "a,b,::1")),
+        ("http://localhost", {"NO_PROXY": "a", "no_proxy": "localhost"}, ("a,localhost", "localhost")),
+        ("http://127.0.0.1:1", {"no_proxy": "*"}, (None, "*")),
+        ("http://gpu:1", {"no_proxy": "a"}, (None, "a")),
+    ],
+)
+def test_this_machine_is_reached_without_a_proxy(
+    url: str, before: dict[str, str], after: tuple[str | None, str | None]
+) -> None:
+    env = reaching({"HTTP_PROXY": "p", **before}, url)
+    assert (env.get("NO_PROXY"), env.get("no_proxy"), env["HTTP_PROXY"]) == (*after, "p")
+
+
+def test_the_variable_that_may_stand_between() -> None:
+    environ = {"HTTP_PROXY": "a", "https_proxy": "", "ALL_PROXY": "b"}
+    found = [proxy_variable(url, environ) for url in ("http://gpu:1", "https://gpu:1", "http://localhost:1")]
+    assert found == ["HTTP_PROXY", "ALL_PROXY", None]
+
+
+@pytest.mark.parametrize(
     ("line", "whole", "anywhere"),
     [
         ("1", 1.0, 1.0), (" -0.5\r\n", -0.5, -0.5), ("1e3", 1000.0, 1000.0), ("+.5", 0.5, 0.5), ("score: 3", None, 3.0),
         ("a=1, b=2.5", None, 2.5), ("0.5.", None, 0.5), ("v1.2.3", None, None), ("nan", None, None),
         ("inf", None, None), ("", None, None), ("x7", None, None), ("1.2.3", None, None), ("5%", None, 5.0),
-        ("1_000", None, None),
+        ("1_000", None, None), ("1,000", None, None), ("10,000.5", None, None), ("1,2e3,4", None, None),
+        ("1, 0.5", None, 0.5), ("a,5", None, 5.0), ("3/4", None, 4.0),
     ],
 )
 def test_numbers(line: str, whole: float | None, anywhere: float | None) -> None:

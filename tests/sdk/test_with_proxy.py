@@ -186,6 +186,15 @@ def test_the_command_from_a_shell(proxy: ProxyProcess) -> None:
     )
 
 
+def test_an_http_proxy_that_may_stand_between_is_named(proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"http://0.0.0.0:{proxy.port}"  # this machine, but not by a name that says so
+    for name, value in {"AJET_PROXY_URL": url, "HTTP_PROXY": "http://127.0.0.1:1", "NO_PROXY": "0.0.0.0"}.items():
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--task", "real/13", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.endswith(f"? HTTP_PROXY is set: does that proxy lead to {url}?\n")
+
+
 def test_a_reward_survives_the_death_of_the_proxy(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ProxyProcess(engine, tmp_path / "data") as proxy:
         with ajet_sdk.episode("real/12", proxy_url=proxy.url) as ep:
