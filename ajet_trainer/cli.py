@@ -27,7 +27,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="ajet", prog_name="ajet-trainer")
+@click.version_option(package_name="ajet", prog_name="ajet-trainer", message="%(prog)s %(version)s")
 def cli() -> None:
     """Trains a model on the episodes that ajet-proxy collects."""
 
