@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
-from ajet_proxy.config import NO_KEY, Config, ConfigError, load, split_upstream
+from ajet_proxy.config import NO_KEY, Config, ConfigError, split_upstream
+from ajet_proxy.sources import load
 from ajet_sdk.routes import KEY_PREFIX
 
 if TYPE_CHECKING:
