@@ -23,6 +23,8 @@ ENV_PREFIX = "AJET_"
 FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "AJET_REWARD_FILE")
 """Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
 FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
+PATHS = ("FILE", "DIR")
+"""What `--help` calls a setting that is a path: ``~`` in one is a home directory."""
 
 
 def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
@@ -54,7 +56,7 @@ def _from_toml(file: str) -> dict[str, Any]:
     import tomllib
 
     try:
-        with open(file, "rb") as stream:
+        with open(os.path.expanduser(file), "rb") as stream:
             table = tomllib.load(stream)
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from error
@@ -91,7 +93,8 @@ def _convert(name: str, value: Any, where: str) -> Any:
             return tuple(quota.parse(value).items())
         except ValueError as error:
             raise ConfigError(f"{where} {error}") from error
-    kind = str(next(f.type for f in dataclasses.fields(Config) if f.name == name)).removesuffix(" | None")
+    field = next(f for f in dataclasses.fields(Config) if f.name == name)
+    kind = str(field.type).removesuffix(" | None")
     try:
         if kind == "tuple[str, ...]":
             items = [item for item in value.split(",") if item] if isinstance(value, str) else list(value)
@@ -106,7 +109,7 @@ def _convert(name: str, value: Any, where: str) -> Any:
             if (number := float(value)) < float("inf"):
                 return number
         elif kind == "str" and isinstance(value, str):
-            return value
+            return os.path.expanduser(value) if field.metadata["metavar"] in PATHS else value
     except (ValueError, TypeError, KeyError, AttributeError):
         pass
     words_of = {"tuple[str, ...]": "a list of strings", "bool": "true or false", "int": "an integer",

@@ -95,3 +95,14 @@ def test_the_data_directory_is_systemds_or_the_users() -> None:
     assert default_data_dir({"STATE_DIRECTORY": "/var/lib/ajet:/x"}) == "/var/lib/ajet"
     assert default_data_dir({"XDG_STATE_HOME": "/s"}) == "/s/ajet"
     assert default_data_dir({"HOME": "/h"}) == "/h/.local/state/ajet"
+
+
+def test_a_tilde_in_a_path_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "s", SECRET)
+    write(tmp_path / "c.toml", 'data_dir = "~/d"\nadmin_secret_file = "~/s"\nlisten = "127.0.0.1:1"')
+    config = load("~/c.toml", {"AJET_TLS_CERT": "~/c.pem"}, {"tls_key": "~/k.pem", "public_url": "http://a/~b"})
+    assert (config.data_dir, config.admin_secret) == (f"{tmp_path}/d", SECRET)
+    assert (config.tls_cert, config.tls_key) == (f"{tmp_path}/c.pem", f"{tmp_path}/k.pem")
+    assert config.public_url == "http://a/~b"
+    assert load(None, {}, {"data_dir": "a~b"}).data_dir == "a~b"
