@@ -35,6 +35,8 @@ SECRET = "sixteen characters"
         ({"upstream": ("http://x:99999",)}, "upstream must be"),
         ({"upstream": ("m=http://me:sesame@x",)}, "without a name and password"),
         ({"upstream": ("http://x y",)}, "upstream must be"),
+        ({"upstream": ("m=http://x:1/v1/chat/completions",)}, "'m=http://x:1', not 'm=http://x:1/v1/chat/completions'"),
+        ({"upstream": ("http://x/api/v1/messages/",)}, "without a route: 'http://x/api', not"),
         ({"upstream": ("m=http://localhost:8484/v1",)}, "the proxy's own address"),
         ({"upstream": ("http://[::1]:9",), "listen": "[::1]:9"}, "the proxy's own address"),
         ({"public_url": "agents.example.org"}, "public_url must be"),
@@ -96,6 +98,7 @@ def test_a_password_in_an_address_is_not_repeated() -> None:
 def test_addresses_and_upstreams() -> None:
     assert split_address("[::1]:80", "x") == ("::1", 80)
     assert split_upstream("http://h:1/v1/") == ("", "http://h:1/v1/")
+    assert split_upstream("http://h/models") == ("", "http://h/models")
     assert split_upstream("http://h/a=b") == ("", "http://h/a=b")
     assert split_upstream("org/m-1=https://h/api/v1") == ("org/m-1", "https://h/api/v1")
 
