@@ -118,7 +118,9 @@ class Config:
         "0 is none.",
     )
     drain_s: float = _opt(60.0, "After SIGTERM, requests in flight have this long to finish.")
-    key_ttl_s: float = _opt(7 * 86400.0, "Lifetime of an episode's key.")
+    key_ttl_s: float = _opt(
+        7 * 86400.0, "Lifetime of an episode's key; below wall_timeout, its late calls are refused."
+    )
     archive_max_age: float = _opt(0.0, "Archived episodes are removed this long after their end; 0 keeps them.")
     archive_max_bytes: int = _opt(0, "The archive may take so much disk, then its oldest episodes go; 0 is no limit.")
     max_disk: int = _opt(
