@@ -8,6 +8,7 @@ stderr; a user's mistake never shows a traceback. Everything heavy is imported a
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 import sys
@@ -275,6 +276,7 @@ def main() -> NoReturn:
     """The console script."""
     from ajet_sdk.errors import AjetError
 
+    _open_streams()
     try:
         code = cli.main(prog_name="ajet-proxy", standalone_mode=False)
     except click.UsageError as error:
@@ -299,6 +301,15 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Have closed streams read and write nothing, and what stdout's encoding lacks be ``?``. (stderr never fails.)"""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _fail(code: int, message: str) -> NoReturn:

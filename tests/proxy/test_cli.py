@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -150,6 +151,20 @@ from ajet_proxy.cli import main; main()"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
     said = "ajet-proxy: msgpack is not installed here: the daemon's part is ajet[proxy], for Python 3.12 or newer\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
+def test_what_the_outputs_encoding_lacks_is_a_question_mark(tmp_path: Path) -> None:
+    done = run("doctor", "--data-dir", str(tmp_path / "d"), PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n        ? give --upstream URL" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", ["export .", "doctor --data-dir .", "merge -", "srve"])
+def test_closed_streams_are_no_failure(arguments: str, tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    command = f"exec {shlex.quote(str(PROXY))} {arguments} <&- >&- 2>&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, timeout=30, check=False)
+    assert done.returncode == (2 if arguments == "srve" else 0)
 
 
 def test_an_unknown_variable_names_the_nearest() -> None:
