@@ -309,7 +309,7 @@ async def _run(app: App, announce: Callable[[str], None]) -> None:
     announce(app.url)
     service.notify("READY=1", os.environ)
     await stop.wait()
-    service.notify("STOPPING=1", os.environ)
+    service.notify_stopping(app.config.drain_s, os.environ)
     failed = app.ticker.exception() if app.ticker.done() else None
     await app.stop()
     if failed is not None:

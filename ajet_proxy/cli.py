@@ -8,17 +8,19 @@ stderr; a user's mistake never shows a traceback. Everything heavy is imported a
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
-from ajet_proxy.config import NO_KEY, Config, ConfigError, load, split_upstream
+from ajet_proxy.config import NO_KEY, Config, ConfigError, split_upstream
+from ajet_proxy.sources import load
 from ajet_sdk.routes import KEY_PREFIX
 
 if TYPE_CHECKING:
@@ -48,9 +50,9 @@ def config_options(*names: str) -> Callable[[F], F]:
     return decorate
 
 
-def _load(file: str | None, flags: dict[str, Any]) -> Config:
+def _load(file: str | None, flags: dict[str, Any], env: Mapping[str, str] = os.environ) -> Config:
     given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
-    return load(file, os.environ, given)
+    return load(file, env, given)
 
 
 @click.group(
@@ -229,14 +231,19 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     from ajet_proxy import service
 
     given = serve.make_context("ajet-proxy serve", list(arguments)).params
-    if given["data_dir"] is not None:
-        raise click.UsageError("the service keeps its data in systemd's state directory: leave --data-dir out")
     names = ("file", "tls_cert", "tls_key", "tls_client_ca", "admin_secret_file")
-    files = {name: os.path.abspath(given[name]) for name in names if given[name]}
-    if any(path not in arguments for path in files.values()):
+    files = {name: given[name] for name in names if given[name]}
+    if not all(map(os.path.isabs, files.values())):
         raise click.UsageError("a service starts in no particular directory: give files by absolute paths")
-    drain_s = _load(given.pop("file"), given).drain_s
-    text = service.unit(arguments, user=user, drain_s=drain_s, files=files)
+    settings = service.environment_file(user=user, env=os.environ)
+    try:
+        config = _load(given.pop("file"), given, service.environment(settings))
+    except ConfigError as error:
+        raise ConfigError(f"{error} (of variables, the service has those in {settings} alone)") from error
+    if config.data_dir != service.STATE_DIRECTORY:
+        raise click.UsageError("the service keeps its data in systemd's state directory: leave --data-dir out, "
+                               f"data_dir of the TOML file and AJET_DATA_DIR of {settings} too")
+    text = service.unit(arguments, user=user, drain_s=config.drain_s, files=files)
     program = Path(sys.executable)
     folder = None if user else service.out_of_reach(program) or service.out_of_reach(program.resolve())
     if folder is not None:
@@ -274,6 +281,7 @@ def main() -> NoReturn:
     """The console script."""
     from ajet_sdk.errors import AjetError
 
+    _open_streams()
     try:
         code = cli.main(prog_name="ajet-proxy", standalone_mode=False)
     except click.UsageError as error:
@@ -298,6 +306,15 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Have closed streams read and write nothing, and what stdout's encoding lacks be ``?``. (stderr never fails.)"""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _fail(code: int, message: str) -> NoReturn:

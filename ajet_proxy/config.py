@@ -1,27 +1,19 @@
-"""The daemon's one configuration object, and where its values come from.
+"""The daemon's one configuration object: every setting, and which values go together.
 
-Later sources win: defaults, the TOML file, ``AJET_*`` variables, command-line flags. A key that no field has is an
-error that names the nearest one, because a misspelt limit must not silently be no limit. Each field carries the
-sentence that `--help` and the documentation show, so neither can drift from the code.
-
-The admin secret comes from the environment or from a file and never from argv, which every user of the machine can
-read.
+Each field carries the sentence that `--help` and the documentation show, so neither can drift from the code. Where
+values come from: `ajet_proxy.sources`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import ipaddress
-import os
 import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ajet_proxy.core import quota
 from ajet_proxy.core.quota import Quota
 from ajet_sdk.address import is_key, server
 
@@ -36,10 +28,6 @@ def _opt(default: Any, text: str, *, flag: bool = True, metavar: str | None = No
     return dataclasses.field(default=default, metadata={"help": text, "flag": flag, "metavar": metavar})
 
 
-ENV_PREFIX = "AJET_"
-FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "AJET_REWARD_FILE")
-"""Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
-FOREIGN_ENV_PREFIX = "AJET_TRAINER_"
 MIN_SECRET = 16
 MAX_WORKERS = 64
 OF_WORKERS = (3, 12)
@@ -51,6 +39,8 @@ MAY_BE_NONE = (
 HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:]+:[0-9a-f.]*", re.ASCII | re.IGNORECASE)
 """A name or an address."""
 LISTENING_MODES = ("regular", "socks5", "transparent")
+LLM_ROUTE = re.compile(r"(/v1/(completions|responses|messages|models)|(/v1)?/chat/completions)/?$")
+"""What may stand behind a base URL that was copied from a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +118,9 @@ class Config:
         "0 is none.",
     )
     drain_s: float = _opt(60.0, "After SIGTERM, requests in flight have this long to finish.")
-    key_ttl_s: float = _opt(7 * 86400.0, "Lifetime of an episode's key.")
+    key_ttl_s: float = _opt(
+        7 * 86400.0, "Lifetime of an episode's key; below wall_timeout, its late calls are refused."
+    )
     archive_max_age: float = _opt(0.0, "Archived episodes are removed this long after their end; 0 keeps them.")
     archive_max_bytes: int = _opt(0, "The archive may take so much disk, then its oldest episodes go; 0 is no limit.")
     max_disk: int = _opt(
@@ -173,31 +165,6 @@ class Config:
             name, url = split_upstream(item)
             found[name] = (*found.get(name, ()), url)
         return found
-
-
-def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """The configuration from all sources, checked; `flags` holds only what was given on the command line."""
-    values: dict[str, Any] = {}
-    if file is not None:
-        values.update(_from_toml(file))
-    values.update(_from_env(env))
-    values.update({name: _convert(name, value, f"--{name.replace('_', '-')}") for name, value in flags.items()})
-    if not values.get("data_dir"):
-        values["data_dir"] = default_data_dir(env)
-    if values.get("admin_secret") is None and values.get("admin_secret_file"):
-        values["admin_secret"] = _read_secret(values["admin_secret_file"])
-    config = Config(**values)
-    check(config)
-    return config
-
-
-def default_data_dir(env: Mapping[str, str]) -> str:
-    """systemd's STATE_DIRECTORY, else ``ajet`` under the XDG state directory."""
-    state = env.get("STATE_DIRECTORY", "").split(":")[0]
-    if state:
-        return state
-    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
-    return os.path.join(base, "ajet")
 
 
 def check(config: Config) -> None:
@@ -299,6 +266,9 @@ def split_upstream(text: str) -> tuple[str, str]:
         raise ConfigError("upstream must be an address without a name and password: set AJET_UPSTREAM_KEY")
     if _server(url) is None:
         raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
+    if (route := LLM_ROUTE.search(url)) is not None:
+        base = text.removesuffix(route[0])
+        raise ConfigError(f"upstream must be a base URL, without a route: {base!r}, not {text!r}")
     return name, url
 
 
@@ -323,75 +293,3 @@ def table() -> str:
         shown = "" if default is False or default in (None, "") else f"`{default}`"
         rows.append(f"| `{f.name}` | {shown} | {f.metadata['help']} |")
     return "\n".join(rows)
-
-
-def _from_toml(file: str) -> dict[str, Any]:
-    import tomllib
-
-    try:
-        with open(file, "rb") as stream:
-            table = tomllib.load(stream)
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{file} is not TOML: {error}") from error
-    known = [f.name for f in dataclasses.fields(Config) if f.name not in ("admin_secret", "upstream_key")]
-    for name in (name for name in table if name not in known):
-        advice = ": settings stand in no table" if isinstance(table[name], dict) else _nearest(name, known)
-        raise ConfigError(f"{file}: unknown key {name!r}{advice}")
-    return {name: _convert(name, value, f"{file}: {name}") for name, value in table.items()}
-
-
-def _from_env(env: Mapping[str, str]) -> dict[str, Any]:
-    known = {ENV_PREFIX + f.name.upper(): f.name for f in dataclasses.fields(Config)}
-    values = {}
-    for variable, text in env.items():
-        if not variable.startswith(ENV_PREFIX) or variable in FOREIGN_ENV or variable.startswith(FOREIGN_ENV_PREFIX):
-            continue
-        if variable not in known:
-            raise ConfigError(f"unknown variable {variable}{_nearest(variable, [*known, *FOREIGN_ENV])}")
-        values[known[variable]] = _convert(known[variable], text, variable)
-    return values
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-
-
-def _convert(name: str, value: Any, where: str) -> Any:
-    """`value`, from TOML or as text, as the type of field `name`; text lists are separated by commas."""
-    if name == "tenants":
-        try:
-            return tuple(quota.parse(value).items())
-        except ValueError as error:
-            raise ConfigError(f"{where} {error}") from error
-    kind = str(next(f.type for f in dataclasses.fields(Config) if f.name == name)).removesuffix(" | None")
-    try:
-        if kind == "tuple[str, ...]":
-            items = [item for item in value.split(",") if item] if isinstance(value, str) else list(value)
-            if all(isinstance(item, str) for item in items):
-                return tuple(item.strip() for item in items)
-        elif kind == "bool":
-            words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
-            return value if isinstance(value, bool) else words[value.lower()]
-        elif kind == "int" and not isinstance(value, (bool, float)):
-            return int(value)
-        elif kind == "float" and not isinstance(value, bool):
-            if (number := float(value)) < float("inf"):
-                return number
-        elif kind == "str" and isinstance(value, str):
-            return value
-    except (ValueError, TypeError, KeyError, AttributeError):
-        pass
-    words_of = {"tuple[str, ...]": "a list of strings", "bool": "true or false", "int": "an integer",
-                "float": "a number", "str": "text"}
-    raise ConfigError(f"{where} must be {words_of[kind]}, not {value!r}")
-
-
-def _read_secret(file: str) -> str:
-    try:
-        return Path(file).read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        raise ConfigError(f"cannot read admin_secret_file {file}: {reason}") from error

@@ -21,10 +21,10 @@ from typing import Any, Literal
 
 import aiohttp
 
-from ajet_proxy.config import Config
+from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core import responding
 from ajet_proxy.core.continuity import trial
-from ajet_proxy.io import authority
+from ajet_proxy.io import authority, keyring
 from ajet_proxy.io.engines import base_url
 
 LOW_DISK = 1 << 30
@@ -51,7 +51,7 @@ def run(config: Config) -> list[Finding]:
 
 async def examine(config: Config) -> list[Finding]:
     """Every check, in the order in which faults should be repaired."""
-    return [*_data_dir(config), *_retention(config), *await _upstreams(config)]
+    return [*_data_dir(config), *_lifetimes(config), *_retention(config), *await _upstreams(config)]
 
 
 def as_text(findings: list[Finding]) -> str:
@@ -90,7 +90,7 @@ def _data_dir(config: Config) -> list[Finding]:
     secret = path / "secret"
     if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077:
         found.append(Finding("permissions", "fault", f"{secret} is readable by others", f"chmod 600 {secret}"))
-    return [*found, *_strangers(path), *_authority(path / "ca"), _disk(path), _lock(path)]
+    return [*found, *_strangers(path), *_keys(path), *_authority(path / "ca"), _disk(path), _lock(path)]
 
 
 def _strangers(path: Path) -> list[Finding]:
@@ -101,6 +101,21 @@ def _strangers(path: Path) -> list[Finding]:
         return []
     return [Finding("permissions", "fault", f"{len(others)} files under {path} are another user's, such as {others[0]}",
                     f"chown -R --reference={path} {path}")]
+
+
+def _keys(path: Path) -> list[Finding]:
+    """The secrets that sign keys and the revocations, if a proxy has made them."""
+    if not keyring.used(path):
+        return []
+    try:
+        keyring.ring(path)
+    except ConfigError as error:
+        fault, _, advice = str(error).rpartition(": ")
+        return [Finding("keys", "fault", fault, advice)]
+    except OSError as error:
+        return [Finding("keys", "fault", f"{error.filename} cannot be read: {error.strerror}",
+                        "run doctor as the user that runs the proxy (or as root)")]
+    return [Finding("keys", "ok", "the secret that signs them and what was revoked can be read")]
 
 
 def _authority(directory: Path) -> list[Finding]:
@@ -127,6 +142,15 @@ def _disk(path: Path) -> Finding:
     if free < LOW_DISK:
         return Finding("disk", "fault", text, "free some space: the proxy refuses calls while it cannot write")
     return Finding("disk", "ok", text)
+
+
+def _lifetimes(config: Config) -> list[Finding]:
+    """Whether an episode's key holds for as long as the episode may go on."""
+    if config.key_ttl_s >= config.wall_timeout:
+        return []
+    return [Finding("keys", "warning", f"an episode's key ends after {config.key_ttl_s:g} s (key_ttl_s), and the "
+                    f"episode may go on for {config.wall_timeout:g} s (wall_timeout): its later calls get a 401",
+                    "set key_ttl_s to wall_timeout or more")]
 
 
 def _retention(config: Config) -> list[Finding]:

@@ -7,6 +7,9 @@ when the proxy accepts requests and a hung proxy is restarted.
 Where systemd itself listens (a socket unit), connections that come while the daemon restarts wait instead of being
 refused. The socket comes as descriptor 3, as sd_listen_fds(3) has it.
 
+A configuration that `serve` refuses (exit 2) is refused the next time, too, so there is none. A drain may take longer
+than when the unit was written: the daemon tells systemd how long.
+
 Where memory runs out the kernel kills a process and the unit goes on: without the compaction, which goes first and is
 tried again, or a worker, which is replaced. If it was the daemon itself, that is a failure, and systemd restarts it.
 
@@ -15,6 +18,7 @@ tried again, or a worker, which is replaced. If it was the daemon itself, that i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
@@ -28,6 +32,10 @@ from ajet_proxy.config import ConfigError
 HANDED = 3
 WATCHDOG_S = 60
 UNIT_NAME = "ajet-proxy.service"
+ENVIRONMENT_FILE = "/etc/ajet/proxy.env"
+STATE_DIRECTORY = "%S/ajet"
+"""The service's data directory, in systemd's words."""
+STOP_MARGIN_S = 30
 
 _UNIT = """\
 [Unit]
@@ -41,6 +49,7 @@ Type=notify
 ExecStart={command}
 Restart=on-failure
 RestartSec=2
+RestartPreventExitStatus=2
 TimeoutStartSec=300
 TimeoutStopSec={stop_s}
 WatchdogSec={watchdog_s}
@@ -66,7 +75,7 @@ SystemCallErrorNumber=EPERM
 [Install]
 WantedBy={wanted_by}
 """
-_SYSTEM_ONLY = """\
+_SYSTEM_ONLY = f"""\
 DynamicUser=yes
 ProtectHome=read-only
 PrivateDevices=yes
@@ -81,7 +90,7 @@ ProtectControlGroups=yes
 ProtectClock=yes
 ProtectHostname=yes
 CapabilityBoundingSet=
-EnvironmentFile=-/etc/ajet/proxy.env
+EnvironmentFile=-{ENVIRONMENT_FILE}
 """
 _USER_ONLY = """\
 EnvironmentFile=-%E/ajet/proxy.env
@@ -96,11 +105,12 @@ def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float, files: Mappi
     systemd hands the service copies of them.
     """
     handed = {} if user else {path: name for name, path in (files or {}).items()}
-    program = [sys.executable, "-m", "ajet_proxy.cli", "serve", *arguments]
+    words = [word for item in arguments for word in (item.split("=", 1) if item.startswith("--") else [item])]
+    program = [sys.executable, "-m", "ajet_proxy.cli", "serve", *words]
     return _UNIT.format(
         command=" ".join(f"%d/{handed[item]}" if item in handed else _escape(shlex.quote(item)) for item in program),
         files="".join(f"LoadCredential={name}:{_escape(path)}\n" for path, name in handed.items()),
-        stop_s=int(drain_s) + 30,
+        stop_s=int(drain_s) + STOP_MARGIN_S,
         watchdog_s=WATCHDOG_S,
         identity=_USER_ONLY if user else _SYSTEM_ONLY,
         wanted_by="default.target" if user else "multi-user.target",
@@ -121,8 +131,31 @@ def unit_path(*, user: bool, env: Mapping[str, str]) -> Path:
     """Where systemd looks for the unit."""
     if not user:
         return Path("/etc/systemd/system") / UNIT_NAME
-    config = env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
-    return Path(config) / "systemd" / "user" / UNIT_NAME
+    return _users_config(env) / "systemd" / "user" / UNIT_NAME
+
+
+def environment_file(*, user: bool, env: Mapping[str, str]) -> Path:
+    """The file of settings that the unit names."""
+    return _users_config(env) / "ajet" / "proxy.env" if user else Path(ENVIRONMENT_FILE)
+
+
+def environment(file: Path) -> dict[str, str]:
+    """What the service will have in its environment that `serve` heeds, and nothing of this process's own: systemd's
+    state directory, and the lines of `file`, if there is one. (EnvironmentFile in systemd.exec(5) says how they are
+    written. Its backslashes are not read here.)"""
+    found, text = {"STATE_DIRECTORY": STATE_DIRECTORY}, ""
+    with contextlib.suppress(FileNotFoundError):
+        text = file.read_text()
+    for line in map(str.strip, text.splitlines()):
+        name, sign, value = map(str.strip, line.partition("="))
+        if sign and not line.startswith(("#", ";")):
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+            found[name] = value[1:-1] if quoted else value
+    return found
+
+
+def _users_config(env: Mapping[str, str]) -> Path:
+    return Path(env.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config"))
 
 
 def handed_socket(env: Mapping[str, str], *, address: tuple[str, int]) -> socket.socket | None:
@@ -139,8 +172,13 @@ def handed_socket(env: Mapping[str, str], *, address: tuple[str, int]) -> socket
     return handed
 
 
+def notify_stopping(drain_s: float, env: Mapping[str, str]) -> bool:
+    """Tell systemd that the daemon stops, and to wait for its drain if that is longer than the unit says."""
+    return notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={(int(drain_s) + STOP_MARGIN_S) * 1_000_000}", env)
+
+
 def notify(state: str, env: Mapping[str, str]) -> bool:
-    """Tell systemd `state` (``READY=1``, ``STOPPING=1``, ``WATCHDOG=1``); False when nobody listens."""
+    """Tell systemd `state` (such as ``READY=1`` or ``WATCHDOG=1``); False when nobody listens."""
     address = env.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False

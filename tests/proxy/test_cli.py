@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,7 @@ def test_version() -> None:
         (("install-service", "--print", "--", "--upsteam", "x"), "(see 'ajet-proxy serve --help')"),
         (("install-service", "--print", "--data-dir", "/x"), "leave --data-dir out"),
         (("install-service", "--print", "--config", "a.toml"), "absolute paths"),
+        (("install-service", "--print", "--", "--config=a.toml"), "absolute paths"),
         (("doctor", "--upstream", "ftp://x"), "upstream must be"),
         (("doctor", "--upstream", "http://a..b:1"), "upstream must be"),
         (("merge", "-", "--policy", "repair", "--upstream", "http://999.1.1.1:1"), "upstream must be"),
@@ -152,6 +154,20 @@ from ajet_proxy.cli import main; main()"""
     assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
 
 
+def test_what_the_outputs_encoding_lacks_is_a_question_mark(tmp_path: Path) -> None:
+    done = run("doctor", "--data-dir", str(tmp_path / "d"), PYTHONIOENCODING="latin-1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\n        ? give --upstream URL" in done.stdout
+
+
+@pytest.mark.parametrize("arguments", ["export .", "doctor --data-dir .", "merge -", "srve"])
+def test_closed_streams_are_no_failure(arguments: str, tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    command = f"exec {shlex.quote(str(PROXY))} {arguments} <&- >&- 2>&-"
+    done = subprocess.run(command, shell=True, cwd=tmp_path, timeout=30, check=False)
+    assert done.returncode == (2 if arguments == "srve" else 0)
+
+
 def test_an_unknown_variable_names_the_nearest() -> None:
     done = run("serve", AJET_LISTN="127.0.0.1:1")
     assert done.returncode == 2
@@ -202,6 +218,33 @@ def test_the_unit_can_be_printed_and_written(tmp_path: Path) -> None:
     assert written.returncode == 0
     assert "systemctl --user daemon-reload" in written.stdout
     assert (tmp_path / "systemd/user/ajet-proxy.service").read_text() == printed.stdout
+
+
+def test_the_services_settings_are_those_of_its_environment_file(tmp_path: Path) -> None:
+    exposed = ("install-service", "--user", "--print", "--", "--listen", "0.0.0.0:8484", "--insecure")
+    shell = {"XDG_CONFIG_HOME": str(tmp_path), "AJET_ADMIN_SECRET": "of the shell alone", "AJET_DRAIN_S": "1"}
+    refused = run(*exposed, **shell)
+    assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
+    assert "needs an admin secret" in refused.stderr
+    assert f"the service has those in {tmp_path}/ajet/proxy.env alone" in refused.stderr
+    (tmp_path / "ajet").mkdir()
+    (tmp_path / "ajet/proxy.env").write_text("# ours\nAJET_ADMIN_SECRET='sixteen characters'\nAJET_DRAIN_S=600\n")
+    printed = run(*exposed, **shell)
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert "TimeoutStopSec=630" in printed.stdout
+    assert "sixteen characters" not in printed.stdout
+
+
+def test_the_service_has_its_own_data_directory_whoever_names_another(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text('data_dir = "/x"')
+    (tmp_path / "ajet").mkdir()
+    (tmp_path / "ajet/proxy.env").write_text("AJET_DATA_DIR=/x")
+    install = ("install-service", "--user", "--print")
+    for done in (
+        run(*install, "--", f"--config={tmp_path}/c.toml"), run(*install, XDG_CONFIG_HOME=str(tmp_path)),
+    ):
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "keeps its data in systemd's state directory" in done.stderr
 
 
 def test_doctor_exits_1_on_a_fault(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from ajet_proxy.config import Config
 from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
+from ajet_proxy.io import keyring
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
 from tests.proxy.io.test_continuity_responses import Deaf
@@ -164,6 +165,33 @@ def test_a_lock_that_this_user_may_not_open(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Path, "open", refuse)
     assert faults(run(Config(data_dir=str(tmp_path)))) == [f"this user may not open {tmp_path / 'lock'}"]
+
+
+@pytest.mark.parametrize(("file", "data"), [("secret", b""), ("secret", b"short"), ("revoked", b"{")])
+def test_keys_that_serve_would_refuse_are_a_fault(tmp_path: Path, file: str, data: bytes) -> None:
+    def found() -> list[Finding]:
+        return [item for item in run(Config(data_dir=str(tmp_path))) if item.check == "keys"]
+
+    tmp_path.chmod(0o700)
+    assert found() == []
+    assert not (tmp_path / "secret").exists()
+    keyring.ring(tmp_path)
+    assert [item.level for item in found()] == ["ok"]
+    (tmp_path / file).write_bytes(data)
+    (fault,) = found()
+    assert (fault.level, fault.message) == ("fault", f"{tmp_path / file} is damaged")
+    assert "delete it" in fault.advice
+
+
+def test_a_secret_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir(mode=0o700)
+    assert faults(run(Config(data_dir=str(tmp_path)))) == [f"{tmp_path / 'secret'} cannot be read: Is a directory"]
+
+
+@pytest.mark.parametrize(("ttl", "told"), [(59.0, True), (60.0, False)])
+def test_a_key_that_ends_before_its_episode_is_a_warning(tmp_path: Path, ttl: float, told: bool) -> None:
+    found = run(Config(data_dir=str(tmp_path), key_ttl_s=ttl, wall_timeout=60.0))
+    assert ["ends after 59 s" in item.message for item in found if item.check == "keys"] == [True] * told
 
 
 def make_authority(directory: Path, *, days: int) -> None:

@@ -278,7 +278,7 @@ def test_systemd_is_told_ready_watchdog_and_stopping(tmp_path: Path) -> None:
         with proxy:
             wait_for(lambda: "WATCHDOG=1" in said)
             assert proxy.stop() == 0
-        wait_for(lambda: "STOPPING=1" in said)
+        wait_for(lambda: said[-1].startswith("STOPPING=1\n"))
         assert said[0] == "READY=1"
 
 

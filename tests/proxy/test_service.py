@@ -49,6 +49,7 @@ def test_the_system_unit_is_confined_and_waits_for_the_drain() -> None:
     for line in (
         "Type=notify", "DynamicUser=yes", "StateDirectory=ajet", "ProtectSystem=strict", "NoNewPrivileges=yes",
         "PrivateTmp=yes", "PrivateDevices=yes", "SystemCallFilter=@system-service", "Restart=on-failure",
+        "RestartPreventExitStatus=2", "EnvironmentFile=-/etc/ajet/proxy.env",
         "TimeoutStopSec=90", "LimitNOFILE=65536", "WantedBy=multi-user.target",
         "After=network-online.target time-sync.target", "OOMPolicy=continue",
     ):
@@ -69,6 +70,13 @@ def test_files_that_only_root_may_read_are_handed_over() -> None:
     assert "LoadCredential" not in service.unit(arguments, user=True, drain_s=60, files={"tls_key": "/x"})
 
 
+def test_a_flag_and_its_value_may_be_one_word() -> None:
+    arguments = ("--tls-key=/k=1", "--upstream", "a=http://b")
+    text = service.unit(arguments, user=False, drain_s=60, files={"tls_key": "/k=1"})
+    assert "LoadCredential=tls_key:/k=1\n" in text
+    assert text.split("ExecStart=")[1].split("\n")[0].endswith("serve --tls-key %d/tls_key --upstream a=http://b")
+
+
 def test_a_program_in_a_private_folder_is_out_of_the_services_reach(tmp_path: Path) -> None:
     private = tmp_path / "private"
     (private / "bin").mkdir(parents=True)
@@ -80,6 +88,30 @@ def test_a_program_in_a_private_folder_is_out_of_the_services_reach(tmp_path: Pa
 def test_where_the_unit_goes() -> None:
     assert service.unit_path(user=False, env={}) == Path("/etc/systemd/system/ajet-proxy.service")
     assert service.unit_path(user=True, env={"XDG_CONFIG_HOME": "/c"}) == Path("/c/systemd/user/ajet-proxy.service")
+
+
+def test_the_services_environment_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "proxy.env"
+    assert service.environment(file) == {"STATE_DIRECTORY": "%S/ajet"}
+    monkeypatch.setenv("AJET_LISTEN", "of the shell that installs it")
+    lines = ("# AJET_A=1", "; AJET_B=2", "", "no sign", "AJET_C = 3 4 ", 'AJET_D="5 # 6"', "AJET_E='7'", 'AJET_F=a=b"')
+    file.write_text("\n".join([*lines, "AJET_G="]))
+    said = {"AJET_C": "3 4", "AJET_D": "5 # 6", "AJET_E": "7", "AJET_F": 'a=b"', "AJET_G": ""}
+    assert service.environment(file) == {"STATE_DIRECTORY": "%S/ajet", **said}
+
+
+def test_the_environment_file_is_the_one_that_the_unit_names() -> None:
+    assert service.environment_file(user=False, env={}) == Path("/etc/ajet/proxy.env")
+    assert service.environment_file(user=True, env={"XDG_CONFIG_HOME": "/c"}) == Path("/c/ajet/proxy.env")
+    assert "EnvironmentFile=-%E/ajet/proxy.env" in service.unit((), user=True, drain_s=60)
+
+
+def test_systemd_is_asked_to_wait_for_the_drain(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(str(tmp_path / "s"))
+        server.settimeout(5)
+        assert service.notify_stopping(600.5, {"NOTIFY_SOCKET": str(tmp_path / "s")})
+        assert server.recv(100) == b"STOPPING=1\nEXTEND_TIMEOUT_USEC=630000000"
 
 
 def test_notify_speaks_to_a_path_and_to_an_abstract_address(tmp_path: Path) -> None:

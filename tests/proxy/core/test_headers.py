@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from multidict import CIMultiDict
 
 from ajet_proxy.core.headers import Headers, Labels, RewardDirective, is_text
 from ajet_sdk.errors import BadRequest
@@ -37,6 +38,13 @@ def test_rewards() -> None:
     assert labels(reward="0.5").reward == RewardDirective(0.5, None, False)
     assert labels(reward="-1", final="1").reward == RewardDirective(-1.0, None, True)
     assert labels(reward="1e0", final="0", reward_call="call-1").reward == RewardDirective(1.0, "call-1", False)
+
+
+def test_two_rewards_must_be_one() -> None:
+    first, other = ("X-AJet-Reward", "1"), ("accept", "2")
+    assert Headers(CIMultiDict([first, other, first])).labels.reward == RewardDirective(1.0, None, False)
+    with pytest.raises(BadRequest, match="X-AJet-Reward is there twice"):
+        Headers(CIMultiDict([first, other, ("x-ajet-reward", "0")])).labels  # noqa: B018 - asking is what raises
 
 
 def test_the_key_is_read_once() -> None:
