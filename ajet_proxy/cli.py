@@ -19,9 +19,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
-from ajet_proxy.config import NO_KEY, Config, ConfigError, split_upstream
-from ajet_proxy.sources import load
 from ajet_sdk.routes import KEY_PREFIX
+
+try:
+    from ajet_proxy.config import NO_KEY, Config, ConfigError, split_upstream
+    from ajet_proxy.sources import load
+except ModuleNotFoundError as error:
+    sys.exit(f"ajet-proxy: there is no {error.name} here: the daemon is installed by pip install '.[proxy]'")
 
 if TYPE_CHECKING:
     from ajet_proxy.core.timeline import Policy

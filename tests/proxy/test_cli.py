@@ -16,6 +16,7 @@ import pytest
 from ajet_proxy.cli import _load, cli, main
 from ajet_proxy.core.keys import key_id
 from tests.kit.proxy_process import PROXY
+from tests.kit.source import ROOT
 from tests.kit.steps import processor_s
 from tests.kit.strategies import make_call
 
@@ -41,6 +42,14 @@ def test_commands_for_keys_take_the_one_setting_that_they_use() -> None:
         assert {"--config", "--data-dir"} <= set(words)
         assert not {"--listen", "--upstream", "--group-size"} & set(words)
     assert run("issue-key", "--scope", "admin", "--listen", "127.0.0.1:0").returncode == 2
+
+
+def test_the_sdk_alone_is_no_daemon_and_says_so() -> None:
+    """`pip install .` brings the command and not what it needs."""
+    code = "import sys; sys.modules['msgspec'] = None; import ajet_proxy.cli"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr == "ajet-proxy: there is no msgspec here: the daemon is installed by pip install '.[proxy]'\n"
 
 
 def test_version() -> None:
