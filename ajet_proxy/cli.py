@@ -8,7 +8,6 @@ stderr; a user's mistake never shows a traceback. Everything heavy is imported a
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import os
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
+from ajet_sdk.output import open_streams
 from ajet_sdk.routes import KEY_PREFIX
 
 try:
@@ -285,7 +285,7 @@ def main() -> NoReturn:
     """The console script."""
     from ajet_sdk.errors import AjetError
 
-    _open_streams()
+    open_streams()
     try:
         code = cli.main(prog_name="ajet-proxy", standalone_mode=False)
     except click.UsageError as error:
@@ -310,15 +310,6 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _open_streams() -> None:
-    """Have closed streams read and write nothing, and what stdout's encoding lacks be ``?``. (stderr never fails.)"""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def _fail(code: int, message: str) -> NoReturn:

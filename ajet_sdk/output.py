@@ -1,4 +1,4 @@
-"""What ``ajet`` writes, to standard streams that may be closed, full, or of an encoding that holds few characters.
+"""What commands write, to standard streams that may be closed, full, or of an encoding that holds few characters.
 
 Invariant: no episode suffers for what cannot be shown of it.
 """
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def open_streams() -> None:
-    """Has a stream that was closed lead nowhere, and standard output show ``?`` for what its encoding does not hold
-    (standard error shows that by its number)."""
-    for name in ("stdout", "stderr"):
+    """Has a standard stream that was closed read and write nothing, and standard output show ``?`` for what its
+    encoding does not hold (standard error shows that by its number)."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", errors="replace"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ajet_sdk.errors import AjetError
+from ajet_sdk.output import open_streams
 from ajet_trainer.config import ConfigError, describe, load
 
 
@@ -50,6 +51,7 @@ def run(path: str, assignments: tuple[str, ...]) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Entry point: 0 after a run or a stop that was asked for, 2 for bad usage, 1 for failure; never a traceback for a
     mistake of the user's."""
+    open_streams()
     sys.exit(_status(argv))
 
 
