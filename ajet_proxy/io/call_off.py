@@ -19,6 +19,10 @@ from ajet_sdk.errors import Conflict
 OverTold = Callable[[], None]
 
 
+def nobody() -> None:
+    """Whom it does not concern that an episode is over."""
+
+
 class CallOff:
     """A context around what the running task does for `http`. `now` ends that with a `Conflict`."""
 

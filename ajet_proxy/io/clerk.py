@@ -56,8 +56,8 @@ class Clerk:
     async def _find(self, identity: Identity, told: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:
         return (await self._desk.find(identity, None if told is None else retold(told), sent)).episode
 
-    async def _enter(self, entry: int, model: str) -> None:
-        inside = self._desk.enter(model)
+    async def _enter(self, entry: int, model: str, episode: str) -> None:
+        inside = self._desk.enter(model, episode, partial(self._tell, "over", entry))
         await inside.__aenter__()
         self._inside[entry] = inside, None
 

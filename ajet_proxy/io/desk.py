@@ -38,10 +38,10 @@ from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
 from ajet_proxy.core.timeline import Packed, Policy
-from ajet_proxy.io.call_off import OverTold, UnderWay
+from ajet_proxy.io.call_off import OverTold, UnderWay, nobody
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
-from ajet_proxy.io.gatekeeper import Gatekeeper
+from ajet_proxy.io.gatekeeper import Gatekeeper, Inside
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound
@@ -131,8 +131,9 @@ class Desk(Protocol):
     def used(self, tenant: str, tokens: int) -> None:
         """What came of such a request took so many tokens."""
 
-    def enter(self, model: str) -> AbstractAsyncContextManager[None]:
-        """Hold a request while weights change, and until there is an engine for `model`."""
+    def enter(self, model: str, episode: str = "", over: OverTold = nobody) -> AbstractAsyncContextManager[None]:
+        """Hold a request while weights change, and until there is an engine for `model`. `over` is called if its
+        `episode` is discarded while it is inside."""
 
     def begin(self, asking: Asking, over: OverTold) -> AbstractAsyncContextManager[Begun]:
         """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `over` is
@@ -226,8 +227,14 @@ class LedgerDesk:
         if self._store.quotas is not None:
             self._store.quotas.use(tenant, tokens, self._clock.now())
 
-    def enter(self, model: str) -> AbstractAsyncContextManager[None]:
-        return self._gate.enter(ready=lambda: bool(self._engines.candidates(model)))
+    @asynccontextmanager
+    async def enter(self, model: str, episode: str = "", over: OverTold = nobody) -> AsyncIterator[None]:
+        async with self._come_in(model):
+            self._under_way.add(episode, over)
+            try:
+                yield
+            finally:
+                self._under_way.remove(episode, over)
 
     @asynccontextmanager
     async def begin(self, asking: Asking, over: OverTold) -> AsyncIterator[Begun]:
@@ -247,7 +254,7 @@ class LedgerDesk:
         )
         if ledger.gate != "open" or not self._engines.candidates(model):  # waiting takes memory
             self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))
-        async with self.enter(model):
+        async with self._come_in(model):
             if named.identified_by in UNSURE and named.reward is None and ledger.has_ended(episode):
                 episode = self._current(named).episode or self._clock.new_id("ep")
             begun = Begun(
@@ -322,6 +329,9 @@ class LedgerDesk:
         find, tenant = self._store.ledger.find, identity.claims.tenant
         found = self._names.current(identity.episode, tenant, find, for_reward=identity.reward is not None)
         return replace(identity, episode=found)
+
+    def _come_in(self, model: str) -> Inside:
+        return self._gate.enter(ready=lambda: bool(self._engines.candidates(model)))
 
     def _continued(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]

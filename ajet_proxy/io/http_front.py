@@ -308,7 +308,7 @@ class HttpFront:
         try:
             if not identity.path.startswith("/v1/"):
                 return await relay.passed(http, upstream_request, self._upstream, tail.feed)
-            async with self._desk.enter(model):
+            async with CallOff(http) as call_off, self._desk.enter(model, identity.episode or "", call_off.now):
                 return await relay.passed(http, upstream_request, self._upstream, tail.feed)
         finally:
             self._desk.used(tenant, tail.tokens())

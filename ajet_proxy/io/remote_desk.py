@@ -23,7 +23,7 @@ from ajet_proxy.core.history import Beginnings, Mark, retold
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.keys import Claims, Ring
 from ajet_proxy.core.timeline import Packed, Policy, Turn
-from ajet_proxy.io.call_off import OverTold
+from ajet_proxy.io.call_off import OverTold, nobody
 from ajet_proxy.io.channel import Channel, Form, Values, fields
 from ajet_proxy.io.desk import Asking, Begun, Ending, Gone, Whole
 from ajet_sdk.errors import AjetError
@@ -100,12 +100,14 @@ class RemoteDesk:
         await self._channel.ask("reward", identity, name, again)
 
     @asynccontextmanager
-    async def enter(self, model: str) -> AsyncIterator[None]:
+    async def enter(self, model: str, episode: str = "", over: OverTold = nobody) -> AsyncIterator[None]:
         entry = next(self._entries)
+        self._over[entry] = over
         try:
-            await self._channel.ask("enter", entry, model)
+            await self._channel.ask("enter", entry, model, episode)
             yield
         finally:
+            del self._over[entry]
             self._channel.tell("leave", entry)
 
     @asynccontextmanager

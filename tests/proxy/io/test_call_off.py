@@ -10,12 +10,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import test_utils, web
 from aiohttp.test_utils import make_mocked_request
 
 from ajet_proxy.core.events import EpisodeDiscarded, Event
 from ajet_proxy.io.call_off import CallOff, UnderWay, called_off
 from ajet_sdk.errors import Conflict
-from ajet_sdk.routes import Abort
+from ajet_sdk.routes import Abort, OpenEpisode
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
 from tests.proxy.io.test_http_front_disconnects import MESSAGES, request_for
@@ -73,6 +74,27 @@ async def test_before_the_head_it_is_an_error(path: str, stream: bool, how: str)
         counted = front.metrics.render().splitlines()
         assert 'ajet_captures_total{outcome="episode_discarded"} 1' in counted
         assert f'ajet_requests_total{{route="{route_of(path)}",status="409"}} 1' in counted
+
+
+async def hang(_: web.Request) -> web.Response:
+    """An engine that never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_a_request_that_is_not_captured_ends_with_its_episode() -> None:
+    engine = web.Application()
+    engine.router.add_post("/v1/embeddings", hang)
+    async with test_utils.TestServer(engine) as server, Front(str(server.make_url("")).rstrip("/")) as front:
+        front.store.post(front.store.ledger.open_episode(OpenEpisode(), episode="ep", at=front.clock.now(), tenant=""))
+        async with aiohttp.ClientSession() as session:
+            asking = asyncio.create_task(session.post(f"{front.url}/e/ep/v1/embeddings", json={"model": "stub"}))
+            await until(lambda: front.gate.in_flight == 1)
+            over(front, "abort")
+            async with await asking as answer:
+                said = await answer.json()
+        assert answer.status == 409 and said["error"]["code"] == "episode_discarded"
+        assert await front.gate.drained(10.0)
 
 
 def route_of(path: str) -> str:

@@ -13,6 +13,7 @@ from ajet_proxy.core.events import CallLost, CallStarted
 from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.identity import identify
 from ajet_proxy.core.keys import EVERYTHING
+from ajet_proxy.io.call_off import nobody
 from ajet_proxy.io.desk import Asking, Gone
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, EngineError
 from ajet_sdk.routes import Abort, GateOpen
@@ -24,10 +25,6 @@ def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **heade
     identity = identify(path=path, headers=Headers(named), body=None, claims=EVERYTHING)
     sent = attempt(MappingProxyType({}), identity.path, b"{}", scope=b"")
     return Asking(identity, None, sent, "m", choices, "/v1/messages")
-
-
-def nobody() -> None:
-    """Whom it does not concern that an episode is over."""
 
 
 def losses(front: Front) -> list[tuple[str, str]]:
