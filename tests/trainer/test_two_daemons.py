@@ -180,7 +180,7 @@ def test_one_that_is_killed_with_closed_gates_keeps_no_agent_of_the_other_waitin
             assert b.report()["models"]["stub"]["gate"] == "closed"
 
         learner = Learner()
-        learner.at_push, learner.at_train = [kill], [lambda: None, restart]
+        learner.at_push, learner.at_train = [lambda: None, kill], [lambda: None, restart]
         said = train(two, tmp_path, learner, groups=2, save_freq=1, total_steps=4)
     assert f"the daemon at {b.url} is back" in said
     assert trained(a) + trained(b) == len(learner.rows) == 4 * 2 * SIZE
