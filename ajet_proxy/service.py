@@ -35,7 +35,7 @@ UNIT_NAME = "ajet-proxy.service"
 ENVIRONMENT_FILE = "/etc/ajet/proxy.env"
 STATE_DIRECTORY = "%S/ajet"
 """The service's data directory, in systemd's words."""
-STOP_MARGIN_S = 30
+SYSTEMD_MARGIN_S = 30
 
 _UNIT = """\
 [Unit]
@@ -110,7 +110,7 @@ def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float, files: Mappi
     return _UNIT.format(
         command=" ".join(f"%d/{handed[item]}" if item in handed else _escape(shlex.quote(item)) for item in program),
         files="".join(f"LoadCredential={name}:{_escape(path)}\n" for path, name in handed.items()),
-        stop_s=int(drain_s) + STOP_MARGIN_S,
+        stop_s=int(drain_s) + SYSTEMD_MARGIN_S,
         watchdog_s=WATCHDOG_S,
         identity=_USER_ONLY if user else _SYSTEM_ONLY,
         wanted_by="default.target" if user else "multi-user.target",
@@ -174,7 +174,7 @@ def handed_socket(env: Mapping[str, str], *, address: tuple[str, int]) -> socket
 
 def notify_stopping(drain_s: float, env: Mapping[str, str]) -> bool:
     """Tell systemd that the daemon stops, and to wait for its drain if that is longer than the unit says."""
-    return notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={(int(drain_s) + STOP_MARGIN_S) * 1_000_000}", env)
+    return notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={(int(drain_s) + SYSTEMD_MARGIN_S) * 1_000_000}", env)
 
 
 def notify(state: str, env: Mapping[str, str]) -> bool:

@@ -178,11 +178,9 @@ class Front:
 
     def close_gate(self) -> None:
         self.store.post(self.store.ledger.gate_close(GateClose(), at=self.clock.now()))
-        self.gate.changed()
 
     def open_gate(self, policy_version: int) -> None:
         self.store.post(self.store.ledger.gate_open(GateOpen(policy_version), at=self.clock.now()))
-        self.gate.changed()
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.store.durable if isinstance(event, kind)]
