@@ -169,12 +169,26 @@ def check(tree: DictConfig) -> None:
     size = OmegaConf.select(tree, name)
     if type(size) is not int or not 0 < size <= groups:
         raise ConfigError(f"{name} is how many groups an update has: from 1 to {groups}, not {size!r}", param=name)
+    if tree.critic.ppo_mini_batch_size != size:
+        same = "critic.ppo_mini_batch_size"
+        raise ConfigError(f"{same} follows the actor's: set {name}", param=same)
+    for part in ("actor_rollout_ref.actor", "critic"):
+        check_contents(f"{part}.checkpoint", OmegaConf.select(tree, part).checkpoint)
     critic = tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable
     if critic and tree.trainer.device == "cpu":
         raise ConfigError("a critic (gae) needs a GPU: verl loads it with flash attention", param="critic.enable")
     if tree.trainer.total_training_steps == UNLIMITED:
         check_schedule("actor_rollout_ref.actor.optim", tree.actor_rollout_ref.actor.optim)
         check_schedule("critic.optim", tree.critic.optim)
+
+
+def check_contents(name: str, checkpoint: DictConfig) -> None:
+    """Raises `ConfigError` where `checkpoint` leaves out what a run goes on from."""
+    for key in ("save_contents", "load_contents"):
+        missing = [part for part in ("model", "optimizer", "extra") if part not in (checkpoint.get(key) or ())]
+        if missing:
+            said = f"{name}.{key} lacks {', '.join(missing)}: a run goes on from its checkpoint alone"
+            raise ConfigError(said, param=f"{name}.{key}")
 
 
 def check_schedule(name: str, optim: DictConfig) -> None:

@@ -61,6 +61,20 @@ def test_an_update_has_one_group_at_least_and_the_batch_at_most(size: object, ve
         assert composed({f"{ACTOR}.ppo_mini_batch_size": fine}, groups=4).critic.ppo_mini_batch_size == fine
 
 
+def test_the_critics_updates_are_the_actors(verl_here: None) -> None:
+    said = refused({"critic.ppo_mini_batch_size": 2}, groups=4)
+    assert said == f"critic.ppo_mini_batch_size follows the actor's: set {ACTOR}.ppo_mini_batch_size"
+    assert composed({"critic.ppo_mini_batch_size": 2, f"{ACTOR}.ppo_mini_batch_size": 2}, groups=4)
+
+
+@pytest.mark.parametrize("key", [f"{ACTOR}.checkpoint.save_contents", "critic.checkpoint.load_contents"])
+def test_a_checkpoint_holds_all_that_a_run_goes_on_from(key: str, verl_here: None) -> None:
+    assert refused({key: ["hf_model"]}).startswith(f"{key} lacks model, optimizer, extra: ")
+    assert refused({key: ["model", "extra"]}).startswith(f"{key} lacks optimizer: ")
+    assert refused({key: None}).startswith(f"{key} lacks model, optimizer, extra: ")
+    assert composed({key: ["model", "optimizer", "extra", "hf_model"]})
+
+
 @pytest.mark.parametrize("optim", [f"{ACTOR}.optim", "critic.optim"])
 def test_a_schedule_by_the_number_of_steps_needs_one(optim: str, verl_here: None) -> None:
     ratio = {f"{optim}.lr_warmup_steps_ratio": 0.05}
