@@ -19,7 +19,7 @@ def are_tokens(values: Any) -> bool:
     """Whether `values` is a list of token ids, which `pack_tokens` takes."""
     try:
         convert(values, TokenIds)
-    except ValidationError:
+    except (ValidationError, UnicodeEncodeError):  # the latter for text that is half a surrogate pair
         return False
     return isinstance(values, list)
 

@@ -25,7 +25,7 @@ few = st.lists(st.sampled_from([0, 1, 256, 65536]), max_size=12)
 def test_what_can_be_packed_is_told_from_what_cannot() -> None:
     for good in ([], [0], [5, 2**31 - 1]):
         assert are_tokens(good) and unpack_tokens(pack_tokens(good)) == tuple(good)
-    for bad in (None, 7, "x", (1,), [-1], [2**31], [True], [1.0], ["1"], [None], [[1]]):
+    for bad in (None, 7, "x", (1,), [-1], [2**31], [True], [1.0], ["1"], ["\ud83d"], [None], [[1]]):
         assert not are_tokens(bad)
 
 
