@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, ValidationError, convert
 
+NOT_SO = (ValidationError, UnicodeEncodeError)
+"""What msgspec's `convert` raises for a value of another type; the second for half a surrogate pair."""
 TokenIds = list[Annotated[int, Meta(ge=0, lt=2**31)]]
 WIDTH = 4
 
@@ -19,7 +21,7 @@ def are_tokens(values: Any) -> bool:
     """Whether `values` is a list of token ids, which `pack_tokens` takes."""
     try:
         convert(values, TokenIds)
-    except (ValidationError, UnicodeEncodeError):  # the latter for text that is half a surrogate pair
+    except NOT_SO:
         return False
     return isinstance(values, list)
 

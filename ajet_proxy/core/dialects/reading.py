@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from ajet_proxy.core.call import (
@@ -37,7 +37,7 @@ from ajet_proxy.core.dialects.patterns import is_utf8
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Edits, Spanned, scan, splice
 from ajet_proxy.core.sse import SseEvent
-from ajet_proxy.core.tokens import are_tokens
+from ajet_proxy.core.tokens import NOT_SO, are_tokens
 
 DONE = b"[DONE]"
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
@@ -393,6 +393,6 @@ def _finite(values: list[Any]) -> list[float] | None:
     """`values` as floats, if they are finite numbers."""
     try:
         numbers = convert(values, list[float])
-    except ValidationError:
+    except NOT_SO:
         return None
     return numbers if math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers)) else None

@@ -194,6 +194,13 @@ def test_logprobs_that_overflow_are_none() -> None:
     assert reasons(document(CHAT, body)[1]) == ["no_logprobs"]
 
 
+def test_half_a_surrogate_pair_is_neither_an_id_nor_a_logprob() -> None:
+    half = json.dumps("\ud83d")
+    for number, reason in (("-0.5", "no_logprobs"), ("[3,", "capture_failed")):
+        body = dump(whole()).replace(number, number.replace(number.strip("[,"), half)).encode()
+        assert reasons(document(CHAT, body)[1]) == [reason]
+
+
 @pytest.mark.parametrize("prompt", [None, "absent"])
 def test_without_the_prompts_ids_there_is_no_call(prompt: Any) -> None:
     body = whole()
