@@ -316,7 +316,7 @@ async def _chat(session: aiohttp.ClientSession, url: str, model: str, **more: An
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    async with session.post(url, json=body) as answer:
+    async with session.post(url, json=body, allow_redirects=False) as answer:
         return answer.status, await _json(answer)
 
 
@@ -336,7 +336,7 @@ async def _pause(session: aiohttp.ClientSession, url: str, check: str) -> Findin
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any], str | None]:
-    async with session.get(url) as answer:
+    async with session.get(url, allow_redirects=False) as answer:
         return answer.status, await _json(answer), answer.headers.get("Date")
 
 

@@ -67,13 +67,13 @@ class EngineControl:
 
     async def _post(self, session: aiohttp.ClientSession, url: str, body: Mapping[str, str] | None = None) -> None:
         try:
-            async with session.post(url, json=body) as answer:
+            async with session.post(url, json=body, allow_redirects=False) as answer:
                 if answer.status == 404:
                     raise EngineError(
                         f"engine has no {url.partition('?')[0]}: start vLLM with VLLM_SERVER_DEV_MODE=1, "
                         "or use gate_mode drain", code="engine_cannot_pause",
                     )
-                if answer.status >= 400:
+                if answer.status >= 300:
                     raise EngineError(f"engine answered {answer.status} to {url}", code="engine_cannot_pause")
         except (aiohttp.ClientError, TimeoutError) as error:
             raise EngineError(f"engine {url} cannot be reached: {error}", code="engine_unreachable") from error

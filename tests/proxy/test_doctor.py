@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 from ajet_proxy.config import Config
 from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
 from ajet_proxy.io import keyring
+from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
 from tests.proxy.io.test_continuity_responses import Deaf
@@ -95,6 +96,13 @@ async def test_a_proxy_in_the_place_of_the_engine_is_a_fault(tmp_path: Path, set
         findings = await examine(Config(upstream=(client.app.url + "/v1",), data_dir=str(tmp_path / "new")))
         assert faults(findings) == ["is an ajet-proxy and no engine"]
         assert not any(request.path.startswith("/v1") for request in stub.requests)
+
+
+async def test_an_engine_that_redirects_is_a_fault(tmp_path: Path) -> None:
+    async with EngineStub() as other, answering("/v1/models", 307, Location=f"{other.url}/v1/models") as url:
+        findings = await examine(Config(upstream=(url,), data_dir=str(tmp_path / "new")))
+        assert faults(findings) == ["GET /v1/models answered 307 without a model"]
+        assert other.requests == []
 
 
 async def test_no_engine_is_a_warning(tmp_path: Path) -> None:

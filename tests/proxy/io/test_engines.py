@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from aiohttp import web
 
 from ajet_proxy.io.engine_control import EngineControl
 from ajet_proxy.io.engines import Engines
 from ajet_sdk.errors import EngineError
+from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ports import free_port
 
@@ -45,19 +45,17 @@ async def test_pause_and_resume_reach_every_engine() -> None:
 
 
 async def test_engines_that_cannot_say_so() -> None:
-    async def unwell(http: web.Request) -> web.Response:
-        return web.Response(status=500)
-
-    app = web.Application()
-    app.router.add_post("/pause", unwell)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    with pytest.raises(EngineError, match="answered 500"):
-        await EngineControl().pause((url,))
-    with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
-        await EngineControl().resume((url,), 1)
-    await runner.cleanup()
+    async with answering("/pause", 500) as url:
+        with pytest.raises(EngineError, match="answered 500"):
+            await EngineControl().pause((url,))
+        with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+            await EngineControl().resume((url,), 1)
     with pytest.raises(EngineError, match="cannot be reached"):
         await EngineControl().pause((f"http://127.0.0.1:{free_port()}",))
+
+
+async def test_no_engine_sends_the_proxy_elsewhere() -> None:
+    async with EngineStub() as other, answering("/pause", 307, Location=f"{other.url}/pause") as url:
+        with pytest.raises(EngineError, match="answered 307"):
+            await EngineControl().pause((url,))
+        assert other.requests == []
