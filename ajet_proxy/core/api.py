@@ -59,7 +59,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``status`` 200, or 204 for a lease that found nothing. ``show`` makes the body."""
+    """``status`` 200, or 204 for a lease that found nothing. ``show`` makes the body, in which an iterator stands for a
+    list whose items are to be written one by one."""
 
     status: int
     events: tuple[Event, ...]
@@ -178,8 +179,8 @@ def _get_episode(asked: _Asked) -> Answer:
     tokens = _TOKENS.get(asked.request.query.get("tokens", "0"))
     if tokens is None:
         raise BadRequest("tokens must be 0, 1 or timelines", param="tokens")
-    episode = asked.own()
-    return Answer(200, (), lambda: asked.ledger.record(episode, tokens=tokens))
+    episode, read = asked.own(), asked.ledger.record if tokens == "none" else asked.ledger.parts
+    return Answer(200, (), lambda: read(episode, tokens=tokens))
 
 
 def _reward(asked: _Asked) -> Answer:

@@ -335,6 +335,10 @@ class Ledger(State):
         """`GET episodes/ID`."""
         return views.record(self._episode(episode), self.merge_policy, tokens=tokens)
 
+    def parts(self, episode: str, *, tokens: views.Tokens) -> dict[str, Any]:
+        """`record`, for who writes it item by item."""
+        return views.parts(self._episode(episode), self.merge_policy, tokens=tokens)
+
     def batch(self, batch: str) -> Batch:
         """What a lease delivers: a function of the state when it was leased. Episodes that retention has removed since
         are left out."""

@@ -11,7 +11,7 @@ Next: ajet_proxy/core/ledger.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from ajet_proxy.core.call import prompt_hash
 from ajet_proxy.core.episode import Episode, Given, total
@@ -25,8 +25,14 @@ def samples_of(
     timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Iterable[Given] = ()
 ) -> tuple[Sample, ...]:
     """The samples of one episode, one for each of `timelines` and in their order, after `repair.join`."""
-    given = tuple(rewards)
-    return tuple(
+    return tuple(each_sample(timelines, episode=episode, task=task, rewards=tuple(rewards)))
+
+
+def each_sample(
+    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Sequence[Given]
+) -> Iterator[Sample]:
+    """`samples_of`, each made when it is asked for: their tokens as numbers take many times the room of timelines."""
+    return (
         Sample(
             sample=f"{episode}/{index}",
             episode=episode,
@@ -39,7 +45,7 @@ def samples_of(
             policy_versions=_versions(timeline.turns),
             calls=tuple(turn.call for turn in timeline.turns),
             spans=tuple((turn.call, turn.start, turn.end) for turn in timeline.turns),
-            reward=_reward(timeline.turns, given),
+            reward=_reward(timeline.turns, rewards),
             broken_by=timeline.broken_by,
             uncertain_tokens=_uncertain(timeline.turns),
             repaired_tokens=timeline.repaired_tokens,

@@ -6,6 +6,7 @@ Reading changes nothing. `status` costs the same with ten episodes as with ten t
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain, dropwhile, islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ajet_proxy.core.drift_rate import by_model
 from ajet_proxy.core.episode import CallEntry, Episode
 from ajet_proxy.core.repair import join
-from ajet_proxy.core.samples import samples_of
+from ajet_proxy.core.samples import each_sample
 from ajet_proxy.core.timeline import Policy, Timeline
 from ajet_sdk import __version__
 from ajet_sdk.errors import BadRequest
@@ -58,24 +59,27 @@ def status(ledger: Ledger) -> dict[str, Any]:
 def record(episode: Episode, policy: Policy, *, tokens: Tokens) -> dict[str, Any]:
     """One episode with its calls and timelines, as `tokens` says with ids, masks and logprobs: of all, of timelines
     alone (in which every token stands once, where calls repeat their history), or of none."""
+    shown = parts(episode, policy, tokens=tokens)
+    return {name: list(value) if isinstance(value, Iterator) else value for name, value in shown.items()}
+
+
+def parts(episode: Episode, policy: Policy, *, tokens: Tokens) -> dict[str, Any]:
+    """`record` as it is now, with iterators in the place of its lists of calls and timelines. Each item is made when it
+    is asked for, in any thread, since together they may have many times the tokens that the episode has."""
     timelines = episode.merged(policy)
-    text = {turn.call: timeline.tokens for timeline in timelines for turn in timeline.turns}
+    text = {turn.call: timeline.tokens for timeline in timelines for turn in timeline.turns if tokens == "all"}
+    rewards, entries = tuple(episode.rewards.values()), [(name, copy(entry)) for name, entry in episode.calls.items()]
     out = summary(episode)
-    out["rewards"] = [given.to_json() for given in episode.rewards.values()]
-    out["calls"] = [
-        _call(name, entry, episode.id, text.get(name) if tokens == "all" else None)
-        for name, entry in episode.calls.items()
-    ]
+    out["rewards"] = [given.to_json() for given in rewards]
+    out["calls"] = (_call(name, entry, episode.id, text.get(name)) for name, entry in entries)
     out["drift"] = {
         model: {"turns": turns, "broken_by": dict(broken)} for model, (turns, broken) in by_model(timelines).items()
     }
     if tokens != "none":
-        samples = samples_of(
-            timelines, episode=episode.id, task=episode.named_task, rewards=episode.rewards.values()
-        )
-        out["timelines"] = [sample.to_json() for sample in samples]
+        samples = each_sample(timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
+        out["timelines"] = (sample.to_json() for sample in samples)
     else:
-        out["timelines"] = [_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(join(timelines))]
+        out["timelines"] = (_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(join(timelines)))
     return out
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,7 @@ class Control:
             answer = await self._ask(http, request)
             if route.name == "open_episode":
                 http[SUBJECT] = (answer.body or {}).get("episode", "")
-            return _response(answer)
+            return await _response(http, answer)
 
         return handle
 
@@ -326,5 +326,33 @@ def _is_local(http: web.Request) -> bool:
     return http.remote in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
-def _response(answer: api.Answer) -> web.Response:
-    return web.json_response(answer.body, status=answer.status)
+async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse:
+    """`answer` as JSON. One that has iterators is written item by item, each made in a thread: a record with the tokens
+    of its calls may be hundreds of megabytes, and neither memory nor the other requests are to feel it."""
+    body = answer.body or {}
+    if not any(isinstance(value, Iterator) for value in body.values()):
+        return web.json_response(answer.body, status=answer.status)
+    response = web.StreamResponse(status=answer.status)
+    response.content_type, response.charset = "application/json", "utf-8"
+    await response.prepare(http)
+    written = _written(body)
+    while (piece := await asyncio.to_thread(next, written, None)) is not None:
+        await response.write(piece)
+    await response.write_eof()
+    return response
+
+
+def _written(body: Mapping[str, Any]) -> Iterator[bytes]:
+    """`body` as JSON, in one piece for each item of its iterators."""
+    text = "{"
+    for place, (name, value) in enumerate(body.items()):
+        text += f"{', ' if place else ''}{json.dumps(name)}: "
+        if not isinstance(value, Iterator):
+            text += json.dumps(value)
+            continue
+        text += "["
+        for number, item in enumerate(value):
+            yield f"{text}{', ' if number else ''}{json.dumps(item)}".encode()
+            text = ""
+        text += "]"
+    yield f"{text}}}".encode()

@@ -205,8 +205,8 @@ def test_reading_an_episode(caller: Caller) -> None:
     with pytest.raises(BadRequest):
         caller.ask("GET", f"/episodes/{episode}", query={"tokens": "yes"})
     lean = caller.ask("GET", f"/episodes/{episode}", query={"tokens": "timelines"})
-    assert "token_ids" in lean["timelines"][0]
-    assert "token_ids" not in lean["calls"][0]
+    assert "token_ids" in next(lean["timelines"])
+    assert "token_ids" not in next(lean["calls"])
 
 
 def test_the_overview_and_pages_of_episodes(caller: Caller) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 
-from ajet_proxy.core.views import Wanted, records
+from ajet_proxy.core.views import Tokens, Wanted, records
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES, GateClose
 from tests.kit.ledger_rig import LedgerRig, Shelf
@@ -85,6 +86,20 @@ def test_a_record_with_tokens_has_them_in_every_state(rig: LedgerRig, state: str
     lean = rig.ledger.record(episode, tokens="timelines")
     assert lean["timelines"] == record["timelines"]
     assert not any("token_ids" in call for call in lean["calls"])
+
+
+def test_the_parts_are_the_record_as_it_was_when_it_was_asked_for(rig: LedgerRig) -> None:
+    episode = rig.open()
+    rig.call(episode)
+    running = rig.begin(episode, choices=3)
+    kinds: tuple[Tokens, ...] = ("all", "timelines", "none")
+    for call, tokens in zip(running, kinds, strict=True):
+        before = rig.ledger.record(episode, tokens=tokens)
+        parts = rig.ledger.parts(episode, tokens=tokens)
+        rig.call(episode)
+        rig.lose(episode, call)
+        assert {name: list(part) if isinstance(part, Iterator) else part for name, part in parts.items()} == before
+        assert len(rig.ledger.record(episode, tokens=tokens)["calls"]) == len(before["calls"]) + 1
 
 
 def test_the_reason_is_in_the_record(rig: LedgerRig) -> None:
