@@ -343,8 +343,9 @@ def episode(
     """Opens an episode; timeouts and `deadline` are in seconds, and `wall_timeout` at most what the proxy's own is.
 
     `eval` episodes are recorded and never trained. Episodes of one `task` form the group that their advantages are
-    relative to; without a task, the first prompt is the task. `deadline` is how long each operation may try to be
-    acknowledged. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
+    relative to; without a task, the first prompt is the task. With `model` every call goes to that one, whatever name
+    the agent asks for, unless the proxy serves that other model by name (a judge). `deadline` is how long an operation
+    may try to be acknowledged. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
     """
     client = Client(proxy_url, api_key, deadline=deadline)
     body = routes.OpenEpisode(task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members)

@@ -12,7 +12,7 @@ Next: ajet_sdk/frame.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ajet_proxy.core import events as ev
@@ -308,10 +308,12 @@ class Ledger(State):
         known = self.find(episode)
         return None if known is None else known.agent
 
-    def model_of(self, episode: str, agent: str) -> str | None:
-        """The model that this agent of the episode was given when it opened."""
+    def model_of(self, episode: str, agent: str, asked: str, served: Collection[str]) -> str | None:
+        """The model that this agent of the episode was given when it opened. One that was not given its own may ask for
+        any that is `served` by name, such as a judge."""
         known = self.find(episode)
-        return None if known is None else (known.members or {}).get(agent, known.model)
+        member = None if known is None else (known.members or {}).get(agent)
+        return member if known is None or member is not None or (asked and asked in served) else known.model
 
     def episode_of_call(self, call: str) -> str | None:
         return self.episode_by_call.get(call)

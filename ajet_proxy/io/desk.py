@@ -245,7 +245,7 @@ class LedgerDesk:
         episode = identity.episode or self._clock.new_id("ep")
         tenant = self._tenant(identity, episode)
         agent = identity.agent or ledger.agent_of(episode) or ""
-        given = ledger.model_of(episode, agent)
+        given = ledger.model_of(episode, agent, asking.model, self._engines.names())
         model = given or asking.model or ledger.only_model()
         opening = partial(
             ledger.begin_call, model=model, agent=agent, task=identity.task, eval=identity.eval,

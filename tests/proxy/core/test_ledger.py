@@ -316,16 +316,16 @@ def test_sealing_and_touching_what_is_sealed_changes_nothing(rig: LedgerRig) -> 
 
 def test_what_is_asked_about_unknown_episodes(rig: LedgerRig) -> None:
     ledger = rig.ledger
-    assert ledger.tenant_of("no") is ledger.agent_of("no") is ledger.model_of("no", "a") is None
+    assert ledger.tenant_of("no") is ledger.agent_of("no") is ledger.model_of("no", "a", "m", ("m",)) is None
     assert ledger.episode_of_call("no") is None
     assert ledger.packed("no", "no") is None
 
 
 def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
     episode = rig.open(model="m", agent="a", tenant="acme")
-    (call,) = rig.begin(episode, tenant="acme")
-    ledger = rig.ledger
-    assert (ledger.tenant_of(episode), ledger.agent_of(episode), ledger.model_of(episode, "b")) == ("acme", "a", "m")
+    (call,), ledger = rig.begin(episode, tenant="acme"), rig.ledger
+    assert (ledger.tenant_of(episode), ledger.agent_of(episode)) == ("acme", "a")
+    assert [ledger.model_of(episode, "b", asked, ("", "x")) for asked in ("y", "m", "", "x")] == ["m", "m", "m", None]
     assert ledger.episode_of_call(call) == episode
     assert ledger.packed(episode, call) is None
     rig.finish(episode, call, (1, 2), (3,))

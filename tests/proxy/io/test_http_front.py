@@ -276,21 +276,6 @@ async def test_a_sealed_episode_takes_no_calls() -> None:
         assert stub.requests == [] and front.of(CallStarted) == []
 
 
-# --- what an episode was opened with
-
-
-async def test_the_episodes_model_and_agent_hold_for_its_calls() -> None:
-    async with EngineStub(models=("given", "small")) as stub, Front(stub.url) as front:
-        front.open("ep", model="given", agent="solver", members={"critic": "small"})
-        await send(f"{front.url}/e/ep{CHAT}", body={**BODY, "model": "gpt-4o"})
-        await send(f"{front.url}/e/ep{CHAT}", body={**BODY, "model": "given"})
-        await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers={"X-AJet-Agent": "critic"})
-    assert [(call.model, call.agent) for call in front.calls] == [
-        ("given", "solver"), ("given", "solver"), ("small", "critic"),
-    ]  # fmt: skip
-    assert ["model" in call.altered for call in front.calls] == [True, False, True]
-
-
 async def test_a_retry_makes_one_call() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
         url = f"{front.url}/e/ep{CHAT}"
