@@ -239,13 +239,26 @@ class Episode:
         turns = [entry.turn for entry in self.calls.values() if entry.turn is not None]
         return sorted(turns, key=lambda turn: turn.rank)
 
-    def outcome(self) -> tuple[str, str | None]:
-        """The state after ``sealed``, and the reason if it is ``discarded``."""
+    def outcome(self) -> tuple[str, str | None, str | None]:
+        """The state after ``sealed``, and the reason and its detail if it is ``discarded``."""
         if self.eval:
-            return "recorded", None
+            return "recorded", None, None
         if not self.rewards:
-            return "discarded", "no_reward"
-        return ("ready", None) if self.trains() else ("discarded", "incomplete_call")
+            return "discarded", "no_reward", None
+        if not self.trains():
+            return "discarded", "incomplete_call", None
+        idle = self._rewards_nothing()
+        return ("ready", None, None) if idle is None else ("discarded", "no_reward", idle)
+
+    def _rewards_nothing(self) -> str | None:
+        """What the rewards name, if none of them concerns a complete call."""
+        whole = [(turn.call, turn.agent) for turn in self.turns()]
+        named = []
+        for given in self.rewards.values():
+            if any(given.call in (None, call) and given.agent in (None, agent) for call, agent in whole):
+                return None
+            named.append(f"agent {given.agent!r}" if given.call is None else f"call {given.call}")
+        return f"no whole call is of what was rewarded: {', '.join(dict.fromkeys(named))}"
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
