@@ -49,8 +49,8 @@ class Ledger(State):
         idle, wall = timeouts(body, self.settings.idle_timeout, self.settings.wall_timeout)
         return (
             ev.EpisodeOpened(
-                at=self._time(at), episode=episode, task=body.task, model=body.model, agent=body.agent, eval=body.eval,
-                idle_timeout=idle, wall_timeout=wall, tenant=tenant, metadata=body.metadata,
+                at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
+                eval=body.eval, idle_timeout=idle, wall_timeout=wall, tenant=tenant, metadata=body.metadata,
                 identified_by=identified_by, members=body.members,
             ),
         )
@@ -72,13 +72,18 @@ class Ledger(State):
         if known.tenant != tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)
-        out: list[Event] = []
-        if task is not None and (known.task is None or known.task_derived):
-            out.append(ev.TaskNamed(at, episode, task, derived=False))
-        if eval and not known.eval:
-            out.append(ev.EpisodeMarkedEval(at, episode))
         again = repeats(known, body_hash, idempotency_key, is_retry)
-        return (*out, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
+        labels = self.label(episode, task=task, eval=eval, at=at)
+        return (*labels, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
+
+    def label(self, episode: str, *, task: str | None, eval: bool, at: float) -> Events:
+        """A request names the task, or says that this is an evaluation: that holds for the whole of an open episode."""
+        known, at, out = self._episode(episode), self._time(at), list[Event]()
+        if known.state == "open" and task is not None and (known.task is None or known.task_derived):
+            out.append(ev.TaskNamed(at, episode, task, derived=False))
+        if known.state == "open" and eval and not known.eval:
+            out.append(ev.EpisodeMarkedEval(at, episode))
+        return tuple(out)
 
     def finish_call(self, episode: str, call: Packed, *, at: float, marks: tuple[Mark, ...] = ()) -> Events:
         """`call` is whole, and its client's history ends in `marks`. Nothing happens if it was lost or finished before;
@@ -336,10 +341,6 @@ class Ledger(State):
     def record(self, episode: str, *, tokens: views.Tokens = "none") -> dict[str, Any]:
         """`GET episodes/ID`."""
         return views.record(self._episode(episode), self.merge_policy, tokens=tokens)
-
-    def parts(self, episode: str, *, tokens: views.Tokens) -> dict[str, Any]:
-        """`record`, for who writes it item by item."""
-        return views.parts(self._episode(episode), self.merge_policy, tokens=tokens)
 
     def batch(self, batch: str) -> Batch:
         """What a lease delivers: a function of the state when it was leased. Episodes that retention has removed since

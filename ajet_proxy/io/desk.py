@@ -202,7 +202,7 @@ class LedgerDesk:
         if ledger.tenant_of(episode) is None:
             if identity.reward.call is not None:
                 raise NotFound(f"episode {episode} has no call {identity.reward.call}", code="unknown_call")
-            opening = OpenEpisode(task=identity.task, agent=identity.agent, eval=identity.eval)
+            opening = OpenEpisode(task=identity.task, eval=identity.eval)
             await self._store.commit(ledger.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
             ))
@@ -212,7 +212,8 @@ class LedgerDesk:
             name = f"{name}-{max(0, before - 1) if again else before}"
         given = identity.reward
         body = Reward(value=given.value, call=given.call, final=given.final)
-        await self._store.commit(ledger.reward(episode, body, reward_id=name, at=self._clock.now()))
+        labels = ledger.label(episode, task=identity.task, eval=identity.eval, at=self._clock.now())
+        await self._store.commit((*labels, *ledger.reward(episode, body, reward_id=name, at=self._clock.now())))
 
     async def admit(self, identity: Identity) -> None:
         episode = identity.claims.episode

@@ -196,6 +196,12 @@ def test_sealing_aborting_and_living(caller: Caller) -> None:
     assert caller.rig.ledger.episodes[other].detail == "tired"
 
 
+def test_an_empty_name_is_none(caller: Caller) -> None:
+    episode = caller.post("/episodes", {"task": "", "model": ""})["episode"]
+    opened = caller.rig.ledger.episodes[episode]
+    assert (opened.task, opened.model) == (None, None)
+
+
 def test_reading_an_episode(caller: Caller) -> None:
     episode = caller.rig.open()
     caller.rig.call(episode)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ajet_proxy.core.views import Tokens, Wanted, records
+from ajet_proxy.core.views import Tokens, Wanted, parts, records
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES, GateClose
 from tests.kit.ledger_rig import LedgerRig, Shelf
@@ -95,10 +95,10 @@ def test_the_parts_are_the_record_as_it_was_when_it_was_asked_for(rig: LedgerRig
     kinds: tuple[Tokens, ...] = ("all", "timelines", "none")
     for call, tokens in zip(running, kinds, strict=True):
         before = rig.ledger.record(episode, tokens=tokens)
-        parts = rig.ledger.parts(episode, tokens=tokens)
+        shown = parts(rig.ledger.episodes[episode], rig.ledger.merge_policy, tokens=tokens)
         rig.call(episode)
         rig.lose(episode, call)
-        assert {name: list(part) if isinstance(part, Iterator) else part for name, part in parts.items()} == before
+        assert {name: list(part) if isinstance(part, Iterator) else part for name, part in shown.items()} == before
         assert len(rig.ledger.record(episode, tokens=tokens)["calls"]) == len(before["calls"]) + 1
 
 
