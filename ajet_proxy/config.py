@@ -89,7 +89,8 @@ class Config:
         None, "Base URL under which agents reach the proxy; by default the address they asked at.", metavar="URL"
     )
     allow_route: tuple[str, ...] = _opt(
-        (), "Further engine route that agents may call, such as /v2/rerank; repeatable.", metavar="PATH"
+        (), "Further engine route that agents may call, such as /v2/rerank; repeatable. None that changes the engine.",
+        metavar="PATH",
     )
     group_size: int = _opt(8, "Episodes of one task that make a complete group, unless the trainer says otherwise.")
     idle_timeout: float = _opt(1800.0, "An open episode silent for this long is discarded, unless it asked otherwise.")
@@ -195,9 +196,13 @@ def check(config: Config) -> None:
         raise ConfigError("workers need Python {}.{}: before it there can be 1".format(*OF_WORKERS))
     if config.drift_limit > 1:
         raise ConfigError(f"drift_limit is a share: at most 1, not {config.drift_limit}")
+    from ajet_proxy.core.routing import CONTROL_ROUTES  # with the dialects behind it, which --help need not load
+
     for path in config.allow_route:
         if not path.startswith("/"):
             raise ConfigError(f"allow_route must begin with '/', not {path!r}")
+        if path.rstrip("/") in CONTROL_ROUTES:
+            raise ConfigError(f"allow_route: {path} changes the engine, and is no agent's")
     if (config.tls_cert is None) != (config.tls_key is None):
         raise ConfigError("tls_cert and tls_key belong together: give both or neither")
     if config.tls_client_ca is not None and config.tls_cert is None:

@@ -7,8 +7,13 @@ from urllib.parse import unquote
 from ajet_proxy.core.dialects import CAPTURED
 
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
-CONTROL_ROUTES = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
-"""Routes under ``/v1/`` that change the engine."""
+CONTROL_ROUTES = frozenset((
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/sleep", "/wake_up", "/abort_requests",
+    "/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/release_kv_cache_memory",
+    "/init_weight_transfer_engine", "/start_weight_update", "/start_draft_weight_update", "/update_weights",
+    "/finish_weight_update", "/update_weight_version", "/start_profile", "/stop_profile", "/scale_elastic_ep",
+))  # fmt: skip
+"""Routes of vLLM 0.31 that change the engine (those of ``vllm/entrypoints/serve``), which nobody can allow."""
 
 
 def open_route(written: str, allowed: tuple[str, ...] = ()) -> str | None:
@@ -16,7 +21,7 @@ def open_route(written: str, allowed: tuple[str, ...] = ()) -> str | None:
     They may use what is `allowed` besides."""
     path = unquote(written)
     plain = _plain(path)
-    is_open = plain in OPEN_ROUTES or plain in allowed or (path.startswith("/v1/") and plain not in CONTROL_ROUTES)
+    is_open = (plain in OPEN_ROUTES or plain in allowed or path.startswith("/v1/")) and plain not in CONTROL_ROUTES
     disguised = any(part in (".", "..") for part in path.split("/")) or "//" in path or "\\" in path
     return plain if is_open and not disguised and path.isprintable() else None
 

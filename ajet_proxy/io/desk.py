@@ -188,7 +188,10 @@ class LedgerDesk:
         return self._store.ledger.updates
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        return self._continued(self._current(identity), history, sent)[0]
+        found = self._continued(self._current(identity), history, sent)[0]
+        if found.episode is not None and self._store.ledger.tenant_of(found.episode) is not None:
+            self._tenant(found, found.episode)
+        return found
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         assert identity.reward is not None

@@ -56,6 +56,7 @@ SECRET = "sixteen characters"
         ({"tls_client_ca": "x"}, "tls_client_ca needs tls_cert"),
         ({"admin_secret_file": "/nonexistent/file"}, "cannot read"),
         ({"allow_route": ("v2",)}, "begin with '/'"),
+        ({"allow_route": ("/pause/",)}, "/pause/ changes the engine"),
         ({"listen": "0.0.0.0:1"}, "needs an admin secret"),
         ({"listen": "[::]:1"}, "needs an admin secret"),
         ({"listen": "example.org:1"}, "needs an admin secret"),

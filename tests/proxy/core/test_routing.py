@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet_proxy.core.routing import described, open_route
+from ajet_proxy.core.routing import CONTROL_ROUTES, described, open_route
 
 
 @pytest.mark.parametrize(("written", "route"), [
@@ -21,6 +21,11 @@ def test_only_the_protocols_are_open(written: str, route: str | None) -> None:
 def test_the_operator_may_open_more() -> None:
     assert open_route("/metrics", ("/metrics",)) == "/metrics"
     assert open_route("/metrics/x", ("/metrics",)) is None
+
+
+@pytest.mark.parametrize("path", sorted(CONTROL_ROUTES))
+def test_what_changes_the_engine_nobody_may_open(path: str) -> None:
+    assert open_route(path, (path,)) is open_route(path + "/", (path,)) is None
 
 
 @pytest.mark.parametrize(("written", "words"), [

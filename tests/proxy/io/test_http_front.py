@@ -13,6 +13,7 @@ import pytest
 from ajet_proxy.core.events import CallLost, CallStarted, EpisodeOpened
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.io.http_front import MOST_MISSPELT
+from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
@@ -87,8 +88,8 @@ async def test_no_other_route_is_reachable(path: str, method: str) -> None:
 
 
 async def test_a_route_can_be_allowed() -> None:
-    async with EngineStub() as stub, Front(stub.url, allow_routes=("/reset_prefix_cache",)) as front:
-        assert (await send(f"{front.url}/reset_prefix_cache")).status == 200
+    async with answering("/v2/rerank", 200) as engine, Front(engine, allow_routes=("/v2/rerank",)) as front:
+        assert (await send(f"{front.url}/v2/rerank")).status == 200
         assert (await send(f"{front.url}/pause")).status == 404
 
 

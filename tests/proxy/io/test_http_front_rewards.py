@@ -157,7 +157,9 @@ async def test_a_reward_needs_its_episode() -> None:
         assert error(await send(front.url + CHAT, body=BODY, headers=reward | admin), 400)
         gone = bearer(front.keys.issue(Claims("agent", "t1", "gone")))
         assert error(await get(f"{front.url}/v1/models", **reward, **gone), 404)
-        assert error(await get(f"{front.url}/e/ep/v1/models", **reward, **other), 403)
+        for sent in (reward, {}):
+            assert error(await get(f"{front.url}/e/ep/v1/models", **sent, **other), 403)
+            assert error(await get(f"{front.url}/tokenize", **sent, **other, **{"X-AJet-Episode": "ep"}), 403)
         assert error(await get(f"{front.url}/e/ep/v1/models", **reward, **admin, **{"X-AJet-Reward-Call": "no"}), 404)
         assert stub.requests == [] and front.of(RewardGiven) == []
 
