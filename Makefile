@@ -1,7 +1,7 @@
 # make setup       builds .venv and .venv-engine (the other targets do it too, once)
 # make quickstart  trains a real language model from an unmodified agent, on this machine
 # make proof       repeats the quick start with several seeds and against a control that does not learn
-# make test        everything: lint, types, and all tests in both environments
+# make test        lint, types, and all tests in both environments but those of the next two
 # make test-integrations  each framework and program of integrations/, in an environment of its own
 # make test-page   the owner's page in headless Chromium (Debian's package chromium)
 # make lint        ruff and mypy alone

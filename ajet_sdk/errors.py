@@ -8,7 +8,7 @@
     ├── Forbidden         403  a good key of the wrong scope, or another's episode
     ├── NotFound          404  no such episode, call, batch or route
     ├── Conflict          409  the thing exists, but its state does not allow this
-    ├── TooLarge          413  a body, header or frame over its configured limit
+    ├── TooLarge          413  a body or frame over its configured limit
     ├── OverQuota         429  a tenant's limit is reached; ``retry_after`` says when to come back
     ├── EngineError       502  the inference engine answered nonsense or could not be reached
     ├── NotReady          503  the proxy cannot take this now; ``retry_after`` says when to come back
