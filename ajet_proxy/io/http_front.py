@@ -135,7 +135,11 @@ class HttpFront:
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         """Answer one request."""
-        dialect = self._dialect(http)
+        try:
+            dialect = self._dialect(http)
+        except NotFound as error:
+            self._metrics.inc("ajet_requests_total", route="refused", status=error.status)
+            raise
         route = dialect.name if dialect is not None else "passthrough"
         http[_STARTED] = (route, started := perf_counter())
         status = 499  # the client went away, in nginx's words

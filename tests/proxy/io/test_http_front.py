@@ -87,6 +87,12 @@ async def test_no_other_route_is_reachable(path: str, method: str) -> None:
         assert stub.requests == []
 
 
+async def test_what_is_refused_is_counted() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert error(await send(f"{front.url}/pause"), 404)
+        assert 'ajet_requests_total{route="refused",status="404"} 1' in front.metrics.render()
+
+
 async def test_a_route_can_be_allowed() -> None:
     async with answering("/v2/rerank", 200) as engine, Front(engine, allow_routes=("/v2/rerank",)) as front:
         assert (await send(f"{front.url}/v2/rerank")).status == 200
