@@ -33,7 +33,10 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("ajet_requests_total", "counter", "Agents' requests answered, by route (refused: one that is not open) and status.", ("route", "status")),
+    Metric(
+        "ajet_requests_total", "counter", "Agents' requests answered, by route (refused: not open) and status.",
+        ("route", "status"),
+    ),
     Metric("ajet_request_seconds", "histogram", "From a request's first byte to its answer's last.", ("route",)),
     Metric("ajet_first_byte_seconds", "histogram", "From a request to its answer's first byte.", ("route",)),
     Metric("ajet_gate_wait_seconds", "histogram", "Time a request was held at the gate."),
