@@ -18,6 +18,7 @@ from ajet_proxy.core.drift_rate import Drift, by_model
 from ajet_proxy.core.episode import Asked, CallEntry, Episode, Given
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.lineage import Lineage
+from ajet_proxy.core.settings import LedgerSettings
 from ajet_proxy.core.tally import Tally
 from ajet_proxy.core.timeline import POLICIES, Policy
 from ajet_sdk.routes import EPISODE_STATES
@@ -45,26 +46,6 @@ class Nowhere:
 
     def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
         return ()
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSettings:
-    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size; when more
-    than the share `drift_limit` of a model's turns drift, that is an alert (0: never)."""
-
-    idle_timeout: float = 1800.0
-    wall_timeout: float = 86400.0
-    merge_policy: str = "strict"
-    group_size: int = 8
-    drift_limit: float = 0.05
-
-    def __post_init__(self) -> None:
-        if self.merge_policy not in POLICIES:
-            raise ValueError(f"merge_policy must be one of {', '.join(POLICIES)}, not {self.merge_policy!r}")
-        if not 0 <= self.drift_limit <= 1:
-            raise ValueError("drift_limit must be a share between 0 and 1")
-        if self.group_size < 1 or self.idle_timeout <= 0 or self.wall_timeout <= 0:
-            raise ValueError("group_size and the timeouts must be positive")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.overview import overview
-from ajet_proxy.core.state import Archive, LedgerSettings, State
+from ajet_proxy.core.settings import LedgerSettings
+from ajet_proxy.core.state import Archive, State
 from ajet_proxy.core.timeline import pack
 from ajet_sdk.routes import EPISODE_STATES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
 from tests.kit.strategies import make_call
