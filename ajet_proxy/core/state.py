@@ -85,6 +85,8 @@ class State:
         self.drift: Counter[str] = Counter()
         self.drifts: dict[str, Drift] = {}
         self.calls: Counter[str] = Counter(running=0, complete=0, lost=0)
+        self.captures: Counter[str] = Counter()
+        """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
         self.episode_by_call: dict[str, str] = {}
         self.queues = ReadyQueues(settings.group_size)
         self.batches: dict[str, LeasedBatch] = {}
@@ -192,6 +194,8 @@ class State:
         self._call_ended(episode, entry, "lost", event.at)
 
     def _call_ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
+        if entry.state != state:
+            self.captures[entry.reason or state] += 1
         self.calls[entry.state] -= 1
         self.calls[state] += 1
         if entry.state == "running":

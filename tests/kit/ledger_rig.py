@@ -62,6 +62,8 @@ def check(state: State) -> None:
     entries = [entry for episode in episodes for entry in episode.calls.values()]
     for name in ("running", "complete", "lost"):
         assert state.calls[name] == sum(entry.state == name for entry in entries)
+    assert state.captures.total() - state.captures["complete"] == state.calls["lost"]
+    assert state.captures["complete"] >= state.calls["complete"]
     for episode in episodes:
         assert episode.running == sum(entry.state == "running" for entry in episode.calls.values())
         assert (episode.id in state.unsettled) == (episode.state in ("open", "sealed"))
