@@ -245,7 +245,7 @@ class App:
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
                 if store.healthy:
                     store.post(store.ledger.expire(clock.now()))
-                    store.post(to_archive(store.ledger, clock.now()))
+                    store.post(to_archive(store.ledger, clock.now(), self.config.archive_max_age))
             alarm.look(store.alerts())
             limits.measure()
             compactor.tick()

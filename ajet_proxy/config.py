@@ -122,7 +122,7 @@ class Config:
     key_ttl_s: float = _opt(
         7 * 86400.0, "Lifetime of an episode's key; below wall_timeout, its late calls are refused."
     )
-    archive_max_age: float = _opt(0.0, "Archived episodes are removed this long after their end; 0 keeps them.")
+    archive_max_age: float = _opt(0.0, "Ended episodes are removed this long after their end; 0 keeps them.")
     archive_max_bytes: int = _opt(0, "The archive may take so much disk, then its oldest episodes go; 0 is no limit.")
     max_disk: int = _opt(
         0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."

@@ -24,7 +24,8 @@ from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState, check_version
 from ajet_proxy.core.history import Beginnings, Mark
 from ajet_proxy.core.samples import delivered
-from ajet_proxy.core.state import LedgerSettings, State
+from ajet_proxy.core.settings import LedgerSettings
+from ajet_proxy.core.state import State
 from ajet_proxy.core.timeline import Packed, Turn
 from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound

@@ -1,9 +1,9 @@
 """What leaves memory, when the journal is compacted, what leaves the archive, and when the proxy takes no more work.
 
 Idea: an ended episode is kept in memory while it is among the latest ones, because people look at those and clients
-repeat themselves. Then `EpisodesArchived` takes it and its batches out of the state, live and in every replay at the
-same place. So the state, and with it a snapshot of it and the time to start, has the size of the work in hand and not
-of all that was ever trained.
+repeat themselves, and no longer than retention allows. Then `EpisodesArchived` takes it and its batches out of the
+state, live and in every replay at the same place. So the state, and with it a snapshot of it and the time to start, has
+the size of the work in hand and not of all that was ever trained.
 
 Nothing is cleared to make room. When the disk or the memory that the operator allows is nearly used up, no new
 episode is taken in; when it is used up, no new call. What is under way can be rewarded, leased and acknowledged.
@@ -24,15 +24,19 @@ however many end."""
 NEARLY = 0.9
 
 
-def to_archive(state: State, at: float) -> tuple[ev.Event, ...]:
-    """The episodes whose time in memory is over, and the batches that nobody in memory belongs to any more."""
+def to_archive(state: State, at: float, max_age: float = 0.0) -> tuple[ev.Event, ...]:
+    """The episodes whose time in memory is over, and the batches that nobody in memory belongs to any more. None that
+    ended more than `max_age` seconds ago is kept, however few there are; 0 is no limit."""
     surplus, held = len(state.finished) - KEPT_EPISODES, sum(state.finished.values())
     most, chosen = max(AT_ONCE, surplus // 10), list[str]()
+    ended_after = at - max_age if max_age else 0.0
     for name, size in state.finished.items():
-        if (surplus <= 0 and held <= KEPT_BYTES) or len(chosen) == most:
+        episode = state.episodes[name]
+        latest = surplus <= 0 and held <= KEPT_BYTES and (episode.ended_at or 0.0) >= ended_after
+        if latest or len(chosen) == most:
             break
         surplus, held = surplus - 1, held - size
-        if not state.episodes[name].running:
+        if not episode.running:
             chosen.append(name)
     if not chosen:
         return ()

@@ -18,6 +18,7 @@ from ajet_proxy.core.drift_rate import Drift, by_model
 from ajet_proxy.core.episode import Asked, CallEntry, Episode, Given
 from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.lineage import Lineage
+from ajet_proxy.core.settings import LedgerSettings
 from ajet_proxy.core.tally import Tally
 from ajet_proxy.core.timeline import POLICIES, Policy
 from ajet_sdk.routes import EPISODE_STATES
@@ -45,26 +46,6 @@ class Nowhere:
 
     def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
         return ()
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSettings:
-    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size; when more
-    than the share `drift_limit` of a model's turns drift, that is an alert (0: never)."""
-
-    idle_timeout: float = 1800.0
-    wall_timeout: float = 86400.0
-    merge_policy: str = "strict"
-    group_size: int = 8
-    drift_limit: float = 0.05
-
-    def __post_init__(self) -> None:
-        if self.merge_policy not in POLICIES:
-            raise ValueError(f"merge_policy must be one of {', '.join(POLICIES)}, not {self.merge_policy!r}")
-        if not 0 <= self.drift_limit <= 1:
-            raise ValueError("drift_limit must be a share between 0 and 1")
-        if self.group_size < 1 or self.idle_timeout <= 0 or self.wall_timeout <= 0:
-            raise ValueError("group_size and the timeouts must be positive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +85,8 @@ class State:
         self.drift: Counter[str] = Counter()
         self.drifts: dict[str, Drift] = {}
         self.calls: Counter[str] = Counter(running=0, complete=0, lost=0)
+        self.captures: Counter[str] = Counter()
+        """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
         self.episode_by_call: dict[str, str] = {}
         self.queues = ReadyQueues(settings.group_size)
         self.batches: dict[str, LeasedBatch] = {}
@@ -211,6 +194,8 @@ class State:
         self._call_ended(episode, entry, "lost", event.at)
 
     def _call_ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
+        if entry.state != state:
+            self.captures[entry.reason or state] += 1
         self.calls[entry.state] -= 1
         self.calls[state] += 1
         if entry.state == "running":

@@ -49,6 +49,7 @@ def status(ledger: Ledger) -> dict[str, Any]:
         },
         "batches": {"leased": len(ledger.leased), "total": ledger.leases},
         "calls": dict(ledger.calls),
+        "captures": dict(ledger.captures),
         "tokens": dict(ledger.tokens),
         "drift": dict(ledger.drift),
         "drift_by_model": {model: drift.to_json() for model, drift in ledger.drifts.items()},

@@ -4,6 +4,9 @@ The compaction is a process of its own (`ajet_proxy.io.compaction`): replaying t
 it. If it fails, nothing is lost and it is tried again later, which the log says once for each reason; until then ended
 episodes stay in memory and segments on disk, which is what the limits are for. Failing again and again is an alert,
 since one day they are reached.
+
+Where retention is set, what has left memory does not wait for a segment to be full: however few episodes there are,
+they are in the archive when their time has come.
 """
 
 from __future__ import annotations
@@ -83,8 +86,10 @@ class Compactor:
 
     async def _run(self) -> None:
         try:
+            if self._retains and self._store.ledger.leaving:
+                await self._store.end_segment()
             tie, held = os.pipe()
-        except OSError as error:
+        except (OSError, AjetError) as error:
             self._failed(f"a compaction cannot be started: {error}")
             return
         try:

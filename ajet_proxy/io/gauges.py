@@ -35,6 +35,10 @@ READ: tuple[Metric, ...] = (
         ("kind",),
     ),
     Metric("ajet_calls_in_flight", "gauge", "Calls that the engine has not ended."),
+    Metric(
+        "ajet_captures_total", "counter", "Choices by how they ended: complete, or why they were lost first. One that "
+        "a retry replaced when it was complete counts as both.", ("outcome",),
+    ),
     Metric("ajet_groups", "gauge", "Groups by state: waiting (incomplete), ready, leased.", ("state",)),
     Metric("ajet_batches_leased", "gauge", "Batches that a trainer holds."),
     Metric(
@@ -107,6 +111,7 @@ def ledger_figures(ledger: Ledger) -> dict[str, Values]:
         "ajet_episodes_rewarded_total": _by_label({kind: curve.count for kind, curve in ledger.tally.curves.items()}),
         "ajet_recent_reward_mean": _by_label({kind: mean for kind, mean in recent.items() if mean is not None}),
         "ajet_calls_in_flight": _one(ledger.calls["running"]),
+        "ajet_captures_total": _by_label(ledger.captures),
         "ajet_groups": _by_label(groups),
         "ajet_batches_leased": _one(len(ledger.leased)),
         "ajet_tokens_total": _by_label(ledger.tokens),

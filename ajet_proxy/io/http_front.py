@@ -232,8 +232,7 @@ class HttpFront:
         scorer = Scorer(self._upstream, request, exchange.cache_salt, self._metrics)
         recorder = Recorder(
             origin, scorer=scorer, texts=SameText(self._upstream, request), desk=self._desk,
-            metrics=self._metrics, marks=self._marks(history, exchange),
-            finished=None if turn is None else turn.finished,
+            marks=self._marks(history, exchange), finished=None if turn is None else turn.finished,
         )
         tail = Tail()
         try:

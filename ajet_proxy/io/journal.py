@@ -25,6 +25,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
@@ -43,6 +44,8 @@ BEGINNING = re.compile(rb"\x92[\xa0-\xbf][A-Z]")
 """How every record begins (`ajet_proxy.io.codec`): a list of two, of which the first is an event's name."""
 NUMBER = "[0-9]" * 8
 """What the names of segments and snapshots are, before their suffix."""
+END_OF_SEGMENT = b""
+"""Stands among records that are to be written: what comes behind it goes into another segment."""
 
 
 class JournalDamaged(AjetError):
@@ -229,7 +232,7 @@ class Journal:
 
     def append(self, records: Iterable[bytes], *, flush: bool = True) -> int:
         """Queue `records` for writing now or, without `flush`, with the next that are. They are on disk when `durable`
-        has reached the returned number."""
+        has reached the returned number; where one is `END_OF_SEGMENT`, another segment has been begun by then."""
         with self._changed:
             before = len(self._pending)
             self._pending.extend(records)
@@ -283,8 +286,8 @@ class Journal:
                     self._changed.wait()
                 if not self._pending:
                     return
-                self._due = False
-                batch = list(self._pending)
+                batch = list(takewhile(lambda record: record != END_OF_SEGMENT, self._pending)) or [END_OF_SEGMENT]
+                self._due = len(batch) < len(self._pending)
             try:
                 self._write(batch)
             except (OSError, MemoryError) as error:
@@ -309,6 +312,10 @@ class Journal:
 
     def _write(self, batch: list[bytes]) -> None:
         """Append `batch` behind the last durable record and make it durable."""
+        if batch == [END_OF_SEGMENT]:
+            if self._end > len(MAGIC):
+                self._next_segment()
+            return
         if self._descriptor < 0 or self._end >= self._segment_bytes:
             self._next_segment()
         data = framed(batch)

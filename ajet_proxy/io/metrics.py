@@ -41,7 +41,6 @@ METRICS: tuple[Metric, ...] = (
     Metric("ajet_first_byte_seconds", "histogram", "From a request to its answer's first byte.", ("route",)),
     Metric("ajet_gate_wait_seconds", "histogram", "Time a request was held at the gate."),
     Metric("ajet_lineage_total", "counter", "Calls that nothing names: continued, new or ambiguous.", ("found",)),
-    Metric("ajet_captures_total", "counter", "Choices captured whole, or lost with their reason.", ("outcome",)),
     Metric("ajet_scored_calls_total", "counter", "Choices whose logprobs were asked for after they were sampled."),
     Metric("ajet_continuity_total", "counter", "Turns sent as exact ids, or why not.", ("outcome",)),
     Metric("ajet_upstream_errors_total", "counter", "Engine requests that failed, by kind.", ("kind",)),

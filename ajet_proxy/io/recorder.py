@@ -24,7 +24,6 @@ from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.same_text import Found
 from ajet_proxy.io.desk import Desk, Ending, Gone, Whole
-from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 
@@ -35,7 +34,7 @@ class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, scorer: Scorer, texts: SameText, desk: Desk, metrics: Metrics,
+        self, origin: Origin, *, scorer: Scorer, texts: SameText, desk: Desk,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
     ) -> None:
         """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
@@ -47,7 +46,6 @@ class Recorder:
         self._scorer = scorer
         self._texts = texts
         self._desk = desk
-        self._metrics = metrics
         self._marks = marks
         self._finished = finished
         self._version = origin.policy_version
@@ -106,7 +104,6 @@ class Recorder:
     def _ending(self, outcome: Captured | Lost) -> Ending:
         """What there is to record of one choice."""
         origin, marks = self.origin, self._marks(outcome)
-        self._metrics.inc("ajet_captures_total", outcome=outcome.reason if isinstance(outcome, Lost) else "complete")
         if isinstance(outcome, Lost):
             self.lost.add(outcome.index)
             return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks)

@@ -33,7 +33,8 @@ from ajet_proxy.core.gate import Gate
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.lineage import Lineage
-from ajet_proxy.core.state import Archive, LedgerSettings, Served, State
+from ajet_proxy.core.settings import LedgerSettings
+from ajet_proxy.core.state import Archive, Served, State
 from ajet_proxy.core.tally import Curve, Point, Tally, TaskRewards
 from ajet_proxy.core.texts import Text, Texts
 from ajet_proxy.core.timeline import Turn

@@ -30,7 +30,7 @@ from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.compaction import alone
-from ajet_proxy.io.journal import Journal, JournalDamaged, lock, of_several, readable
+from ajet_proxy.io.journal import END_OF_SEGMENT, Journal, JournalDamaged, lock, of_several, readable
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
@@ -192,6 +192,12 @@ class Store:
             self.limits.check(events)
         if self.quotas is not None:
             self.quotas.check(events)
+
+    async def end_segment(self) -> None:
+        """Return when all that has happened stands in segments that are written no more, or `NotReady` if the disk
+        refuses."""
+        self._journal.append([END_OF_SEGMENT], flush=False)
+        await self.commit(())
 
     def forget_archived(self, most: int) -> bool:
         """Let go of what has arrived in the archive, at most so much of it; whether there may be more."""

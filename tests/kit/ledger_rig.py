@@ -16,7 +16,8 @@ from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.overview import overview
-from ajet_proxy.core.state import Archive, LedgerSettings, State
+from ajet_proxy.core.settings import LedgerSettings
+from ajet_proxy.core.state import Archive, State
 from ajet_proxy.core.timeline import pack
 from ajet_sdk.routes import EPISODE_STATES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
 from tests.kit.strategies import make_call
@@ -61,6 +62,8 @@ def check(state: State) -> None:
     entries = [entry for episode in episodes for entry in episode.calls.values()]
     for name in ("running", "complete", "lost"):
         assert state.calls[name] == sum(entry.state == name for entry in entries)
+    assert state.captures.total() - state.captures["complete"] == state.calls["lost"]
+    assert state.captures["complete"] >= state.calls["complete"]
     for episode in episodes:
         assert episode.running == sum(entry.state == "running" for entry in episode.calls.values())
         assert (episode.id in state.unsettled) == (episode.state in ("open", "sealed"))

@@ -151,6 +151,7 @@ async def test_a_call_in_flight_at_kill_9_is_never_trained(
             record = (await http.get(f"{proxy.url}/ajet/v1/episodes/cut")).json()
             assert (record["state"], record["reason"]) == ("discarded", "incomplete_call")
             assert [call["complete"] for call in record["calls"]] == [False]
+            assert 'ajet_captures_total{outcome="restarted"} 1' in (await http.get(f"{proxy.url}/metrics")).text
 
 
 async def test_sigterm_lets_calls_in_flight_finish_and_new_ones_out(tmp_path: Path, http: httpx.AsyncClient) -> None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from ajet_proxy import app
 from ajet_proxy.core.retention import KEPT_EPISODES
+from ajet_proxy.io import compactor
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess
-from tests.proxy.serving import CHAT, eventually, identity_holds
+from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
 
 @pytest.fixture
@@ -52,6 +55,10 @@ async def passes(http: httpx.AsyncClient, proxy: ProxyProcess, episodes: int) ->
     await asyncio.gather(*(one() for _ in range(episodes)))
 
 
+async def gone(client: Client, episode: str) -> bool:
+    return (await client.control("GET", f"/episodes/{episode}")).status == 404
+
+
 @pytest.mark.slow
 async def test_what_is_over_leaves_and_is_known_for_good(
     tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient
@@ -85,6 +92,27 @@ async def test_what_is_over_leaves_and_is_known_for_good(
             proxy.kill()
             proxy.start()
         assert len(list((tmp_path / "data/journal").glob("*.log"))) <= 2
+
+
+async def test_what_is_too_old_is_removed_however_few_episodes_there_are(
+    tmp_path: Path, stub: EngineStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From memory, journal and archive; what has not ended stays, and so do the sums."""
+    monkeypatch.setattr(app, "TICK_S", 0.05)
+    monkeypatch.setattr(compactor, "RETAIN_S", 0.5)
+    for names in (("a", "b"), ("c", "d")):  # with a restart in between
+        async with serving(tmp_path, upstream=(stub.url,), archive_max_age=0.5) as client:
+            for name in (*names, "open"):
+                await client.chat(name)
+            for name in names:
+                assert (await client.control("POST", f"/episodes/{name}/abort", {})).status == 200
+            for name in names:
+                await eventually(partial(gone, client, name))
+            assert (await client.control("GET", "/episodes/open")).status == 200
+            status = await client.status()
+            assert identity_holds(status) and status["episodes"]["open"] == 1
+    assert status["episodes"]["discarded"] == status["archived"] == 4
+    assert not [path for path in (tmp_path / "journal").glob("*.log") if b"EpisodeDiscarded" in path.read_bytes()]
 
 
 async def test_a_limit_on_the_disk_keeps_new_work_out_until_there_is_room(

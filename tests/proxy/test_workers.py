@@ -161,6 +161,8 @@ async def test_a_worker_that_is_killed_loses_its_calls_and_no_others(tmp_path: P
         again = await asyncio.gather(*(client.chat(f"ep-{n}", "again") for n in range(CROWD)))
         assert [answer.status for answer in again] == [200] * CROWD
         assert await figure(client, "ajet_worker_restarts_total") == 1
+        assert await figure(client, 'ajet_captures_total{outcome="complete"}') == sum(whole) + CROWD
+        assert await figure(client, 'ajet_captures_total{outcome="restarted"}') == CROWD - sum(whole)
         assert identity_holds(await client.status())
 
 

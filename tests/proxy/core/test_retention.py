@@ -58,6 +58,17 @@ def test_long_episodes_leave_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     assert archived(rig)[0] == tuple(ended[:2])
 
 
+def test_what_is_older_than_retention_allows_leaves_however_few_there_are() -> None:
+    rig = LedgerRig(watch=True)
+    old, batch = rig.in_state("trained"), next(iter(rig.ledger.batches))
+    rig.in_state("ready")
+    rig.at += 10
+    new = rig.in_state("recorded")
+    assert to_archive(rig.ledger, rig.at, 10.0) == to_archive(rig.ledger, rig.at + 1e9) == ()
+    assert to_archive(rig.ledger, rig.at + 1, 10.0) == (ev.EpisodesArchived(rig.at + 1, (old,), (batch,)),)
+    assert to_archive(rig.ledger, rig.at + 11, 10.0) == (ev.EpisodesArchived(rig.at + 11, (old, new), (batch,)),)
+
+
 def test_an_episode_with_a_call_in_flight_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "KEPT_EPISODES", 0)
     rig = LedgerRig()

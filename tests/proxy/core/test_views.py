@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,7 @@ def test_the_status_of_something(rig: LedgerRig) -> None:
     assert status["groups"] == {"waiting": 1, "ready": 0, "leased": 1}
     assert status["batches"] == {"leased": 1, "total": 2}
     assert status["calls"] == {"running": 1, "complete": 4, "lost": 0}
+    assert status["captures"] == {"complete": 4}
     assert status["discarded"] == {"aborted": 1}
     tokens = [call for name in rig.ledger.episodes for call in rig.ledger.record(name)["calls"] if call["complete"]]
     assert status["tokens"]["sampled"] == sum(call["sampled_tokens"] for call in tokens) > 0
@@ -171,3 +173,18 @@ def test_pages_go_on_into_the_archive(limit: int) -> None:
 def listed(rig: LedgerRig, wanted: Wanted) -> tuple[list[str], str | None]:
     answer = records(rig.ledger, wanted)
     return [item["episode"] for item in answer["episodes"]], answer.get("next")
+
+
+def test_the_status_never_walks_through_the_episodes() -> None:
+    rig = LedgerRig()
+    for index in range(50):
+        rig.open(f"e{index}")
+
+    class Untouchable(dict[str, Any]):
+        def _refuse(self, *_: object) -> Any:
+            raise AssertionError("status walks through the episodes")
+
+        __iter__ = values = items = keys = __getitem__ = _refuse
+
+    rig.ledger.episodes = Untouchable(rig.ledger.episodes)
+    assert rig.ledger.status()["episodes"]["opened"] == 50

@@ -22,6 +22,7 @@ from ajet_proxy.io.journal import Journal, segments, snapshots
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
 from ajet_proxy.offline import replay_lines
+from tests.kit.disk import Disk
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 from tests.kit.source import ROOT
 
@@ -196,6 +197,44 @@ async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_
     assert not daemon.compactor._is_due()
     daemon.at += module.RETAIN_S
     assert daemon.compactor._is_due()
+
+
+async def test_what_is_too_old_is_removed_however_few_episodes_there_are(tmp_path: Path) -> None:
+    store = Store.open(tmp_path, SETTINGS)
+    daemon = Daemon(store, tmp_path, max_age=10.0)
+    names = await daemon.trains(3)
+    daemon.at += 11
+    daemon.post(retention.to_archive(store.ledger, daemon.at, 10.0))
+    await daemon.ticks()
+    assert not store.ledger.leaving and [store.ledger.record(name)["stored"] for name in names] == ["archive"] * 3
+    daemon.at += module.RETAIN_S
+    await daemon.ticks()
+    assert [store.ledger.find(name) for name in names] == [None] * 3
+    assert "ajet_removed_episodes_total 3" in daemon.metrics.render()
+    assert store.ledger.status()["episodes"]["trained"] == 3
+    await store.close()
+    assert not [path for path in segments(tmp_path) if names[0].encode() in path.read_bytes()]
+
+
+async def test_a_disk_that_ends_no_segment_lets_none_be_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(tmp_path)
+    daemon = Daemon(store, tmp_path, max_age=10.0)
+    await daemon.trains(1)
+    daemon.post(retention.to_archive(store.ledger, 1011.0, 10.0))
+    disk = Disk(monkeypatch)
+    disk.fail("open")
+    await daemon.ticks()
+    assert "the journal cannot write" in caplog.text and snapshots(tmp_path) == []
+    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render()
+    disk.heal()
+    daemon.at += module.RETRY_S
+    await asyncio.sleep(0.1)
+    assert store.healthy
+    await daemon.ticks()
+    assert not store.ledger.leaving
+    await store.close()
 
 
 async def test_failing_again_and_again_is_an_alert_until_it_succeeds(

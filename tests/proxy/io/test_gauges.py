@@ -36,12 +36,15 @@ def test_what_the_ledger_knows() -> None:
     rig = LedgerRig()
     for state in ("ready", "discarded", "open"):
         rig.in_state(state)
+    rig.begin(rig.open())
+    rig.restart()
     rig.announce("m", 3, ("http://a", "http://b"))
     lines = rendered(rig)
     for line in (
-        'ajet_episodes{state="ready"} 1', "ajet_episodes_opened_total 3", 'ajet_policy_version{model="m"} 3',
+        'ajet_episodes{state="ready"} 1', "ajet_episodes_opened_total 4", 'ajet_policy_version{model="m"} 3',
         'ajet_episodes_discarded_total{reason="aborted"} 1', 'ajet_engines{model="m"} 2', "ajet_gate_open 1",
         'ajet_tokens_total{kind="generated"} 1', 'ajet_recent_reward_mean{kind="train"} 1', "ajet_journal_healthy 1",
+        'ajet_captures_total{outcome="complete"} 1', 'ajet_captures_total{outcome="restarted"} 1',
         'ajet_episodes_rewarded_total{kind="eval"} 0', 'ajet_groups{state="waiting"} 1', "ajet_batches_leased 0",
     ):
         assert line in lines

@@ -16,7 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from ajet_proxy.io.journal import FRAME, MAGIC, Journal, JournalDamaged, framed, lock, records, segments
+from ajet_proxy.io.journal import (
+    END_OF_SEGMENT,
+    FRAME,
+    MAGIC,
+    Journal,
+    JournalDamaged,
+    framed,
+    lock,
+    read_segment,
+    records,
+    segments,
+)
 from ajet_sdk.errors import Conflict
 from tests.kit.disk import Disk
 
@@ -353,3 +364,23 @@ def test_what_was_durable_before_a_kill_is_there_after_it(tmp_path: Path, caplog
         everything = list(records(tmp_path))
         assert len(everything) >= known
         assert everything == [b"%d" % number * 20 for number in range(len(everything))]
+
+
+@pytest.mark.parametrize("refused", [None, "open", "fsync", "fdatasync", "pwrite"])
+def test_a_segment_ends_where_it_is_told_to(tmp_path: Path, disk: Disk, refused: str | None) -> None:
+    """Also where several ends come together, or before any record; a disk that refuses doubles and loses nothing."""
+    journal, end = opened(tmp_path)[0], END_OF_SEGMENT
+    first = journal.append([end, *RECORDS[:1]])
+    until(lambda: journal.durable == first)
+    if refused is not None:
+        disk.fail(refused, taken=3)
+    last = journal.append([RECORDS[1], end, end, *RECORDS[2:], end])
+    if refused is not None:
+        until(lambda: journal.error is not None)
+        disk.heal()
+    until(lambda: journal.durable == last)
+    assert list(records(tmp_path)) == RECORDS and journal.error is None
+    assert [list(read_segment(path, last=False))[-1:] != [] for path in segments(tmp_path)] == [True, True, False]
+    assert journal.close() == 0
+    write(tmp_path, [b"more"])
+    assert list(records(tmp_path)) == [*RECORDS, b"more"] and len(segments(tmp_path)) == 3

@@ -70,10 +70,10 @@ def test_undeclared_names_and_labels_are_refused() -> None:
 def test_a_client_cannot_make_series_without_end() -> None:
     metrics = Metrics()
     for number in range(MAX_SERIES + 50):
-        metrics.inc("ajet_captures_total", outcome=number)
-    series = [line for line in metrics.render().splitlines() if line.startswith("ajet_captures_total")]
+        metrics.inc("ajet_upstream_errors_total", kind=number)
+    series = [line for line in metrics.render().splitlines() if line.startswith("ajet_upstream_errors_total{")]
     assert len(series) == MAX_SERIES + 1
-    assert 'ajet_captures_total{outcome="other"} 50' in series
+    assert 'ajet_upstream_errors_total{kind="other"} 50' in series
 
 
 def test_every_line_is_well_formed_and_every_metric_has_help_and_type() -> None:

@@ -54,7 +54,7 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
         tenant="", body_hash="", idempotency_key=None, is_retry=False,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    return Recorder(origin, scorer=scoring, texts=None, desk=desk_of(store), metrics=Metrics())  # type: ignore[arg-type]
+    return Recorder(origin, scorer=scoring, texts=None, desk=desk_of(store))  # type: ignore[arg-type]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -94,7 +94,7 @@ async def test_losing_takes_every_choice() -> None:
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
     origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
-    recorder = Recorder(origin, scorer=None, texts=None, desk=desk_of(store), metrics=Metrics())  # type: ignore[arg-type]
+    recorder = Recorder(origin, scorer=None, texts=None, desk=desk_of(store))  # type: ignore[arg-type]
     await recorder.end(WHOLE[:1])
     assert recorder.ended and store.durable == []
 

@@ -13,7 +13,8 @@ from msgspec import structs
 
 from ajet_proxy.core.episode import repeats
 from ajet_proxy.core.ledger import Ledger
-from ajet_proxy.core.state import LedgerSettings, State
+from ajet_proxy.core.settings import LedgerSettings
+from ajet_proxy.core.state import State
 from ajet_proxy.io import snapshot
 from ajet_proxy.io.journal import FRAME, MAGIC, JournalDamaged, segments, snapshots
 from tests.kit.histories import everything, histories
