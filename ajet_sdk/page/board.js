@@ -25,7 +25,8 @@ const known = new Map();  // model → id → text
 
 async function detokenize(model, tokens) {
   const said = await ask("../detokenize", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ model, tokens }) });
-  return String(said.prompt);
+  if (typeof said.prompt !== "string") throw new Error("the engine's /detokenize gives no text");
+  return said.prompt;
 }
 
 async function learn(model, ids, marks) {

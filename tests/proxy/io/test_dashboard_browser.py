@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 
 from ajet_proxy.core.events import EpisodeOpened
 from ajet_proxy.core.keys import Claims
@@ -93,6 +94,24 @@ async def check_tokens(page: Page, client: Client, episode: str) -> None:
     await page.run("document.querySelectorAll('.tree button')[1].click()")
     assert f"{others[0]['broken_by']}: " in await page.text()
     assert await page.run(colours) == others[0]["loss_mask"]
+
+
+class Mute(EngineStub):
+    """An engine of another kind: its /detokenize answers, and not with a text."""
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"text": "?"})
+
+
+async def test_tokens_whose_text_the_engine_does_not_tell_are_shown_by_their_ids(page: Page, tmp_path: Path) -> None:
+    async with Mute() as stub, serving(tmp_path / "data", upstream=(stub.url,)) as client:
+        await client.chat("ep")
+        await page.open(f"{client.app.url}/ajet/#/e/ep")
+        await page.until("document.querySelector('.tokens')")
+        [timeline] = (await client.control("GET", "/episodes/ep?tokens=timelines")).json["timelines"]
+        shown = "[...document.querySelectorAll('.tokens .c, .tokens .s')].map(one => one.textContent.trim())"
+        assert await page.run(shown) == [f"#{token}" for token in timeline["token_ids"]]
+        assert "shown by their ids: the engine's /detokenize gives no text" in await page.text()
 
 
 async def test_each_model_has_its_own_words_for_an_id(page: Page, tmp_path: Path) -> None:
