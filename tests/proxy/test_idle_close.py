@@ -1,4 +1,4 @@
-"""Hundreds of requests through the real proxy, each timed at the engine's idle close; `make idle-close` sends 10,000."""
+"""Requests by the hundred through the real proxy, each timed at an engine's idle close (`make idle-close`: 10,000)."""
 
 from __future__ import annotations
 
