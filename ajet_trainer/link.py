@@ -178,8 +178,7 @@ class Link:
     def _check(self, size: int) -> None:
         if size > MAX_FRAME_BYTES:
             raise TooLarge(
-                f"{self.url} answers with more than {MAX_FRAME_BYTES} bytes, and no batch for this trainer has so "
-                f"many; {_RELEASES}",
+                f"{self.url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}",
                 code="frame_too_large",
             )
 

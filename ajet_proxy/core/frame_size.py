@@ -1,9 +1,9 @@
 """How large the frame of a lease becomes, told before it is made, and so how many groups one lease takes.
 
 Idea: a bound from what the ledger has at hand (lengths of texts, turns and names) costs nothing beside the frame. A
-lease takes the groups that were complete first until the next one would go beyond `LEASE_BYTES`, and at least one:
-whoever asked for more asks again. A group that is too large for any frame would come back with every lease for ever, so
-its episodes that take more than their part of one are discarded.
+lease takes the groups that were complete first until the next one would go beyond `LEASE_BYTES`; whoever asked for more
+asks again. A group that alone is larger would come back with every lease for ever, so its episodes that take more than
+their part are discarded.
 
 Invariant: what `most_bytes` says of a lease's episodes together is not less than the length of its frame.
 """
@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 
 from ajet_proxy.core.batches import Groups
 from ajet_proxy.core.episode import Episode
-from ajet_sdk.frame import MAX_FRAME_BYTES
 
-LEASE_BYTES = 128 << 20
-"""A frame takes about ten times its size in memory, and some seconds for each 100 MB, while it is made and read."""
+LEASE_BYTES = 256 << 20
+"""Some 30 million tokens, more than one step is made of. Such a frame is made in up to ten seconds, which trainers wait
+(`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read), and takes eleven times its size in memory meanwhile."""
 _TOKEN = 8
 """Its id and its logprob."""
 _EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 100, 300, 40, 20
@@ -40,20 +40,20 @@ def most_bytes(episode: Episode, model: str) -> int:
 
 
 def leading(groups: Groups, sizes: Mapping[str, int]) -> Groups:
-    """The first of `groups`, as many as one lease takes; none if no frame holds even the first."""
+    """The first of `groups`, as many as one lease takes; none if it does not take even the first."""
     total, taken = 0, 0
     for _, names in groups:
         total += sum(sizes[name] for name in names)
-        if total > (LEASE_BYTES if taken else MAX_FRAME_BYTES):
+        if total > LEASE_BYTES:
             break
         taken += 1
     return groups[:taken]
 
 
 def too_large(names: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
-    """Those of a group that take more than their part of a frame. Whatever group of as many the others come into, a
-    frame holds it."""
-    return [name for name in names if sizes[name] > MAX_FRAME_BYTES // len(names)]
+    """Those of a group that take more than their part of a lease: whatever group of as many the others come into, a
+    lease takes it."""
+    return [name for name in names if sizes[name] > LEASE_BYTES // len(names)]
 
 
 def _text(*texts: str | None) -> int:

@@ -145,8 +145,8 @@ class Ledger(State):
     # -- batches
 
     def lease(self, body: Lease, *, batch: str, at: float) -> Events:
-        """The groups that were complete first, as `batch`: all that are asked for if one frame takes them. Without
-        enough of them, only what is discarded, as stale or as too large for a frame."""
+        """The groups that were complete first, as `batch`: all that are asked for if they fit into one frame. Without
+        enough of them, only what is discarded, as stale or as too large."""
         at, size = self._time(at), body.group_size or self.settings.group_size
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
@@ -168,7 +168,7 @@ class Ledger(State):
                 version = self.policy_version(model)
                 return (*discarded, ev.BatchLeased(at, batch, at + body.lease_s, version, taken, model))
             large = {(model, name) for name in too_large(groups[0][1], sizes)}
-            discarded += self._dropped(large, "filtered", f"a group of {size} like it is too large for one frame", at)
+            discarded += self._dropped(large, "filtered", f"a group of {size} like it is too large for a lease", at)
             unusable |= large
 
     def leasable(self) -> object:

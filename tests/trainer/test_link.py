@@ -186,7 +186,7 @@ def test_an_answer_that_is_too_large_is_read_no_further(
     def handler(request: httpx.Request) -> httpx.Response:
         return httpx.Response(status, headers={"Content-Length": "4000"} if declared else {}, content=body())
 
-    with pytest.raises(TooLarge, match=r"http://proxy:1 answers with more than 100 bytes.* the same ajet release"):
+    with pytest.raises(TooLarge, match=r"http://proxy:1 answers with more than the 100 bytes .* the same ajet release"):
         link(handler, clock).lease(routes.Lease())
     assert sent == ([] if declared else [0, 1, 2])
     assert clock.pauses == []

@@ -13,7 +13,7 @@ from ajet_proxy.core import frame_size
 from ajet_proxy.core.frame_size import leading, most_bytes, too_large
 from ajet_proxy.core.state import LedgerSettings
 from ajet_proxy.core.timeline import pack
-from ajet_sdk.frame import encode_batch
+from ajet_sdk.frame import MAX_FRAME_BYTES, encode_batch
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import conversations, make_call, tangled_calls
@@ -88,15 +88,18 @@ def test_each_part_of_a_frame_is_counted(make: Callable[[LedgerRig], str], slack
 
 def test_no_more_groups_lead_than_a_lease_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame_size, "LEASE_BYTES", 10)
-    monkeypatch.setattr(frame_size, "MAX_FRAME_BYTES", 20)
     groups = tuple((task, (task, task)) for task in "abc")
     assert leading(groups, {"a": 2, "b": 3, "c": 1}) == groups[:2]
     assert leading(groups, {"a": 1, "b": 1, "c": 1}) == groups
-    assert leading(groups, {"a": 10, "b": 0, "c": 0}) == groups[:1]
-    assert leading(groups, {"a": 11, "b": 0, "c": 0}) == ()
+    assert leading(groups, {"a": 5, "b": 0, "c": 0}) == groups
+    assert leading(groups, {"a": 6, "b": 0, "c": 0}) == ()
 
 
-def test_who_takes_more_than_a_part_of_a_frame_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_size, "MAX_FRAME_BYTES", 20)
+def test_who_takes_more_than_a_part_of_a_lease_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 20)
     assert too_large(["a", "b", "c"], {"a": 6, "b": 7, "c": 100}) == ["b", "c"]
     assert too_large(["a", "b"], {"a": 10, "b": 11}) == ["b"]
+
+
+def test_a_trainer_reads_every_lease() -> None:
+    assert frame_size.LEASE_BYTES < MAX_FRAME_BYTES

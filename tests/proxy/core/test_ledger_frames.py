@@ -33,21 +33,21 @@ def test_a_lease_takes_no_more_groups_than_a_frame_does(rig: LedgerRig, monkeypa
     assert leased(rig, groups=1) == [(e, f)]
 
 
-def test_what_is_too_large_for_any_frame_is_discarded(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_too_large_for_any_lease_is_discarded(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     small, alone = rig.ready(), large(rig)
     later = rig.ready("u"), rig.ready("u")
-    monkeypatch.setattr(frame_size, "MAX_FRAME_BYTES", 2 * most_bytes(rig.ledger.episodes[small], "m"))
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 2 * most_bytes(rig.ledger.episodes[small], "m"))
     assert leased(rig) == [later]
     record = rig.ledger.record(alone)
     assert (record["state"], record["reason"]) == ("discarded", "filtered")
-    assert record["detail"] == "a group of 2 like it is too large for one frame"
+    assert record["detail"] == "a group of 2 like it is too large for a lease"
     assert leased(rig) == []
     assert leased(rig, group_size=1) == [(small,)]
 
 
 def test_where_all_is_too_large_nothing_is_leased(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [rig.ready() for _ in range(4)]
-    monkeypatch.setattr(frame_size, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 100)
     assert leased(rig) == []
     assert {rig.state(name) for name in names} == {"discarded"}
 
@@ -66,7 +66,7 @@ def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
 
     partly, whole = shared("m", "n"), shared("n", "o")
     batch = rig.lease(model="m", group_size=1) or ""
-    monkeypatch.setattr(frame_size, "MAX_FRAME_BYTES", 100)
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 100)
     assert leased(rig, group_size=1) == []
     assert (rig.state(partly), rig.state(whole)) == ("leased", "discarded")
     rig.ack(batch)
