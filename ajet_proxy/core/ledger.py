@@ -17,13 +17,13 @@ from typing import Any
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core import views
-from ajet_proxy.core.batches import LeasedBatch, Share
+from ajet_proxy.core.batches import LeasedBatch
 from ajet_proxy.core.call import RESTARTED, prompt_hash
 from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes, timeouts
 from ajet_proxy.core.events import Event
-from ajet_proxy.core.frame_size import leading, most_bytes, too_large
 from ajet_proxy.core.gate import GateState, check_version
 from ajet_proxy.core.history import Beginnings, Mark
+from ajet_proxy.core.leasing import choose
 from ajet_proxy.core.samples import delivered
 from ajet_proxy.core.settings import LedgerSettings
 from ajet_proxy.core.state import State
@@ -147,50 +147,22 @@ class Ledger(State):
     def lease(self, body: Lease, *, batch: str, at: float) -> Events:
         """The groups that were complete first, as `batch`: all that are asked for if they fit into one frame. Without
         enough of them, only what is discarded, as stale or as too large."""
-        at, size = self._time(at), body.group_size or self.settings.group_size
+        at = self._time(at)
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
         ):
             if value is not None and value < least:
                 raise BadRequest(f"{name} must be at least {least}", param=name)
         _check_lease(body.lease_s)
-        unusable = set(self._stale(body))
-        discarded = [*self._dropped(unusable, "stale", f"more than {body.max_staleness} versions behind", at)]
-        while True:
-            gone = {event.episode for event in discarded if not event.models}
-            unusable.update((model, name) for name in gone for model in self.episodes[name].shares)
-            chosen = self.queues.choose(body.groups, size, body.model, unusable)
-            if chosen is None:
-                return tuple(discarded)
-            model, groups = chosen
-            sizes = {name: most_bytes(self.episodes[name], model) for _, names in groups for name in names}
-            if taken := leading(groups, sizes):
-                version = self.policy_version(model)
-                return (*discarded, ev.BatchLeased(at, batch, at + body.lease_s, version, taken, model))
-            large = {(model, name) for name in too_large(groups[0][1], sizes)}
-            discarded += self._dropped(large, "filtered", f"a group of {size} like it is too large for a lease", at)
-            unusable |= large
+        dropped, chosen = choose(self, body, at=at, version=self.policy_version)
+        if chosen is None:
+            return tuple(dropped)
+        model, groups = chosen
+        return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.policy_version(model), groups, model))
 
     def leasable(self) -> object:
         """Equal while no lease can find anything else than it found before."""
         return self.queues.changes, self.moves, self.updates
-
-    def _stale(self, body: Lease) -> Iterator[Share]:
-        """Ready shares of which some token was sampled more than ``max_staleness`` versions ago."""
-        if body.max_staleness is None:
-            return
-        for model in self.queues.models() if body.model is None else (body.model,):
-            last = self.policy_version(model) - body.max_staleness
-            yield from ((model, episode) for episode in self.queues.older(model, last))
-
-    def _dropped(self, shares: set[Share], reason: str, why: str, at: float) -> Iterator[ev.EpisodeDiscarded]:
-        """The whole episodes, but `shares` alone of those of which a model has trained its own."""
-        for name in sorted({name for _, name in shares}):
-            episode = self.episodes[name]
-            if episode.state == "ready":
-                trained = "" in episode.shares.values()
-                models = sorted(model for model in episode.shares if (model, name) in shares) if trained else ()
-                yield ev.EpisodeDiscarded(at, name, reason, why, tuple(models))
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one is acknowledged all the same while its episodes are as it had them."""

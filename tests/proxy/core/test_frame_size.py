@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core import frame_size
 from ajet_proxy.core.frame_size import leading, most_bytes, too_large
-from ajet_proxy.core.state import LedgerSettings
+from ajet_proxy.core.settings import LedgerSettings
 from ajet_proxy.core.timeline import pack
 from ajet_sdk.frame import MAX_FRAME_BYTES, encode_batch
 from ajet_sdk.sample import Call

@@ -1,4 +1,4 @@
-"""The ledger's leases where what is ready is more than a frame takes."""
+"""What a lease takes and drops, by the ledger's answers: `test_ledger_batches` has what leases are for."""
 
 from __future__ import annotations
 
@@ -72,3 +72,15 @@ def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
     rig.ack(batch)
     assert leased(rig, group_size=1) == []
     assert (rig.state(partly), rig.ledger.episodes[partly].shares) == ("trained", {"m": ""})
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+def test_what_is_stale_is_dropped_with_what_is_too_large(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch, model: str | None
+) -> None:
+    rig.announce(version=4)
+    stale, edge, heavy, later = rig.ready(version=1), rig.ready(version=2), large(rig), rig.ready()
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 2 * most_bytes(rig.ledger.episodes[edge], "m"))
+    assert leased(rig, model=model, max_staleness=2) == [(edge, later)]
+    assert rig.ledger.status()["discarded"] == {"stale": 1, "filtered": 1}
+    assert [rig.ledger.episodes[name].reason for name in (stale, heavy)] == ["stale", "filtered"]
