@@ -89,7 +89,8 @@ def replay_lines(data_dir: str | Path, removed: Callable[[int], None] = lambda b
             found = ledger.batch(batch.id)
             whole += sum(len(group.episodes) for group in found.groups) == len(tuple(batch.episodes()))
             yield from _delivered(found)
-        yield from _delivered(Batch("", 0.0, 0, tuple(Group(e.task, (e,)) for e in ledger.ready_episodes())))
+        for episode in ledger.ready_episodes():
+            yield from _delivered(Batch("", 0.0, 0, (Group(episode.task, (episode,)),)))
         removed(ledger.leases - whole)
 
 
@@ -117,7 +118,8 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
 
 
 def _delivered(batch: Batch) -> Iterator[str]:
-    for group in decode_batch(encode_batch(batch)).groups:
+    frame = encode_batch(batch)
+    for group in decode_batch(frame, max_bytes=len(frame)).groups:
         for episode in group.episodes:
             yield from map(_line, episode.samples)
 

@@ -2,8 +2,9 @@
 
 Every request is safe to repeat: an ack, nack or extend names its batch, the gate and the policy are set and not
 toggled, and a lease whose answer got lost simply runs out. So whatever fails on the way (no connection, 429, 5xx) is
-tried again with growing pauses until `deadline_s` has passed, and only then raised. Two things are never tried again: a
-connection that TLS refuses (`ajet_trainer.tls`), and a frame of another wire version, which raises `WireVersion`.
+tried again with growing pauses until `deadline_s` has passed, and only then raised. Three things are never tried again:
+a connection that TLS refuses (`ajet_trainer.tls`), a frame of another wire version, which raises `WireVersion`, and an
+answer that is too large, which is not read to its end.
 
 Next: ajet_trainer/admission.py
 """
@@ -11,6 +12,7 @@ Next: ajet_trainer/admission.py
 from __future__ import annotations
 
 import copy
+import json
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +23,14 @@ from urllib.parse import quote
 import httpx
 
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, from_body
-from ajet_sdk.frame import CONTENT_TYPE, VERSION, FrameError, decode_batch
+from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge, from_body
+from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
 from ajet_sdk.protocol import PASSING
 from ajet_sdk.sample import Batch
 from ajet_trainer.tls import Judge
 
 ANSWER_S = 30.0
+_RELEASES = "install the same ajet release on both sides"
 
 
 class WireVersion(AjetError):
@@ -81,16 +84,16 @@ class Link:
 
     def lease(self, ask: routes.Lease) -> Batch | None:
         """The next batch, or None when nothing was ready within ``ask.wait_s``."""
-        answer = self._post("/batches/lease", ask, wait_s=ask.wait_s)
-        if answer.status_code == 204:
+        frame = self._post("/batches/lease", ask, wait_s=ask.wait_s)
+        if frame is None:
             return None
         try:
-            return decode_batch(answer.content)
+            return decode_batch(frame)
         except FrameError as error:
             if error.code == "wire_version":
                 raise WireVersion(
                     f"{self.url} sends batches of another wire version than this trainer reads ({error.message}); "
-                    "install the same ajet release on both sides",
+                    + _RELEASES,
                     code="wire_version",
                 ) from error
             raise
@@ -129,12 +132,11 @@ class Link:
     def close(self) -> None:
         self._http.close()
 
-    def _post(self, path: str, body: Any, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> httpx.Response:
+    def _post(self, path: str, body: Any, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
         return self._send("POST", path, routes.to_json(body), wait_s, deadline_s)
 
-    def _send(
-        self, method: str, path: str, body: Any, wait_s: float = 0.0, deadline_s: float = 0.0
-    ) -> httpx.Response:
+    def _send(self, method: str, path: str, body: Any, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
+        """The body of a good answer; None for one that has none."""
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
         judge = Judge(self.url, self._certified)
@@ -142,7 +144,8 @@ class Link:
         while True:
             failure: AjetError
             try:
-                answer = self._http.request(method, path, json=body, timeout=timeout)
+                with self._http.stream(method, path, json=body, timeout=timeout) as answer:
+                    content = self._read(answer)
             except httpx.TransportError as error:
                 refused = judge.refused(error)
                 if refused is not None:
@@ -152,8 +155,8 @@ class Link:
                 )
             else:
                 if answer.is_success:
-                    return answer
-                failure = from_body(answer.status_code, _json(answer), retry_after=_retry_after(answer))
+                    return None if answer.status_code == 204 else content
+                failure = from_body(answer.status_code, _json(content), retry_after=_retry_after(answer))
                 if answer.status_code not in PASSING:
                     raise failure
             wait = max(pause, failure.retry_after or 0.0)
@@ -162,12 +165,29 @@ class Link:
             self._sleep(wait)
             pause = min(pause * 2, 5.0)
 
+    def _read(self, answer: httpx.Response) -> bytes:
+        """The body, no more of which is read than a batch may have."""
+        pieces, size = list[bytes](), 0
+        self._check(int(answer.headers.get("Content-Length", "0")))
+        for piece in answer.iter_bytes():
+            size += len(piece)
+            self._check(size)
+            pieces.append(piece)
+        return b"".join(pieces)
 
-def _json(answer: httpx.Response) -> Any:
+    def _check(self, size: int) -> None:
+        if size > MAX_FRAME_BYTES:
+            raise TooLarge(
+                f"{self.url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}",
+                code="frame_too_large",
+            )
+
+
+def _json(content: bytes) -> Any:
     try:
-        return answer.json()
+        return json.loads(content)
     except ValueError:
-        return answer.text
+        return content.decode(errors="replace")
 
 
 def _retry_after(answer: httpx.Response) -> float | None:

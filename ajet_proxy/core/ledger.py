@@ -23,6 +23,7 @@ from ajet_proxy.core.episode import CallEntry, Episode, has_room, repeats, takes
 from ajet_proxy.core.events import Event
 from ajet_proxy.core.gate import GateState, check_version
 from ajet_proxy.core.history import Beginnings, Mark
+from ajet_proxy.core.leasing import choose
 from ajet_proxy.core.samples import delivered
 from ajet_proxy.core.settings import LedgerSettings
 from ajet_proxy.core.state import State
@@ -144,45 +145,24 @@ class Ledger(State):
     # -- batches
 
     def lease(self, body: Lease, *, batch: str, at: float) -> Events:
-        """The groups that were complete first, as `batch`; without enough of them, only what is discarded as stale."""
-        at, size = self._time(at), body.group_size or self.settings.group_size
+        """The groups that were complete first, as `batch`: all that are asked for if they fit into one frame. Without
+        enough of them, only what is discarded, as stale or as too large."""
+        at = self._time(at)
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
         ):
             if value is not None and value < least:
                 raise BadRequest(f"{name} must be at least {least}", param=name)
         _check_lease(body.lease_s)
-        stale = set(self._stale(body))
-        discarded = tuple(self._dropped(stale, f"more than {body.max_staleness} versions behind", at))
-        gone = {event.episode for event in discarded if not event.models}
-        unusable = stale.union((model, name) for name in gone for model in self.episodes[name].shares)
-        chosen = self.queues.choose(body.groups, size, body.model, unusable)
+        dropped, chosen = choose(self, body, at=at, version=self.policy_version)
         if chosen is None:
-            return discarded
+            return tuple(dropped)
         model, groups = chosen
-        version = self.policy_version(model)
-        return (*discarded, ev.BatchLeased(at, batch, at + body.lease_s, version, groups, model))
+        return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.policy_version(model), groups, model))
 
     def leasable(self) -> object:
         """Equal while no lease can find anything else than it found before."""
         return self.queues.changes, self.moves, self.updates
-
-    def _stale(self, body: Lease) -> Iterator[tuple[str, str]]:
-        """Ready shares of which some token was sampled more than ``max_staleness`` versions ago."""
-        if body.max_staleness is None:
-            return
-        for model in self.queues.models() if body.model is None else (body.model,):
-            last = self.policy_version(model) - body.max_staleness
-            yield from ((model, episode) for episode in self.queues.older(model, last))
-
-    def _dropped(self, stale: set[tuple[str, str]], why: str, at: float) -> Iterator[ev.EpisodeDiscarded]:
-        """Whole episodes, but the stale shares alone of those of which a model has trained its own."""
-        for name in sorted({name for _, name in stale}):
-            episode = self.episodes[name]
-            if episode.state == "ready":
-                trained = "" in episode.shares.values()
-                models = sorted(model for model in episode.shares if (model, name) in stale) if trained else ()
-                yield ev.EpisodeDiscarded(at, name, "stale", why, tuple(models))
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
         """The batch is trained. A returned one is acknowledged all the same while its episodes are as it had them."""

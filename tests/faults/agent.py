@@ -20,6 +20,8 @@ import openai
 from tests.faults.notes import Notes
 
 PATIENCE_S = 120.0
+TIMEOUT_S = 4.0
+"""How long it waits for one answer, or a piece of one, before it gives up and asks again."""
 BROKEN = (openai.APIError, httpx.TransportError, httpx2.TransportError)  # openai speaks httpx2
 TASKS = 3
 
@@ -30,13 +32,13 @@ class Agent:
     def __init__(self, url: str, name: str, notes: Path) -> None:
         self.url, self.name, self.notes = url, name, Notes(notes)
         self.dice = random.Random(name)
-        self.http = httpx.Client(timeout=20.0, trust_env=False)
+        self.http = httpx.Client(timeout=TIMEOUT_S, trust_env=False)
 
     def episode(self, count: int) -> None:
         """One to four turns, some streamed, then the reward."""
         episode, task = f"{self.name}-{count}", f"task {self.dice.randrange(TASKS)}"
         base = f"{self.url}/e/{episode}/v1"
-        client = openai.OpenAI(base_url=base, api_key="none", max_retries=3, timeout=20.0)
+        client = openai.OpenAI(base_url=base, api_key="none", max_retries=3, timeout=TIMEOUT_S)
         self.notes.add("began", episode=episode)
         messages: list[Any] = [{"role": "user", "content": task}]
         for turn in range(self.dice.randint(1, 4)):

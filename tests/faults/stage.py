@@ -16,7 +16,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from multiprocessing.process import BaseProcess
@@ -30,6 +29,7 @@ from tests.kit.proxy_process import ProxyProcess
 from tests.kit.source import ROOT
 
 ROOM = 512 << 20
+GIVEN_UP = 'ajet_captures_total{outcome="disconnected"}'
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload(["tests.faults.agent", "tests.faults.trainer"])
 
@@ -43,10 +43,14 @@ class Engine:
         assert self._process.stdout is not None
         self.url = self._process.stdout.readline().decode().split()[-1]
 
-    def freeze(self, seconds: float) -> None:
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It stands still meanwhile."""
         self._process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        self._process.send_signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def spoil(self, *faults: dict[str, Any]) -> None:
         """The next answers go wrong."""
@@ -105,11 +109,10 @@ class Worker:
         self.process = start(0)
 
     def kill(self) -> bool:
-        """SIGKILL; whether it was alive."""
-        alive = self.process.is_alive()
+        """SIGKILL; whether it died of that."""
         self.process.kill()
         self.process.join(20)
-        return alive
+        return self.process.exitcode == -signal.SIGKILL
 
     def again(self) -> None:
         self.life += 1
@@ -196,12 +199,18 @@ class Stage:
             return [int(pid) for pid in children.split() if runs(pid)]
         return []
 
-    def kill_proxy(self, dice: random.Random) -> None:
-        """Alone, so that a compaction and workers notice it by themselves, or with them."""
+    def kill_proxy(self, dice: random.Random) -> bool:
+        """Alone, so that a compaction and workers notice it by themselves, or with them; whether it died of that."""
         if dice.random() < 0.5:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.proxy.pid, signal.SIGKILL)
         self.proxy.kill()
+        return self.proxy.status == -signal.SIGKILL
+
+    def given_up(self) -> int:
+        """How many calls the daemon has lost since its start because their clients went away."""
+        lines = self.http.get(f"{self.proxy.url}/metrics").text.splitlines()
+        return sum(int(float(line.split()[-1])) for line in lines if line.startswith(GIVEN_UP))
 
     def healthy(self) -> bool:
         """Whether the daemon says that it can write."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tests.faults import agent
 from tests.faults.audit import Audit
 from tests.faults.stage import Stage, Worker
 from tests.kit.proxy_process import ProxyFailed
@@ -20,6 +21,26 @@ from tests.kit.proxy_process import ProxyFailed
 ERRORS = ("EIO", "ENOSPC", "EDQUOT")
 FAULTS = ("reset", "cut", "silent_close", "status")
 CLOCK_S = 3600.0
+SHORT_S, LONG_S = (0.2, 1.5), agent.TIMEOUT_S + 2.0
+"""How long the engine stands still: for less, or for more, than an agent waits."""
+STRUCK = {
+    "proxy": ("kills of the proxy",),
+    "worker": ("kills of a worker process",),
+    "trainer": ("kills of the trainer",),
+    "agent": ("kills of an agent",),
+    "write": ("times that pwrite failed", "times that fdatasync failed", "times that fsync failed"),
+    "full": ("times that the disk was full",),
+    "freeze": ("times that the engine was frozen",),
+    "reset": ("answers of the engine that were broken off or refused",),
+    "clock": ("jumps of the clock",),
+}
+"""By which counts it is known how often a kind of fault struck."""
+
+
+def fewer(asked: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
+    """The kinds of faults that struck less often than was asked for."""
+    struck = {kind: sum(counts.get(name, 0) for name in STRUCK[kind]) for kind in asked}
+    return [f"{kind}: {struck[kind]} of {number}" for kind, number in asked.items() if struck[kind] < number]
 
 
 @dataclass
@@ -38,7 +59,7 @@ class Storm:
             "proxy": self.proxy, "worker": self.worker, "trainer": self.trainer, "agent": self.agent,
             "write": self.write, "full": self.full, "freeze": self.freeze, "reset": self.reset, "clock": self.clock,
         }  # fmt: skip
-        done, total = 0, self.left.total()
+        asked, done, total = dict(self.left), 0, self.left.total()
         while self.left.total():
             time.sleep(self.dice.uniform(0.0, 0.3))
             kind = self.dice.choice(list(self.left.elements()))
@@ -48,14 +69,14 @@ class Storm:
             self._revive()
             done += 1
             self.told(f"{done} of {total} faults")
+        assert not fewer(asked, self.counts), f"fewer faults struck than were asked for: {fewer(asked, self.counts)}"
 
     def proxy(self) -> None:
         """SIGKILL, and a start; a third of them while the journal is being compacted."""
         if self.dice.random() < 0.33:
             self._await_compaction()
         during = self.stage.compacting()
-        self.stage.kill_proxy(self.dice)
-        self.counts["kills of the proxy"] += 1
+        self._kill_proxy()
         self.counts["… while it compacted its journal"] += during
         self._others_too()
         self._start()
@@ -78,8 +99,7 @@ class Storm:
             time.sleep(self.dice.uniform(0.1, 0.8))
             dead = self.dice.random() < 0.33
             if dead:
-                self.stage.kill_proxy(self.dice)
-                self.counts["kills of the proxy"] += 1
+                self._kill_proxy()
         self.counts[f"times that {call} failed"] += 1
         if dead:
             self._start()
@@ -94,16 +114,24 @@ class Storm:
         self.audit.after_a_fault()
         dead = self.dice.random() < 0.5
         if dead:
-            self.stage.kill_proxy(self.dice)
-            self.counts["kills of the proxy"] += 1
+            self._kill_proxy()
         self.stage.disk.free(self.stage.proxy)
         if dead:
             self._start()
         self._until(self.stage.healthy)
 
     def freeze(self) -> None:
-        self.stage.engine.freeze(self.dice.uniform(0.2, 1.5))
+        """The engine stands still. The first time, and every third one, that is until agents have given up calls that
+        they had in flight there."""
+        lasts = self.counts["times that the engine was frozen"] % 3 == 0
+        before = self.stage.given_up()
+        with self.stage.engine.frozen():
+            time.sleep(LONG_S if lasts else self.dice.uniform(*SHORT_S))
+            if lasts:
+                self._until(lambda: self.stage.given_up() > before)
         self.counts["times that the engine was frozen"] += 1
+        self.counts["… for longer than agents wait"] += lasts
+        self.counts["… and calls that they gave up meanwhile"] += self.stage.given_up() - before
 
     def reset(self) -> None:
         """The next answers break off, by a reset or a close, before or in the middle of their bytes."""
@@ -119,13 +147,19 @@ class Storm:
         self.stage.clock(self.dice.uniform(-CLOCK_S, CLOCK_S))
         self.counts["jumps of the clock"] += 1
         if self.dice.random() < 0.5:
-            self.stage.kill_proxy(self.dice)
-            self.counts["kills of the proxy"] += 1
+            self._kill_proxy()
             self._start()
 
     def _kill(self, worker: Worker, name: str) -> None:
-        self.counts[name] += worker.kill()
+        """One that ended by itself in that moment is started, and killed after all."""
+        while not worker.kill():
+            worker.again()
+        self.counts[name] += 1
         worker.again()
+
+    def _kill_proxy(self) -> None:
+        assert self.stage.kill_proxy(self.dice), f"the proxy ended by itself: {self.stage.proxy.status}"
+        self.counts["kills of the proxy"] += 1
 
     def _others_too(self) -> None:
         """While the proxy is dead."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from tests.faults import __main__ as faults
 from tests.faults import tears
 from tests.faults.audit import Audit
 from tests.faults.notes import Notes, Reader
-from tests.faults.stage import Stage
+from tests.faults.stage import FORKED, Stage, Worker
+from tests.faults.storm import STRUCK, fewer
 from tests.kit.source import ROOT
 
 
@@ -25,6 +28,8 @@ def test_a_slice_of_the_storm(tmp_path: Path) -> None:
     faults.storm(tmp_path, seed=1, kills=5, others=1, agents=3, progress=faults.Progress(), counts=counts)
     assert min(counts[f"kills of {who}"] for who in ("the proxy", "the trainer", "an agent")) >= 5
     assert min(counts["times that the disk was full"], counts["times that the engine was frozen"]) == 1
+    assert counts["… for longer than agents wait"] == 1
+    assert counts["… and calls that they gave up meanwhile"] >= 1
     assert min(counts["acknowledged calls, found once with their ids"], counts["batches delivered"]) > 5
 
 
@@ -34,6 +39,27 @@ def test_a_slice_of_the_storm_over_worker_processes(tmp_path: Path) -> None:
     faults.storm(tmp_path, seed=1, kills=3, others=0, agents=2, progress=told, counts=counts, workers=2)
     assert min(counts[f"kills of {who}"] for who in ("the proxy", "a worker process", "an agent")) >= 3
     assert counts["acknowledged calls, found once with their ids"] > 5
+
+
+def test_faults_that_did_not_strike_are_missed() -> None:
+    asked = {"proxy": 2, "write": 2, "clock": 0}
+    assert fewer(asked, {"kills of the proxy": 1, "times that fsync failed": 1}) == ["proxy: 1 of 2", "write: 1 of 2"]
+    assert fewer(asked, {"kills of the proxy": 3, "times that fsync failed": 1, "times that pwrite failed": 1}) == []
+    assert set(STRUCK) == {*faults.KILLED, *faults.OTHERS, "worker"}
+
+
+def test_a_kill_strikes_only_who_was_alive() -> None:
+    worker = Worker(lambda life: started(time.sleep, 0 if life == 0 else 60))
+    worker.process.join(60)
+    assert not worker.kill()
+    worker.again()
+    assert worker.kill()
+
+
+def started(target: Callable[..., object], *given: object) -> BaseProcess:
+    process = FORKED.Process(target=target, args=given, daemon=True)
+    process.start()
+    return process
 
 
 def test_a_slice_of_the_torn_tails(tmp_path: Path) -> None:

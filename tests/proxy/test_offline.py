@@ -166,6 +166,16 @@ def test_replay_of_a_proxy_that_did_not_merge(tmp_path: Path) -> None:
     assert [json.loads(line) for line in replay_lines(journal_of(tmp_path, rig))] == expected
 
 
+def test_replay_reads_what_no_trainer_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An episode that is too large for a trainer is one that its user wants to look at."""
+    rig = LedgerRig(SETTINGS)
+    rig.restart()
+    two_turns(rig)
+    assert decode_batch.__kwdefaults__ is not None
+    monkeypatch.setitem(decode_batch.__kwdefaults__, "max_bytes", 100)
+    assert len(list(replay_lines(journal_of(tmp_path, rig)))) == 1
+
+
 def test_replay_changes_nothing_and_reads_past_a_torn_tail(tmp_path: Path) -> None:
     rig = LedgerRig()
     two_turns(rig)

@@ -44,16 +44,29 @@ def test_systemd_rates_the_units_exposure_as_low(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_system_unit_is_confined_and_waits_for_the_drain() -> None:
-    text = service.unit((), user=False, drain_s=60)
-    for line in (
-        "Type=notify", "DynamicUser=yes", "StateDirectory=ajet", "ProtectSystem=strict", "NoNewPrivileges=yes",
-        "PrivateTmp=yes", "PrivateDevices=yes", "SystemCallFilter=@system-service", "Restart=on-failure",
-        "RestartPreventExitStatus=2", "EnvironmentFile=-/etc/ajet/proxy.env",
-        "TimeoutStopSec=90", "LimitNOFILE=65536", "WantedBy=multi-user.target",
-        "After=network-online.target time-sync.target", "OOMPolicy=continue",
-    ):
-        assert line in text.splitlines()
+@pytest.mark.parametrize("line", [
+    "Type=notify", "WatchdogSec=60", "TimeoutStartSec=300", "TimeoutStopSec=90",
+    "Restart=on-failure", "RestartSec=2", "RestartPreventExitStatus=2",
+    "StateDirectory=ajet", "StateDirectoryMode=0700", "UMask=0077", "LimitNOFILE=65536", "MemoryMax=80%",
+    "OOMPolicy=continue", "NoNewPrivileges=yes", "ProtectSystem=strict", "PrivateTmp=yes", "RestrictSUIDSGID=yes",
+    "RestrictNamespaces=yes", "RestrictRealtime=yes", "LockPersonality=yes",
+    "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX", "SystemCallArchitectures=native",
+    "SystemCallFilter=@system-service", "SystemCallFilter=~@privileged @resources", "SystemCallErrorNumber=EPERM",
+    "After=network-online.target time-sync.target", "Wants=network-online.target",
+])  # fmt: skip
+@pytest.mark.parametrize("user", [False, True])
+def test_every_unit_is_confined_and_limited_and_waits_for_the_drain(line: str, user: bool) -> None:
+    assert line in service.unit((), user=user, drain_s=60).splitlines()
+
+
+@pytest.mark.parametrize("line", [
+    "DynamicUser=yes", "ProtectHome=read-only", "PrivateDevices=yes", "DevicePolicy=closed", "PrivateMounts=yes",
+    "PrivateUsers=yes", "ProtectProc=invisible", "ProtectKernelTunables=yes", "ProtectKernelModules=yes",
+    "ProtectKernelLogs=yes", "ProtectControlGroups=yes", "ProtectClock=yes", "ProtectHostname=yes",
+    "CapabilityBoundingSet=", "EnvironmentFile=-/etc/ajet/proxy.env", "WantedBy=multi-user.target",
+])  # fmt: skip
+def test_the_system_unit_has_a_user_of_its_own_and_nothing_of_the_machine(line: str) -> None:
+    assert line in service.unit((), user=False, drain_s=60).splitlines()
 
 
 def test_the_users_unit_asks_for_nothing_that_only_root_may() -> None:

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import httpx
 import msgpack
 import pytest
 
 from ajet_sdk import routes
-from ajet_sdk.errors import Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable
+from ajet_sdk.errors import Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import FrameError, decode_batch, encode_batch
+from ajet_trainer import link as link_module
 from ajet_trainer.link import Link, WireVersion
 from tests.trainer.making import batch
 
@@ -166,3 +167,41 @@ def test_another_wire_version_says_what_to_do() -> None:
 def test_a_truncated_frame_names_itself() -> None:
     with pytest.raises(FrameError, match="truncated"):
         link(lambda _: httpx.Response(200, content=encode_batch(batch("b"))[:50]), Clock()).lease(routes.Lease())
+
+
+@pytest.mark.parametrize("status", [200, 503])
+@pytest.mark.parametrize("declared", [True, False])
+def test_an_answer_that_is_too_large_is_read_no_further(
+    status: int, declared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is it asked for again, since it would be as large."""
+    monkeypatch.setattr(link_module, "MAX_FRAME_BYTES", 100)
+    clock, sent = Clock(), list[int]()
+
+    def body() -> Iterator[bytes]:
+        for number in range(100):
+            sent.append(number)
+            yield b"x" * 40
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, headers={"Content-Length": "4000"} if declared else {}, content=body())
+
+    with pytest.raises(TooLarge, match=r"http://proxy:1 answers with more than the 100 bytes .* the same ajet release"):
+        link(handler, clock).lease(routes.Lease())
+    assert sent == ([] if declared else [0, 1, 2])
+    assert clock.pauses == []
+
+
+def test_what_breaks_off_in_the_middle_is_asked_again() -> None:
+    sent, answers = encode_batch(batch("b")), [1, 0]
+
+    def body(lacking: int) -> Iterator[bytes]:
+        yield sent[:50]
+        if lacking:
+            raise httpx.ReadError("reset")
+        yield sent[50:]
+
+    clock = Clock()
+    found = link(lambda _: httpx.Response(200, content=body(answers.pop(0))), clock).lease(routes.Lease())
+    assert found == decode_batch(sent)
+    assert clock.pauses == [0.1]

@@ -102,6 +102,14 @@ def test_a_step_goes_through_its_stations_in_order(setting: Setting) -> None:
     assert (setting.disk.version, setting.learner.served, run.keeper.held) == (1, 1, ())
 
 
+def test_groups_that_a_daemon_gives_in_several_leases_make_one_step(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 2)
+    setting.proxy = MemoryProxy(2, setting.instants, singly=True)
+    setting.whole()
+    acknowledged = [word.split("/")[-1] for word in setting.proxy.log if word.startswith("ack")]
+    assert acknowledged == ["lease0 1", "lease1 1", "lease2 2", "lease3 2"]
+
+
 def test_an_engine_that_stands_alone_serves_while_the_trainer_trains(setting: Setting) -> None:
     run = setting.start(colocated=False)
     run.start()

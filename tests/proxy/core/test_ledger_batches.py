@@ -99,6 +99,8 @@ def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None
         assert looked_at.names <= set(stale)
         looked_at.names.clear()
         assert rig.ledger.lease(Lease(group_size=2, max_staleness=4), batch="b", at=rig.at) != ()
+        assert looked_at.names == set(stale)
+        looked_at.names.clear()
         assert rig.ledger.lease(Lease(group_size=3, max_staleness=4), batch="b", at=rig.at) == ()
         assert looked_at.names == set()
 

@@ -1,0 +1,65 @@
+"""What a lease takes of the ready groups, and what is dropped because no lease will ever take it.
+
+Idea: the groups that were complete first are looked at. What is in the way (shares that are stale, episodes too large
+for a lease, see `ajet_proxy.core.frame_size`) is left out and the look begins anew, until the first groups fit.
+
+Invariant: what is dropped is taken by no lease, this one included. An episode of which another model's trainer has its
+share just now is left alone until that is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ajet_proxy.core import events as ev
+from ajet_proxy.core.batches import Groups, ReadyQueues, Share
+from ajet_proxy.core.episode import Episode
+from ajet_proxy.core.frame_size import leading, most_bytes, too_large
+from ajet_proxy.core.state import State
+from ajet_sdk.routes import Lease
+
+
+def choose(
+    state: State, body: Lease, *, at: float, version: Callable[[str], int]
+) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
+    """What is dropped at `at`; and the model and the groups that were complete first, all that are asked for if they
+    fit into one frame, or None where there are fewer. `version` says which one serves a model."""
+    size, episodes = body.group_size or state.settings.group_size, state.episodes
+    unusable = set(_stale(state.queues, body, version))
+    stale = f"more than {body.max_staleness} versions behind"
+    large = f"a group of {size} like it is too large for a lease"
+    dropped = [*_dropped(episodes, unusable, "stale", stale, at)]
+    while True:
+        gone = {event.episode for event in dropped if not event.models}
+        unusable.update((model, name) for name in gone for model in episodes[name].shares)
+        chosen = state.queues.choose(body.groups, size, body.model, unusable)
+        if chosen is None:
+            return dropped, None
+        model, groups = chosen
+        sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
+        if taken := leading(groups, sizes):
+            return dropped, (model, taken)
+        shares = {(model, name) for name in too_large(groups[0][1], sizes)}
+        dropped += _dropped(episodes, shares, "filtered", large, at)
+        unusable |= shares
+
+
+def _stale(queues: ReadyQueues, body: Lease, version: Callable[[str], int]) -> Iterator[Share]:
+    """Ready shares of which some token was sampled more than ``max_staleness`` versions ago."""
+    if body.max_staleness is None:
+        return
+    for model in queues.models() if body.model is None else (body.model,):
+        last = version(model) - body.max_staleness
+        yield from ((model, episode) for episode in queues.older(model, last))
+
+
+def _dropped(
+    episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: str, at: float
+) -> Iterator[ev.EpisodeDiscarded]:
+    """The whole episodes, but `shares` alone of those of which a model has trained its own."""
+    for name in sorted({name for _, name in shares}):
+        episode = episodes[name]
+        if episode.state == "ready":
+            trained = "" in episode.shares.values()
+            models = sorted(model for model in episode.shares if (model, name) in shares) if trained else ()
+            yield ev.EpisodeDiscarded(at, name, reason, why, tuple(models))

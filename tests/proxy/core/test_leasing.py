@@ -1,0 +1,86 @@
+"""What a lease takes and drops, by the ledger's answers: `test_ledger_batches` has what leases are for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet_proxy.core import frame_size
+from ajet_proxy.core.frame_size import most_bytes
+from tests.kit.ledger_rig import LedgerRig
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+def leased(rig: LedgerRig, **asked: object) -> list[tuple[str, ...]]:
+    batch = rig.lease(**asked)
+    return [] if batch is None else [names for _, names in rig.ledger.batches[batch].groups]
+
+
+def large(rig: LedgerRig) -> str:
+    episode = rig.open(task="t")
+    rig.call(episode, range(1000))
+    rig.reward(episode)
+    return episode
+
+
+def test_a_lease_takes_no_more_groups_than_a_frame_does(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c, d, e, f = (rig.ready() for _ in range(6))
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 4 * most_bytes(rig.ledger.episodes[a], "m"))
+    assert leased(rig, groups=3) == [(a, b), (c, d)]
+    assert leased(rig, groups=1) == [(e, f)]
+
+
+def test_what_is_too_large_for_any_lease_is_discarded(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, alone = rig.ready(), large(rig)
+    later = rig.ready("u"), rig.ready("u")
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 2 * most_bytes(rig.ledger.episodes[small], "m"))
+    assert leased(rig) == [later]
+    record = rig.ledger.record(alone)
+    assert (record["state"], record["reason"]) == ("discarded", "filtered")
+    assert record["detail"] == "a group of 2 like it is too large for a lease"
+    assert leased(rig) == []
+    assert leased(rig, group_size=1) == [(small,)]
+
+
+def test_where_all_is_too_large_nothing_is_leased(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [rig.ready() for _ in range(4)]
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 100)
+    assert leased(rig) == []
+    assert {rig.state(name) for name in names} == {"discarded"}
+
+
+def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another share of it is leased it stays, out of this one's leases; with all shares ready it goes as one."""
+
+    def shared(*models: str) -> str:
+        episode = rig.open(task="t", members={model: model for model in models})
+        for model in models:
+            rig.call(episode, model=model, agent=model)
+        rig.reward(episode)
+        return episode
+
+    partly, whole = shared("m", "n"), shared("n", "o")
+    batch = rig.lease(model="m", group_size=1) or ""
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 100)
+    assert leased(rig, group_size=1) == []
+    assert (rig.state(partly), rig.state(whole)) == ("leased", "discarded")
+    rig.ack(batch)
+    assert leased(rig, group_size=1) == []
+    assert (rig.state(partly), rig.ledger.episodes[partly].shares) == ("trained", {"m": ""})
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+def test_what_is_stale_is_dropped_with_what_is_too_large(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch, model: str | None
+) -> None:
+    rig.announce(version=4)
+    stale, edge, heavy, later = rig.ready(version=1), rig.ready(version=2), large(rig), rig.ready()
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 2 * most_bytes(rig.ledger.episodes[edge], "m"))
+    assert leased(rig, model=model, max_staleness=2) == [(edge, later)]
+    assert rig.ledger.status()["discarded"] == {"stale": 1, "filtered": 1}
+    assert [rig.ledger.episodes[name].reason for name in (stale, heavy)] == ["stale", "filtered"]
