@@ -111,7 +111,7 @@ class Config:
         "(freeze them in the engine; they go on under the new version, upon what the old one computed)."
     )
     gate_hold_s: float = _opt(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
-    connect_timeout: float = _opt(60.0, "Limit for connecting to an engine.")
+    connect_timeout: float = _opt(10.0, "Limit for connecting to an engine.")
     read_timeout: float = _opt(0.0, "Limit for an engine's silence within one answer; 0 is none.")
     keep_alive_s: float = _opt(
         15.0,

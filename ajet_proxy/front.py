@@ -32,7 +32,7 @@ def runner(config: Config, served: web.Application) -> Runner:
     return Runner(
         served, patience_s=config.client_timeout, handler_cancellation=True, access_log=None,
         shutdown_timeout=config.drain_s / 2, max_line_size=config.max_header, max_field_size=config.max_header,
-        keepalive_timeout=75.0, logger=http_logger,
+        keepalive_timeout=300.0, logger=http_logger,
     )
 
 

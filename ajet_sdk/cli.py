@@ -86,7 +86,7 @@ def ajet() -> None:
 )
 @click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")
 @click.option("--agent", metavar="NAME", callback=text, help="The agent's name in the records.")
-@click.option("--model", metavar="NAME", callback=text, help="Answer with this model, whatever name PROGRAM asks for.")
+@click.option("--model", metavar="NAME", callback=text, help="Answer with this model, but for others served by name.")
 @click.option(
     "--intercept", is_flag=True,
     help="Catch PROGRAM at its provider's address, for one that takes no base URL; needs ajet-proxy serve --intercept.",

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import copy
 import json
+import socket
 import ssl
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +31,7 @@ from ajet_sdk.protocol import PASSING
 from ajet_sdk.sample import Batch
 from ajet_trainer.tls import Judge
 
-ANSWER_S = 30.0
+ANSWER_S, CONNECT_S = 30.0, 3.0
 _RELEASES = "install the same ajet release on both sides"
 
 
@@ -67,8 +69,7 @@ class Link:
         self._http = httpx.Client(
             base_url=self.url + routes.PREFIX,
             headers=headers,
-            transport=transport,
-            verify=tls or True,
+            transport=transport or _transport(tls, answer_s),
             trust_env=False,
         )
         self.deadline_s = deadline_s
@@ -140,7 +141,7 @@ class Link:
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
         judge = Judge(self.url, self._certified)
-        timeout = httpx.Timeout(self._answer_s, read=wait_s + self._answer_s)
+        timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s), read=wait_s + self._answer_s)
         while True:
             failure: AjetError
             try:
@@ -181,6 +182,13 @@ class Link:
                 f"{self.url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}",
                 code="frame_too_large",
             )
+
+
+def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTransport:
+    """Connections whose system gives up what it could not send before we do: after an outage of the network it would
+    deliver it minutes late, and an old word would open a gate that was closed since."""
+    options = [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(800 * answer_s))] if sys.platform == "linux" else []
+    return httpx.HTTPTransport(verify=tls or True, socket_options=options)
 
 
 def _json(content: bytes) -> Any:

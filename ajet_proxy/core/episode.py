@@ -239,26 +239,20 @@ class Episode:
         turns = [entry.turn for entry in self.calls.values() if entry.turn is not None]
         return sorted(turns, key=lambda turn: turn.rank)
 
-    def outcome(self) -> tuple[str, str | None, str | None]:
-        """The state after ``sealed``, and the reason and its detail if it is ``discarded``."""
+    def outcome(self) -> tuple[str, str | None]:
+        """The state after ``sealed``, and the reason if it is ``discarded``."""
         if self.eval:
-            return "recorded", None, None
+            return "recorded", None
         if not self.rewards:
-            return "discarded", "no_reward", None
-        if not self.trains():
-            return "discarded", "incomplete_call", None
-        idle = self._rewards_nothing()
-        return ("ready", None, None) if idle is None else ("discarded", "no_reward", idle)
+            return "discarded", "no_reward"
+        return ("ready", None) if self.trains() else ("discarded", "incomplete_call")
 
-    def _rewards_nothing(self) -> str | None:
-        """What the rewards name, if none of them concerns a complete call."""
-        whole = [(turn.call, turn.agent) for turn in self.turns()]
-        named = []
-        for given in self.rewards.values():
-            if any(given.call in (None, call) and given.agent in (None, agent) for call, agent in whole):
-                return None
-            named.append(f"agent {given.agent!r}" if given.call is None else f"call {given.call}")
-        return f"no whole call is of what was rewarded: {', '.join(dict.fromkeys(named))}"
+    def rewarded(self, model: str) -> bool:
+        """Whether a reward concerns anything that `model` sampled in this merged episode."""
+        chains = [chain.turns for chain in self.chains if chain.turns[0].model == model]
+        turns = [turn for chain in chains if any(turn.sampled for turn in chain) for turn in chain]
+        known = {(call, agent) for turn in turns for call in (None, turn.call) for agent in (None, turn.agent)}
+        return any((given.call, given.agent) in known for given in self.rewards.values())
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
@@ -290,7 +284,9 @@ class Episode:
         models = list(dict.fromkeys(turn.model for turn in self.turns() if turn.start < turn.end))
         if self.members:
             return [model for model in models if model in self.members.values()]
-        return [self.model] if self.model in models else models[:1]
+        if self.model is not None:
+            return [self.model] if self.model in models else []
+        return models[:1]
 
     def oldest(self, model: str) -> int:
         """The lowest version that sampled a token of what `model` learns from it, which is something."""

@@ -1,7 +1,8 @@
 """What a lease takes of the ready groups, and what is dropped because no lease will ever take it.
 
-Idea: the groups that were complete first are looked at. What is in the way (shares that are stale, episodes too large
-for a lease, see `ajet_proxy.core.frame_size`) is left out and the look begins anew, until the first groups fit.
+Idea: the groups that were complete first are looked at. What is in the way (shares that are stale, in which nothing is
+rewarded, or too large for a lease, see `ajet_proxy.core.frame_size`) is left out and the look begins anew, until the
+first groups fit. Until then a reward can be corrected.
 
 Invariant: what is dropped is taken by no lease, this one included. An episode of which another model's trainer has its
 share just now is left alone until that is over.
@@ -17,6 +18,9 @@ from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.frame_size import leading, most_bytes, too_large
 from ajet_proxy.core.state import State
 from ajet_sdk.routes import Lease
+
+NAMED = 5
+"""Scopes of rewards that a reason names; each may have a thousand characters."""
 
 
 def choose(
@@ -36,12 +40,26 @@ def choose(
         if chosen is None:
             return dropped, None
         model, groups = chosen
+        idle = {(model, name) for _, names in groups for name in names if not episodes[name].rewarded(model)}
+        if idle:
+            for share in sorted(idle):
+                dropped += _dropped(episodes, {share}, "no_reward", _named(episodes[share[1]]), at)
+            unusable |= idle
+            continue
         sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
         if taken := leading(groups, sizes):
             return dropped, (model, taken)
         shares = {(model, name) for name in too_large(groups[0][1], sizes)}
         dropped += _dropped(episodes, shares, "filtered", large, at)
         unusable |= shares
+
+
+def _named(episode: Episode) -> str:
+    """Of an episode in which nothing that was sampled is rewarded: what its rewards name, which may be misspelt."""
+    scopes = [f"agent {one.agent!r}" if one.call is None else f"call {one.call}" for one in episode.rewards.values()]
+    several = list(dict.fromkeys(scopes))
+    more = f" and {len(several) - NAMED} more" if len(several) > NAMED else ""
+    return f"no whole call is of what was rewarded: {', '.join(several[:NAMED])}{more}"
 
 
 def _stale(queues: ReadyQueues, body: Lease, version: Callable[[str], int]) -> Iterator[Share]:

@@ -12,6 +12,7 @@ CONTROL_ROUTES = frozenset((
     "/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/release_kv_cache_memory",
     "/init_weight_transfer_engine", "/start_weight_update", "/start_draft_weight_update", "/update_weights",
     "/finish_weight_update", "/update_weight_version", "/start_profile", "/stop_profile", "/scale_elastic_ep",
+    "/fault_tolerance/apply",
 ))  # fmt: skip
 """Routes of vLLM 0.31 that change the engine (those of ``vllm/entrypoints/serve``), which nobody can allow."""
 

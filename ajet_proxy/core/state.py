@@ -233,12 +233,12 @@ class State:
                 self.drift[timeline.broken_by] += 1
         for model, (turns, broken) in by_model(timelines).items():
             self.drifts.setdefault(model, Drift()).add(turns, broken)
-        state, reason, detail = episode.outcome()
+        state, reason = episode.outcome()
         if state == "ready":
             episode.shares = dict.fromkeys(episode.trains())
             for model in episode.shares:
                 self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
-        self._move(episode, state, at, reason, detail)
+        self._move(episode, state, at, reason)
         if state != "discarded":
             self._count(episode, None, at)
 

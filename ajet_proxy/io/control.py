@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from msgspec.structs import asdict
 from yarl import URL
 
@@ -43,6 +43,7 @@ from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 MAX_WAIT_S = 3600.0
 MAX_BODY, MAX_OPENING = 1 << 20, 64 << 10
 """No control request needs more; and what an episode was opened with is kept as long as it is."""
+PIECE = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,13 +328,15 @@ def _is_local(http: web.Request) -> bool:
 
 
 async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse:
-    """`answer` as JSON. One that has iterators is written item by item, each made in a thread: a record with the tokens
-    of its calls may be hundreds of megabytes, and neither memory nor the other requests are to feel it."""
-    body = answer.body or {}
-    if not any(isinstance(value, Iterator) for value in body.values()):
-        return web.json_response(answer.body, status=answer.status)
+    """`answer` as JSON. One that has iterators is written piece by piece, each made in a thread: a record with tokens
+    may be hundreds of megabytes, of which memory and other requests are to feel one item at most."""
+    body = answer.body
+    if body is None or not any(isinstance(value, Iterator) for value in body.values()):
+        return web.json_response(body, status=answer.status)
     response = web.StreamResponse(status=answer.status)
     response.content_type, response.charset = "application/json", "utf-8"
+    if http.version < HttpVersion11:
+        response.force_close()  # nothing else tells where it ends
     await response.prepare(http)
     written = _written(body)
     while (piece := await asyncio.to_thread(next, written, None)) is not None:
@@ -343,7 +346,7 @@ async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse
 
 
 def _written(body: Mapping[str, Any]) -> Iterator[bytes]:
-    """`body` as JSON, in one piece for each item of its iterators."""
+    """`body` as JSON, in pieces of some `PIECE` characters, or of one item of its iterators if that is more."""
     text = "{"
     for place, (name, value) in enumerate(body.items()):
         text += f"{', ' if place else ''}{json.dumps(name)}: "
@@ -352,7 +355,9 @@ def _written(body: Mapping[str, Any]) -> Iterator[bytes]:
             continue
         text += "["
         for number, item in enumerate(value):
-            yield f"{text}{', ' if number else ''}{json.dumps(item)}".encode()
-            text = ""
+            text += f"{', ' if number else ''}{json.dumps(item)}"
+            if len(text) >= PIECE:
+                yield text.encode()
+                text = ""
         text += "]"
     yield f"{text}}}".encode()

@@ -2,8 +2,8 @@
 
 Calls in flight stop between two tokens and go on after `resume`; their clients notice nothing but time. The routes
 exist when vLLM runs with ``VLLM_SERVER_DEV_MODE=1``; an engine without them is an error that says so, and the gate
-then stays closed until the trainer drains or opens it. An engine that died while it was frozen does not keep the
-others from going on.
+then stays closed until the trainer drains or opens it. An engine that died, or whose host is gone, does not keep the
+others from being frozen and going on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 FREEZE = "/pause?mode=keep&clear_cache=false"
 """What is computed for the calls in flight stays: vLLM would otherwise compute it all again before they go on."""
 
+UNREACHABLE = "engine_unreachable"
+
 
 class EngineControl:
     """Speaks to the engines' control routes; `key` is the engines' own API key."""
@@ -30,13 +32,17 @@ class EngineControl:
         self._timeout = aiohttp.ClientTimeout(total=limit_s)
 
     async def pause(self, urls: tuple[str, ...]) -> None:
-        """Freeze every engine; `EngineError` if one did not."""
+        """Freeze every engine; `EngineError` if one did not, or if none could be reached. One that cannot be reached
+        among others answers no call of ours either."""
 
         async def freeze(session: aiohttp.ClientSession, url: str) -> None:
             await self._post(session, url + FREEZE)
 
-        for error in await self._all(urls, freeze):
-            raise error
+        errors = await self._all(urls, freeze)
+        for error in errors:
+            if error.code != UNREACHABLE or len(errors) == len(urls):
+                raise error
+            logger.warning("weights change without it: %s", error.message)
 
     async def resume(self, urls: tuple[str, ...], version: int) -> list[str]:
         """Tell every engine the `version` of its weights, so that it can say which of them sampled a token, and let it
@@ -76,4 +82,5 @@ class EngineControl:
                 if answer.status >= 300:
                     raise EngineError(f"engine answered {answer.status} to {url}", code="engine_cannot_pause")
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise EngineError(f"engine {url} cannot be reached: {error}", code="engine_unreachable") from error
+            reason = str(error) or "no answer in time"
+            raise EngineError(f"engine {url} cannot be reached: {reason}", code=UNREACHABLE) from error

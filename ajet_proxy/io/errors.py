@@ -63,8 +63,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except AjetError as error:
-        if request.writer.output_size and request.transport is not None:
-            request.transport.close()  # so that what follows goes nowhere
+        _break_off(request)
         return error_response(request.path, error)
     except web.HTTPRequestEntityTooLarge as error:
         too_large = TooLarge(f"the request body is over the limit: {error.text}", code="body_too_large")
@@ -90,8 +89,15 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return web.Response(status=499)  # goes nowhere: the client went away, which is its affair and no defect
     except Exception:
         logger.exception("unexpected error in %s %s", request.method, masked(split_path(request.path)[1]))
+        _break_off(request)
         defect = AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")
         return error_response(request.path, defect)
+
+
+def _break_off(request: web.Request) -> None:
+    """Where an answer has begun, its connection is closed, so that what follows goes nowhere."""
+    if request.writer.output_size and request.transport is not None:
+        request.transport.close()
 
 
 def refuse_foreign_pages(names: Collection[str] | None) -> Any:

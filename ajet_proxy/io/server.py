@@ -13,12 +13,14 @@ Who reads a large answer slowly is left in peace while `PROGRESS` of it goes out
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from ajet_proxy.io.errors import error_response
+from ajet_proxy.io.sockets import watch
 from ajet_sdk.errors import AjetError, BadRequest
 
 PROGRESS = 1 << 20
@@ -63,6 +65,9 @@ class _Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.stalled = False
+        found = transport.get_extra_info("socket")
+        if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
+            watch(found)
         self._deadline = self._loop.call_later(self.patience_s, self._unasked)
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import socket
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from time import monotonic
@@ -32,11 +32,15 @@ from ajet_proxy.core.keys import holds_key
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.sockets import watched
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
 from ajet_sdk.routes import HEADER_PREFIX
 
+logger = logging.getLogger(__name__)
+
 KEEPALIVE_S = 4.0
-COOLDOWN_S = 10.0
+COOLDOWN_S, LONGEST_COOLDOWN_S = 10.0, 60.0
+"""For how long an engine that could not be reached is left alone, at first and at most."""
 AT_ONCE_S = 2.0
 """A connection that breaks later than this after its request was not closed for being idle: the engine may have worked
 on the request."""
@@ -47,9 +51,6 @@ HOP_BY_HOP = frozenset((
 _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 UNPACKED = frozenset(("gzip", "deflate", "br", "zstd"))
 """The codings of a request's body that aiohttp takes off, if the last header of codings names one of them alone."""
-WATCH = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 120_000}
-"""Seconds of silence before the system asks, and between questions; how many go unanswered; and for how many
-milliseconds what was sent may."""
 MAX_HEADERS = 1000
 """Of an engine's answer."""
 _CREDENTIALS = ("authorization", "x-api-key")
@@ -137,18 +138,6 @@ def break_off(content: aiohttp.StreamReader) -> None:
         content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
 
 
-def watched(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A socket for `address` whose connection breaks off some two minutes after the other host is gone, whether there
-    is something under way to it or not."""
-    family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in WATCH.items():
-        if hasattr(socket, name):  # not every system has them all
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    return made
-
-
 class Pool(aiohttp.TCPConnector):
     """A connection pool that tells which connection a request got."""
 
@@ -184,6 +173,7 @@ class Upstream:
         self._pooled: aiohttp.ClientSession | None = None
         self._fresh: aiohttp.ClientSession | None = None
         self._down_until: dict[str, float] = {}
+        self._pauses: dict[str, float] = {}
 
     async def start(self) -> None:
         self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched))
@@ -209,14 +199,30 @@ class Upstream:
         """The engine's answer as soon as its headers are there; `EngineError` or `EngineTimeout` if none comes."""
         failure: AjetError = NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
         for url in self.order(request.model, request.sticky):
+            if url in self._pauses:  # while this request looks, others leave the engine alone
+                self._down_until[url] = self._clock.now() + COOLDOWN_S + (self._timeout.sock_connect or 0.0)
             try:
-                return await self._send_to(url, request)
+                answer = await self._send_to(url, request)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-                self._down_until[url] = self._clock.now() + COOLDOWN_S
                 failure = self._failed(url, error)
+                self._leave_alone(url, failure, longer=isinstance(error, TimeoutError))
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise self._failed(url, error) from error
+            else:
+                if self._pauses.pop(url, None) is not None:
+                    del self._down_until[url]
+                    logger.warning("the engine at %s is back", url)
+                return answer
         raise failure
+
+    def _leave_alone(self, url: str, why: AjetError, *, longer: bool) -> None:
+        """Others are asked before an engine that could not be reached, `longer` each time if to find that out took
+        long."""
+        if url not in self._pauses:
+            logger.warning("%s; where there are others they are asked first", why.message)
+        before = self._pauses.get(url, COOLDOWN_S / 2) if longer else COOLDOWN_S / 2
+        self._pauses[url] = min(LONGEST_COOLDOWN_S, 2 * before)
+        self._down_until[url] = self._clock.now() + self._pauses[url]
 
     async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
         _WAY.set(None)

@@ -33,10 +33,12 @@ class Authority:
         self.file = str(folder / f"{name}.pem")
         Path(self.file).write_bytes(cert.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
-    def sign(self, name: str, *, days: int = 1, organization: str | None = None) -> Pair:
-        """A certificate for `name`, and for 127.0.0.1, that ends in `days` days."""
+    def sign(
+        self, name: str, *, days: int = 1, organization: str | None = None, address: str = "127.0.0.1"
+    ) -> Pair:
+        """A certificate for `name`, and for `address`, that ends in `days` days."""
         key = ec.generate_private_key(ec.SECP256R1())
-        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))])
         builder = self._builder(_name(name, organization), key, days).add_extension(here, critical=False)
         cert = builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
         private = key.private_bytes(

@@ -65,6 +65,7 @@ class EngineStub:
     split_seed: int | None = None
     delay_s: float = 0.0
     group: int = 1
+    host: str = "127.0.0.1"
     port: int = 0
     keepalive_s: float = 5.0
     drift: bool = False
@@ -94,7 +95,7 @@ class EngineStub:
             app, handler_cancellation=True, keepalive_timeout=self.keepalive_s, access_log=None, shutdown_timeout=0.1
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, self.host, self.port)
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{host}:{port}"
@@ -356,6 +357,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         split_seed=arguments.split_seed,
         delay_s=arguments.delay,
         drift=arguments.drift,
+        host=arguments.host,
         port=arguments.port,
     )
     async with stub:
@@ -366,6 +368,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A scripted engine that speaks vLLM's dialect.")
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--model", action="append")
     parser.add_argument("--split-seed", type=int)

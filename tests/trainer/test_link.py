@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import socket
+import sys
+import threading
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -205,3 +208,24 @@ def test_what_breaks_off_in_the_middle_is_asked_again() -> None:
     found = link(lambda _: httpx.Response(200, content=body(answers.pop(0))), clock).lease(routes.Lease())
     assert found == decode_batch(sent)
     assert clock.pauses == [0.1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="TCP_USER_TIMEOUT is Linux's")
+def test_the_system_gives_up_sending_before_the_trainer_does() -> None:
+    """Else an outage of the network would deliver an old word to the gate, minutes late (tests/e2e/test_hosts.py)."""
+
+    def serve() -> None:
+        asked, _ = server.accept()
+        with asked:
+            asked.recv(10_000)
+            asked.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        made = Link(f"http://127.0.0.1:{server.getsockname()[1]}", answer_s=10.0)
+        with made._http.stream("GET", "/status") as answer:
+            way = answer.extensions["network_stream"].get_extra_info("socket")
+            assert way.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
+        made.close()
+        thread.join()

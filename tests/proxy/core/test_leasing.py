@@ -84,3 +84,46 @@ def test_what_is_stale_is_dropped_with_what_is_too_large(
     assert leased(rig, model=model, max_staleness=2) == [(edge, later)]
     assert rig.ledger.status()["discarded"] == {"stale": 1, "filtered": 1}
     assert [rig.ledger.episodes[name].reason for name in (stale, heavy)] == ["stale", "filtered"]
+
+
+def given(rig: LedgerRig, *scopes: dict[str, object], task: str = "t") -> str:
+    """An episode of a call of the planner and one that was lost, with these rewards."""
+    episode = rig.open(task=task)
+    rig.call(episode, agent="planner")
+    (lost,) = rig.begin(episode)
+    rig.lose(episode, lost)
+    for scope in scopes:
+        rig.reward(episode, **{"value": 1.0, "final": False} | scope | ({"call": lost} if "call" in scope else {}))
+    rig.seal(episode)
+    return episode
+
+
+def test_what_nobody_rewarded_is_dropped_with_the_names(rig: LedgerRig) -> None:
+    wrong = given(rig, {"agent": "plannr"}, {"agent": "plannr", "value": 2.0}, {"call": ""})
+    some, fine = given(rig, {"agent": "critic"}, {"agent": "planner"}), given(rig, {"agent": None})
+    assert rig.state(wrong) == "ready"
+    assert leased(rig) == [(some, fine)]
+    record = rig.ledger.record(wrong)
+    lost = record["calls"][1]["call"]
+    assert (record["state"], record["reason"]) == ("discarded", "no_reward")
+    assert record["detail"] == f"no whole call is of what was rewarded: agent 'plannr', call {lost}"
+
+
+def test_until_a_lease_a_reward_can_be_corrected(rig: LedgerRig) -> None:
+    wrong, many = given(rig, {"agent": "plannr"}), given(rig, *({"agent": f"a{at}"} for at in range(7)))
+    rig.reward(wrong, 1.0, agent="planner")
+    assert leased(rig, group_size=1) == [(wrong,)]
+    assert leased(rig, group_size=1) == []
+    assert str(rig.ledger.episodes[many].detail).endswith("'a4' and 2 more")
+
+
+def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig) -> None:
+    episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
+    for agent, model in (("planner", "m"), ("critic", "n")):
+        rig.call(episode, model=model, agent=agent)
+    rig.reward(episode, 1.0, agent="critic")
+    batch = rig.lease(model="n", group_size=1) or ""
+    assert leased(rig, model="m", group_size=1) == []
+    rig.ack(batch)
+    assert leased(rig, model="m", group_size=1) == []
+    assert (rig.state(episode), rig.ledger.episodes[episode].shares) == ("trained", {"n": ""})

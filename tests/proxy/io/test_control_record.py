@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
 import pytest
 
+from ajet_proxy.io import control
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, eventually, serving
 
@@ -52,6 +56,41 @@ async def test_a_reader_who_leaves_or_reads_nothing_keeps_nobody_waiting(tmp_pat
             assert (await client.chat("other")).status == 200
         await eventually(lambda: _audited(tmp_path))
         assert (await client.control("GET", "/episodes/wide?tokens=1")).json["state"] == "open"
+
+
+async def test_a_record_that_cannot_be_made_to_its_end_breaks_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(body: object) -> Iterator[bytes]:
+        yield b"{"
+        raise MemoryError
+
+    monkeypatch.setattr(control, "_written", fails)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        await client.chat("ep")
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await asyncio.wait_for(client.control("GET", "/episodes/ep?tokens=1"), 10.0)
+
+
+async def test_a_client_of_http_1_0_knows_the_end_by_the_connections(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        await client.chat("ep")
+        host, port = client.app.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /ajet/v1/episodes/ep?tokens=1 HTTP/1.0\r\nHost: localhost\r\nConnection: keep-alive\r\n\r\n")
+        answer = await asyncio.wait_for(reader.read(), 10.0)
+        writer.close()
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["episode"] == "ep"
+
+
+@pytest.mark.parametrize("piece", [1, 500, 1 << 18])
+def test_pieces_together_are_the_json_of_the_whole(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    monkeypatch.setattr(control, "PIECE", piece)
+    for items in ([], [1], [{"a": [1, 2]}, None, "é" * 400]):
+        body = {"first": iter(items), "plain": [1], "last": iter(items)}
+        written = list(control._written(body))
+        assert json.loads(b"".join(written)) == {"first": items, "plain": [1], "last": items}
+        assert len(written) == (2 * len(items) + 1 if piece == 1 else 1 if piece > 500 else len(written))
 
 
 async def _audited(data_dir: Path) -> bool:

@@ -59,3 +59,14 @@ async def test_no_engine_sends_the_proxy_elsewhere() -> None:
         with pytest.raises(EngineError, match="answered 307"):
             await EngineControl().pause((url,))
         assert other.requests == []
+
+
+async def test_an_engine_that_is_gone_does_not_keep_the_others_from_being_frozen() -> None:
+    gone = f"http://127.0.0.1:{free_port()}"
+    async with EngineStub() as stub, answering("/pause", 500) as unwell:
+        await EngineControl().pause((gone, stub.url))
+        assert [request.path for request in stub.requests] == ["/pause"]
+        with pytest.raises(EngineError, match="answered 500"):
+            await EngineControl().pause((gone, stub.url, unwell))
+    with pytest.raises(EngineError, match="cannot be reached"):
+        await EngineControl().pause((gone, gone))

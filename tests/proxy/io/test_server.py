@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 
 import pytest
 from aiohttp import web
@@ -13,6 +14,7 @@ from ajet_proxy import front
 from ajet_proxy.config import Config
 from ajet_proxy.io import server
 from ajet_proxy.io.server import Runner
+from ajet_proxy.io.sockets import WATCH
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.front import Front
 
@@ -178,3 +180,18 @@ async def test_a_request_that_does_not_end_is_waited_for_once() -> None:
     assert 3.9 <= asyncio.get_running_loop().time() - began < 7.5, "twice as long is what systemd does not wait for"
     assert await reader.read() == b""
     writer.close()
+
+
+async def test_a_client_whose_host_is_gone_is_noticed() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(HEAD + b"\r\n")
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert front._runner.server is not None
+        [connection] = front._runner.server.connections
+        assert connection.transport is not None
+        ours = connection.transport.get_extra_info("socket")
+        assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert {name: ours.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in WATCH} == WATCH
+        writer.close()

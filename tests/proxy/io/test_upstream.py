@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from multidict import CIMultiDict
 
@@ -17,10 +18,11 @@ from ajet_proxy.io import upstream as module
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.sockets import WATCH
 from ajet_proxy.io.upstream import (
     AT_ONCE_S,
     COOLDOWN_S,
-    WATCH,
+    LONGEST_COOLDOWN_S,
     EngineRequest,
     Upstream,
     request_headers,
@@ -149,6 +151,39 @@ async def test_the_next_engine_is_tried_and_the_dead_one_left_alone_for_a_while(
         clock.time += COOLDOWN_S + 1
         assert made.order("m", sticky) == [DEAD, url]
         assert len(connections) == 1
+
+
+async def test_a_host_that_is_gone_costs_ever_fewer_requests_their_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, gone = Ticking(), "http://gone"
+    async with engine("answer") as (url, _), upstream(url, gone, clock=clock) as (made, _):
+        sticky, real = next(f"ep-{at}" for at in range(100) if made.order("m", f"ep-{at}")[0] == gone), made._send_to
+        looking, away = list[list[str]](), True
+
+        async def send_to(to: str, request: EngineRequest) -> aiohttp.ClientResponse:
+            if to != gone:
+                return await real(to, request)
+            looking.append(made.order("m", sticky))
+            if away:
+                raise aiohttp.ConnectionTimeoutError("nobody says a word")
+            return await real(url, request)
+
+        monkeypatch.setattr(made, "_send_to", send_to)
+        for pause in (COOLDOWN_S, 2 * COOLDOWN_S, 4 * COOLDOWN_S, LONGEST_COOLDOWN_S, LONGEST_COOLDOWN_S):
+            assert await answer(made, ask(sticky=sticky)) == b"ok"
+            clock.time += pause - 1
+            assert made.order("m", sticky) == [url, gone]
+            clock.time += 2
+            assert made.order("m", sticky) == [gone, url]
+        assert looking == [[gone, url], *[[url, gone]] * 4], "while one looks, others leave it alone"
+        away = False
+        assert await answer(made, ask(sticky=sticky)) == b"ok"
+        assert made.order("m", sticky) == [gone, url]
+    assert [record.getMessage() for record in caplog.records if record.name == module.__name__] == [
+        f"the engine at {gone} did not answer in time; where there are others they are asked first",
+        f"the engine at {gone} is back",
+    ]
 
 
 async def test_when_no_engine_can_be_reached_the_caller_is_told() -> None:

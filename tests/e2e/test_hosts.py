@@ -1,0 +1,347 @@
+"""Two daemons, a trainer and agents on hosts of their own, while the network between them fails or a host is lost.
+
+Everything of ours is real but for verl and vLLM. Here a way is lost as ways between hosts are: packets vanish, nobody
+is told, and what was on its way may still come when the way is back.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ajet_trainer import daemons as module
+from ajet_trainer.batch import Row
+from ajet_trainer.config import Config
+from ajet_trainer.daemons import Daemons
+from ajet_trainer.history import History
+from ajet_trainer.keeper import Keeper
+from ajet_trainer.link import Link
+from ajet_trainer.progress import Progress
+from ajet_trainer.step import Run
+from tests.kit.certificates import Authority
+from tests.kit.hosts import Hosts, lacking
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.source import ROOT
+from tests.kit.stub_process import stub_process
+
+LACKING = lacking()
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
+    pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon"),
+]
+SECRET = "the-secret-of-an-operator"
+ENGINES = {"a": "engine-a", "b": "engine-b"}
+TASKS, SIZE, LEASE_S, CUT_S = 6, 2, 2.0, 4.0
+DAEMONS = {"ANSWER_S": 1.0, "PATIENCE_S": 1.0, "DRAIN_SLICE_S": 1.0, "PAUSES_S": (0.2, 0.5)}
+AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()", "run", "--quiet", "--task", "t", "--repeat", "2")
+PROGRAM = """
+import openai, os
+messages = [{"role": "user", "content": os.environ["AJET_EPISODE"]}]
+openai.OpenAI().chat.completions.create(model="stub", messages=messages)
+"""
+
+
+class Learner:
+    """Remembers the tokens of each row. `plan` is what happens one after the other, each at its moment of a step at
+    which the network is `whole`."""
+
+    colocated, max_tokens = False, 100_000
+
+    def __init__(self, *plan: tuple[str, Callable[[], object]], whole: Callable[[], bool] = lambda: True) -> None:
+        self.version = 0
+        self.rows: list[tuple[int, ...]] = []
+        self.plan, self.whole = list(plan), whole
+
+    def now(self, moment: str) -> None:
+        if self.plan and self.plan[0][0] == moment and self.whole():
+            self.plan.pop(0)[1]()
+
+    def train(self, rows: Sequence[Row]) -> dict[str, float]:
+        self.rows += [(*row.prompt.tolist(), *row.response.tolist()) for row in rows]
+        self.now("train")
+        self.version += 1
+        return {}
+
+    def save(self, history: Mapping[str, Any]) -> None:
+        self.now("save")
+
+    def push(self) -> None:
+        if self.version:  # and not at the start
+            self.now("push")
+
+    def upstreams(self) -> None:
+        return None
+
+    def check(self) -> None:
+        pass
+
+
+class Site:
+    """Daemons on the hosts a and b, an engine for each on a host of its own, and the hosts of trainer and agents."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.said, self._stack = folder, list[str](), stack
+        self.timers: list[threading.Timer] = []
+        self.hosts = stack.enter_context(Hosts(*ENGINES, *ENGINES.values(), "trainer", "agents"))
+        self.servers, trainers = Authority(folder, "servers"), Authority(folder, "trainers")
+        self._clients, self._shown = trainers.file, trainers.sign("trainer-1")
+        self.daemons: dict[str, ProxyProcess] = {}
+        for name, engine in ENGINES.items():
+            options = ("--model", "stub", "--delay", "0.02", "--host", "0.0.0.0", "--port", "8000")
+            stack.enter_context(stub_process(*options, inside=self.hosts.inside(engine)))
+            self.start(name)
+
+    def start(self, name: str) -> None:
+        """The daemon of a host, on the data directory that it had."""
+        address, engine = self.hosts.address(name), self.hosts.address(ENGINES[name])
+        own = self.servers.sign(f"daemon-{name}", address=address)
+        options = ["--listen", f"{address}:8484", "--tls-cert", own.cert, "--tls-key", own.key]
+        proxy = ProxyProcess(
+            f"http://{engine}:8000", self.folder / name, port=8484, inside=self.hosts.inside(name),
+            options=[*options, "--tls-client-ca", self._clients, "--group-size", str(SIZE)],
+            env={"AJET_ADMIN_SECRET": SECRET, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        proxy.url = f"https://{address}:8484"
+        self.daemons[name] = self._stack.enter_context(proxy)
+
+    def reboot(self, name: str) -> None:
+        """The host of a daemon is gone at once, and comes up again with another daemon."""
+
+        def again() -> None:
+            self.hosts.start(name)
+            self.start(name)
+
+        self.hosts.lose(name)
+        self.daemons[name].kill()
+        self._later(again)
+
+    def cut(self, *, back: bool = True) -> None:
+        """The way from a to the trainer is lost for a while; and the way back, unless said otherwise."""
+        self.hosts.cut("a", "trainer", back=back)
+        self._later(lambda: self.hosts.mend("a", "trainer", back=back))
+
+    def _later(self, action: Callable[[], None]) -> None:
+        self.timers.append(threading.Timer(CUT_S, action))
+        self.timers[-1].start()
+
+    def whole(self) -> bool:
+        """Whether no way is lost, and the trainer has noticed."""
+        told = [line for line in self.said if line.startswith("the daemon at ")]
+        return not any(timer.is_alive() for timer in self.timers) and (not told or told[-1].endswith(" is back"))
+
+    def key(self, name: str, scope: str) -> str:
+        """As an operator issues it on that host."""
+        command = (str(PROXY), "issue-key", "--scope", scope, "--data-dir", str(self.folder / name))
+        done = subprocess.run(command, capture_output=True, check=True, text=True, env=clean(PYTHONPATH=str(ROOT)))
+        return done.stdout.strip()
+
+    def status(self, name: str) -> dict[str, Any]:
+        """What the daemon says of itself on its own host."""
+        trusted, key = ssl.create_default_context(cafile=self.servers.file), {"Authorization": f"Bearer {SECRET}"}
+        with self.hosts.at(name), httpx.Client(verify=trusted, headers=key, trust_env=False, timeout=30.0) as http:
+            found: dict[str, Any] = http.get(f"{self.daemons[name].url}/ajet/v1/status").json()
+        return found
+
+    def config(self, **options: Any) -> Config:
+        return Config(
+            model="none", model_name="stub", proxy_url=tuple(proxy.url for proxy in self.daemons.values()),
+            key=tuple(self.key(name, "trainer") for name in self.daemons), tls_ca=self.servers.file,
+            tls_cert=self._shown.cert, tls_key=self._shown.key, run_dir=str(self.folder / "run"), group_size=SIZE,
+            lease_s=LEASE_S, drain_s=30.0, connect_timeout_s=20.0, save_freq=1, **options,
+        )  # fmt: skip
+
+    def train(self, learner: Learner, config: Config, done: Callable[[], bool]) -> None:
+        """A whole run on the trainer's host."""
+
+        def say(line: str) -> None:
+            self.said.append(line)
+            if line.startswith("step "):
+                learner.now("said")
+
+        give_up = time.monotonic() + 60
+        with self.hosts.at("trainer"), closing(Daemons.of(config, say)) as daemons, Keeper(daemons, LEASE_S) as keeper:
+            daemons.meet()
+            history, progress = History(), Progress(config.run_dir, config.total_steps, say)
+            run = Run(
+                config, daemons, learner, history, keeper, progress,
+                stopping=lambda: done() or time.monotonic() > give_up,
+            )  # fmt: skip
+            try:
+                run.start()
+                run.loop()
+            finally:
+                run.close()
+                for timer in self.timers:
+                    timer.join()
+            assert history.unacknowledged == (), self.said
+
+    def check(self, learner: Learner, seen: Sequence[tuple[int, ...]]) -> None:
+        """Everything that agents saw is trained once, nothing else is, and all daemons know."""
+        assert Counter(learner.rows) == Counter(seen), self.said
+        for name in self.daemons:
+            found = self.status(name)
+            assert found["episodes"]["trained"] == found["episodes"]["opened"] == TASKS * SIZE, (found, self.said)
+            known = found["models"]["stub"]
+            assert (known["gate"], known["policy_version"]) == ("open", learner.version), self.said
+            assert "Traceback" not in self.daemons[name].errors()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    for name, value in DAEMONS.items():
+        monkeypatch.setattr(module, name, value)
+    with ExitStack() as stack:
+        yield Site(tmp_path, stack)
+
+
+def clean(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("AJET_")} | more
+
+
+def play(site: Site, name: str, seen: list[tuple[int, ...]], limit: float = 20.0) -> None:
+    """`TASKS` whole groups at a daemon; what was seen of each call. Who hears nothing for `limit` asks again."""
+    url, key = site.daemons[name].url, site.key(name, "agent")
+    trusted = ssl.create_default_context(cafile=site.servers.file)
+    with (
+        site.hosts.at("agents"),
+        httpx.Client(base_url=url, verify=trusted, headers={"Authorization": f"Bearer {key}"}, timeout=limit) as http,
+        openai.DefaultHttpxClient(verify=trusted) as carrier,
+    ):
+        for task in range(TASKS):
+            for index in range(SIZE):
+                base = f"{url}/e/run-{task}-{index}/v1"
+                agent = openai.OpenAI(base_url=base, api_key=key, http_client=carrier, timeout=limit, max_retries=9)
+                seen.append(insist(lambda a=agent, w=f"{name} {task} {index}", t=f"t{task}": ask(a, w, t)))  # type: ignore[misc]
+                reward = {"value": float(index), "id": "mine"}
+                path = f"/ajet/v1/episodes/run-{task}-{index}/rewards"
+                insist(lambda p=path, r=reward: http.post(p, json=r).raise_for_status())  # type: ignore[misc]
+
+
+def ask(agent: openai.OpenAI, word: str, task: str) -> tuple[int, ...]:
+    """The tokens of a streamed call, prompt and answer."""
+    prompt: Sequence[int] = ()
+    ids: list[int] = []
+    with agent.chat.completions.create(
+        model="stub", messages=[{"role": "user", "content": word}], stream=True, max_tokens=8,
+        extra_body={"return_token_ids": True}, extra_headers={"X-AJet-Task": task},
+    ) as stream:  # fmt: skip
+        for event in stream:
+            prompt = getattr(event, "prompt_token_ids", None) or prompt
+            ids += getattr(event.choices[0], "token_ids", None) or []
+    return (*prompt, *ids)
+
+
+def insist(action: Callable[[], Any]) -> Any:
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            return action()
+        except (openai.APIError, httpx.HTTPError, OSError):
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.2)
+
+
+def together(*actions: Callable[[], None]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=action) for action in actions]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def all_played(site: Site) -> list[tuple[int, ...]]:
+    seen: list[tuple[int, ...]] = []
+    for thread in together(*(lambda n=name: play(site, n, seen) for name in ENGINES)):
+        thread.join()
+    return seen
+
+
+def test_a_trainer_that_cannot_reach_a_daemon_trains_everything_once(site: Site) -> None:
+    """Each time for longer than the lease: while it trains, while the answer alone to its acknowledgement is lost,
+    while the gates are closed, and before it closes them. It goes on with the other daemon and comes back."""
+    seen = all_played(site)
+    moments = (
+        ("train", site.cut), ("said", lambda: site.cut(back=False)), ("push", site.cut),
+        ("save", lambda: site.cut(back=False)),
+    )  # fmt: skip
+    learner = Learner(*moments, whole=site.whole)
+    site.train(learner, site.config(groups=1), lambda: len(learner.rows) == len(seen) and site.whole())
+    a = site.daemons["a"].url
+    away = [line.startswith(f"the daemon at {a} is away, training goes on with 1 of 2") for line in site.said]
+    back = [line == f"the daemon at {a} is back" for line in site.said]
+    assert sum(away) == sum(back) == len(moments), site.said
+    assert any(line.startswith("step ") for line in site.said[away.index(True) : back.index(True)]), site.said
+    site.check(learner, seen)
+
+
+def test_a_daemon_whose_host_reboots_is_taken_up_again_by_everyone(site: Site) -> None:
+    seen: list[tuple[int, ...]] = []
+    agents = together(*(lambda n=name: play(site, n, seen, limit=2.0) for name in ENGINES))
+    learner, everything = Learner(("train", lambda: site.reboot("a"))), len(ENGINES) * TASKS * SIZE
+    site.train(learner, site.config(groups=2), lambda: len(learner.rows) >= everything)
+    for agent in agents:
+        agent.join()
+    assert f"the daemon at {site.daemons['a'].url} is back" in site.said
+    site.check(learner, seen)
+
+
+def test_agents_bear_a_network_that_comes_back(site: Site) -> None:
+    """In the middle of a stream, while a reward is on its way, and in a program of ``ajet run``."""
+    seen: list[tuple[int, ...]] = []
+    url, key = site.daemons["b"].url, site.key("b", "agent")
+    env = clean(AJET_PROXY_URL=url, AJET_API_KEY=key, SSL_CERT_FILE=site.servers.file, PYTHONPATH=str(ROOT))
+    command = [*site.hosts.inside("agents"), *AJET, "--", sys.executable, "-c", PROGRAM]
+    (agent,) = together(lambda: play(site, "a", seen))
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as program:
+        for _ in range(3):
+            time.sleep(1.0)
+            for name in ENGINES:
+                site.hosts.cut(name, "agents")
+            time.sleep(1.5)
+            for name in ENGINES:
+                site.hosts.mend(name, "agents")
+        assert program.stdout is not None
+        assert "2 rewarded, mean reward 1" in program.stdout.read()
+        assert program.wait() == 0
+    agent.join()
+    found = site.status("a")["episodes"]
+    assert found["ready"] == found["opened"] == TASKS * SIZE == len(seen)
+    assert site.status("b")["episodes"]["sealed"] + site.status("b")["episodes"]["ready"] == 2
+
+
+def test_a_word_to_the_gate_that_comes_too_late_opens_nothing(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection is given up, but its system goes on sending: at 3.0 s, at 6.2 s …, in the middle of a push."""
+    all_played(site)
+    gates: list[str] = []
+    real = Link.open_gate
+
+    def open_gate(link: Link, version: int) -> None:
+        if link.url == site.daemons["a"].url and version == 2 and not site.timers:
+            site.cut()
+        real(link, version)
+
+    def push() -> None:
+        end = time.monotonic() + 8.0
+        while time.monotonic() < end:
+            gates.append(site.status("a")["models"]["stub"]["gate"])
+            time.sleep(0.1)
+
+    monkeypatch.setattr(Link, "open_gate", open_gate)
+    idle = ("train", lambda: None)
+    learner = Learner(idle, idle, ("train", lambda: time.sleep(CUT_S)), ("push", lambda: None), ("push", push))
+    site.train(learner, site.config(groups=1), lambda: learner.version == 4)
+    assert set(gates) == {"closed"}, gates
