@@ -194,7 +194,9 @@ def _may_pass(outcome: Reply | NoReply | None) -> bool:
 def _failure(outcome: Reply | NoReply | None) -> AjetError:
     if not isinstance(outcome, Reply):
         reason = outcome.reason if outcome else "not tried"
-        if UNTRUSTED in reason:
+        if UNTRUSTED in reason and "mismatch" in reason:
+            reason += ": the proxy's certificate is for other names: ask it by one of those"
+        elif UNTRUSTED in reason:
             reason += ": the proxy's certificate is not trusted here. Name the file of its CA in SSL_CERT_FILE"
         return ProxyUnreachable(reason)
     try:

@@ -69,6 +69,8 @@ def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
     if cause is None:
         return None
     reason = cause.reason or ""
+    if isinstance(cause, ssl.SSLCertVerificationError) and "mismatch" in cause.verify_message:
+        return TlsRefused(f"the certificate of {url} is for other names ({cause.verify_message}): use one in proxy_url")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return TlsRefused(f"the certificate of {url} is not trusted ({cause.verify_message}): name its CA in tls_ca")
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):

@@ -18,7 +18,7 @@ from ajet_proxy.core.events import Event
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.core.overview import overview
-from ajet_proxy.core.views import Tokens, Wanted, parts, record, records
+from ajet_proxy.core.views import Tokens, Wanted, parts, records
 from ajet_sdk.errors import BadRequest, Forbidden, NotFound
 from ajet_sdk.routes import (
     ROUTES,
@@ -179,10 +179,12 @@ def _get_episode(asked: _Asked) -> Answer:
     tokens = _TOKENS.get(asked.request.query.get("tokens", "0"))
     if tokens is None:
         raise BadRequest("tokens must be 0, 1 or timelines", param="tokens")
-    episode, read = asked.own(), record if tokens == "none" else parts
-    known, policy = asked.ledger.find(episode), asked.ledger.merge_policy
+    episode, ledger = asked.own(), asked.ledger
+    if tokens == "none":
+        return Answer(200, (), lambda: ledger.record(episode))
+    known = ledger.find(episode)
     assert known is not None
-    return Answer(200, (), lambda: read(known, policy, tokens=tokens))
+    return Answer(200, (), lambda: parts(known, ledger.merge_policy, tokens=tokens))
 
 
 def _reward(asked: _Asked) -> Answer:

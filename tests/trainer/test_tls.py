@@ -57,6 +57,12 @@ def test_with_its_certificate_a_trainer_may_do_its_work(site: Site) -> None:
     meet(replace(site.config, tls_cert=both, tls_key=""))
 
 
+def test_a_name_that_is_not_in_the_certificate_is_told_from_a_ca_that_is_unknown(site: Site) -> None:
+    elsewhere = tuple(url.replace("127.0.0.1", "localhost") for url in site.config.proxy_url)
+    with pytest.raises(TlsRefused, match=r"https://localhost.* is for other names .*: use one in proxy_url"):
+        meet(replace(site.config, proxy_url=elsewhere))
+
+
 def test_without_one_the_first_meeting_says_so(site: Site) -> None:
     with pytest.raises(Forbidden, match=r"https://127\..* takes a client certificate besides the key.*tls_cert"):
         meet(replace(site.config, tls_cert="", tls_key=""))
