@@ -114,17 +114,8 @@ def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: i
             return "unlawful_sample", f"{sample.sample}: call {min(doubled)} stands in two samples"
         seen.update(sample.calls)
     if not trainable(episode):
-        return "no_samples", f"nothing was sampled in what was rewarded{_named(episode)}"
+        return "no_samples", "nothing was sampled in what was rewarded"
     return None
-
-
-def _named(episode: BatchEpisode) -> str:
-    """What the rewards of `episode` name and who sampled in it, where they name somebody: a name may be misspelt."""
-    agents = sorted({str(given["agent"]) for given in episode.rewards if given.get("agent") is not None})
-    if not agents:
-        return ""
-    sampled = sorted({sample.agent for sample in episode.samples if 1 in sample.loss_mask})
-    return f": rewards name {', '.join(map(repr, agents))}, sampled has {', '.join(map(repr, sampled)) or 'nobody'}"
 
 
 def sample_faults(sample: Sample) -> Iterator[str]:

@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from ajet_proxy.io.errors import error_response
-from ajet_proxy.io.sockets import watch
+from ajet_proxy.io.sockets import UNTAKEN_S, watch
 from ajet_sdk.errors import AjetError, BadRequest
 
 PROGRESS = 1 << 20
@@ -67,7 +67,7 @@ class _Connection(web.RequestHandler):
         self.stalled = False
         found = transport.get_extra_info("socket")
         if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
-            watch(found)
+            watch(found, max(UNTAKEN_S, self.patience_s))
         self._deadline = self._loop.call_later(self.patience_s, self._unasked)
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -10,9 +10,10 @@ import socket
 
 import aiohttp
 
-WATCH = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 120_000}
-"""Seconds of silence before the system asks, and between questions; how many go unanswered; and for how many
-milliseconds what was sent may."""
+WATCH = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+"""Seconds of silence before the system asks, and between questions; and how many of those go unanswered."""
+UNTAKEN_S = 120.0
+"""For how long what was sent may go unanswered."""
 
 
 def watched(address: aiohttp.AddrInfoType) -> socket.socket:
@@ -23,9 +24,10 @@ def watched(address: aiohttp.AddrInfoType) -> socket.socket:
     return made
 
 
-def watch(made: socket.socket) -> None:
-    """Have the system watch a connection over TCP."""
+def watch(made: socket.socket, untaken_s: float = UNTAKEN_S) -> None:
+    """Have the system watch a connection over TCP. What was sent may go untaken, by a host that is gone or a program
+    that does not read, for `untaken_s`."""
     made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in WATCH.items():
+    for name, value in (WATCH | {"TCP_USER_TIMEOUT": int(1000 * untaken_s)}).items():
         if hasattr(socket, name):  # not every system has them all
             made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -76,15 +76,6 @@ def test_a_reward_for_what_is_in_no_sample_trains_nothing() -> None:
     assert episode_fault(lost, (), None) == ("no_samples", "nothing was sampled in what was rewarded")
 
 
-def test_a_reward_for_an_agent_that_is_not_there_is_refused_with_the_names() -> None:
-    rewards, planner = ({"value": 1.0, "agent": "plannr"},), replace(GOOD, agent="planner")
-    misspelt = BatchEpisode("e", "t", "policy", 1.0, rewards, (planner,))
-    said = "nothing was sampled in what was rewarded: rewards name 'plannr', sampled has 'planner'"
-    assert episode_fault(misspelt, (), None) == ("no_samples", said)
-    empty = BatchEpisode("e", "t", "policy", 1.0, rewards, (SILENT,))
-    assert (episode_fault(empty, (), None) or ("", ""))[1].endswith("sampled has nobody")
-
-
 def test_agents_that_share_out_a_sum_of_zero_have_a_signal() -> None:
     group = Group("t", (duel("a", 1.0), duel("b", -1.0)))
     assert len(admit(batch("b", group), no_signal="drop").episodes) == 2

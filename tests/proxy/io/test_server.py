@@ -182,8 +182,9 @@ async def test_a_request_that_does_not_end_is_waited_for_once() -> None:
     writer.close()
 
 
-async def test_a_client_whose_host_is_gone_is_noticed() -> None:
-    async with EngineStub() as stub, Front(stub.url) as front:
+@pytest.mark.parametrize(("patience_s", "untaken"), [(5.0, 120_000), (300.0, 300_000)])
+async def test_a_client_whose_host_is_gone_is_noticed(patience_s: float, untaken: int) -> None:
+    async with EngineStub() as stub, Front(stub.url, client_timeout=patience_s) as front:
         host, port = front.url.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(HEAD + b"\r\n")
@@ -194,4 +195,5 @@ async def test_a_client_whose_host_is_gone_is_noticed() -> None:
         ours = connection.transport.get_extra_info("socket")
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         assert {name: ours.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in WATCH} == WATCH
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == untaken
         writer.close()

@@ -284,6 +284,7 @@ async def test_the_system_asks_whether_the_host_of_an_engine_is_there(before: li
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         watched = {name: ours.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in WATCH}
         assert watched == WATCH
+        assert ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 120_000
         assert WATCH["TCP_KEEPIDLE"] + WATCH["TCP_KEEPINTVL"] * WATCH["TCP_KEEPCNT"] <= 120
         response.close()
 
