@@ -120,18 +120,19 @@ class Daemons:
         return {member.url: {"groups": member.groups, "away": member.away or None} for member in self._members}
 
     def meet(self) -> None:
-        """Every daemon answers and takes our key as a trainer's; otherwise an error that names it."""
-        for member in self._members:
-            try:
-                member.link.within(self._deadline_s).meet()
-            except tls.TlsRefused:
-                raise
-            except ProxyUnreachable as error:
-                raise ProxyUnreachable(
-                    f"{error.message}. Is ajet-proxy running, and is proxy_url its address?"
-                ) from error
-            except AjetError as error:
+        """Every daemon that answers takes our key as a trainer's; otherwise an error that names it. Of several, those
+        that do not answer in the time of a first connection are away; one has to be there."""
+        outcomes = _side_by_side(self._members, lambda link: link.within(self._deadline_s).meet())
+        failures = [(member, error) for member, error in zip(self._members, outcomes, strict=True) if error is not None]
+        for member, error in failures:
+            if isinstance(error, tls.TlsRefused):
+                raise error
+            if isinstance(error, ProxyUnreachable) and len(failures) == len(self._members):
+                raise ProxyUnreachable(f"{error.message}. Is ajet-proxy running, and is proxy_url its address?")
+            if self.alone or not gone(error):
                 raise type(error)(f"{member.url}: {error.message}", code=error.code) from error
+        for member, error in failures:
+            self._lose(member, error)
 
     def lease(self, ask: Lease) -> Leased | None:
         """The next batch from anyone, or None when nobody had one within ``ask.wait_s``.

@@ -279,16 +279,32 @@ def test_one_alone_that_is_gone_ends_the_run() -> None:
     assert one.said == []
 
 
-def test_a_first_meeting_takes_every_daemon() -> None:
+def test_at_a_first_meeting_who_answers_takes_the_key_and_somebody_answers() -> None:
     two = Two()
     two.all.meet()
     assert two.fakes[0].tries == two.fakes[1].tries == [60.0]
     two.fakes[1].errors["meet"] = lambda: Forbidden("the key is of scope agent")
     with pytest.raises(Forbidden, match="http://b: the key is of scope agent"):
         two.all.meet()
-    two.fakes[1].down = True
-    with pytest.raises(ProxyUnreachable, match="no answer from http://b"):
+    two.fakes[0].down = two.fakes[1].down = True
+    with pytest.raises(ProxyUnreachable, match=r"no answer from http://a\. Is ajet-proxy running"):
         two.all.meet()
+
+
+def test_a_run_starts_without_a_daemon_that_is_away() -> None:
+    two = Two(100, 100)
+    two.fakes[1].down = True
+    two.all.meet()
+    assert two.said == [
+        "the daemon at http://b is away, training goes on with 1 of 2: no answer from http://b"
+    ]
+    two.all.announce("policy", 3)
+    assert two.logs == [["meet", "announce"], ["meet"]]
+    two.fakes[1].down = False
+    two.clock.sleep(2.0)
+    two.all.look()
+    assert two.said[1:] == ["the daemon at http://b is back"]
+    assert two.fakes[1].log[1:] == [("announce", "policy", 3, None), ("open", 3)]
 
 
 def test_the_end_of_a_run_tries_everyone_once_more_and_soon() -> None:
