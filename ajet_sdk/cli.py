@@ -29,6 +29,8 @@ EPISODE_HELP = "Which episode.  [default: AJET_EPISODE]"
 AWAIT_PROXY_S = 60.0
 LOOK_S = 5.0
 """How long a command that only looks waits for a proxy; one that tells it something waits for `DEADLINE_S`."""
+RUN_S = 600.0
+"""How long `ajet run` waits for one that went away: by then programs have worked for their rewards."""
 EVERY_MAX_S = 86400.0
 INTERRUPTED = 130
 """What a shell reports for a command that Ctrl-C ended."""
@@ -118,7 +120,7 @@ def run(
     check_program(program[0])
     with usage():
         files = allow_files(min(parallel, repeat))
-    with client_for(proxy) as client, ExitStack() as stack:
+    with client_for(proxy, RUN_S) as client, ExitStack() as stack:
         await_proxy(client)
         found = stack.enter_context(intercepting(client)) if intercept else None
         what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files)
