@@ -146,7 +146,7 @@ class Ledger(State):
 
     def lease(self, body: Lease, *, batch: str, at: float) -> Events:
         """The groups that were complete first, as `batch`: all that are asked for if they fit into one frame. Without
-        enough of them, only what is discarded, as stale or as too large."""
+        enough of them, only what is dropped (`ajet_proxy.core.leasing`)."""
         at = self._time(at)
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),

@@ -25,7 +25,6 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import takewhile
 from pathlib import Path
 from struct import Struct
 from typing import BinaryIO
@@ -286,7 +285,9 @@ class Journal:
                     self._changed.wait()
                 if not self._pending:
                     return
-                batch = list(takewhile(lambda record: record != END_OF_SEGMENT, self._pending)) or [END_OF_SEGMENT]
+                batch = list(self._pending)
+                if END_OF_SEGMENT in batch:
+                    batch = batch[: batch.index(END_OF_SEGMENT)] or [END_OF_SEGMENT]
                 self._due = len(batch) < len(self._pending)
             try:
                 self._write(batch)

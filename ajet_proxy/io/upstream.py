@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from time import monotonic
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import aiohttp
 from msgspec import Struct
@@ -65,6 +65,13 @@ class EngineRequest(Struct, frozen=True):
     body: bytes | None
     model: str
     sticky: str
+
+
+class _Away(NamedTuple):
+    """An engine that could not be reached: others are asked first `until` then, after a `pause` of so many seconds."""
+
+    until: float
+    pause: float
 
 
 class Way(asyncio.BaseProtocol):
@@ -172,8 +179,7 @@ class Upstream:
         self._max_header = max_header
         self._pooled: aiohttp.ClientSession | None = None
         self._fresh: aiohttp.ClientSession | None = None
-        self._down_until: dict[str, float] = {}
-        self._pauses: dict[str, float] = {}
+        self._away: dict[str, _Away] = {}
 
     async def start(self) -> None:
         self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched))
@@ -191,7 +197,8 @@ class Upstream:
             return list(candidates)
 
         def rank(url: str) -> tuple[bool, bytes]:
-            return self._down_until.get(url, 0.0) > now, hashlib.sha256(f"{url}\n{sticky}".encode()).digest()
+            is_away = url in self._away and self._away[url].until > now
+            return is_away, hashlib.sha256(f"{url}\n{sticky}".encode()).digest()
 
         return sorted(candidates, key=rank)
 
@@ -199,8 +206,9 @@ class Upstream:
         """The engine's answer as soon as its headers are there; `EngineError` or `EngineTimeout` if none comes."""
         failure: AjetError = NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
         for url in self.order(request.model, request.sticky):
-            if url in self._pauses:  # while this request looks, others leave the engine alone
-                self._down_until[url] = self._clock.now() + COOLDOWN_S + (self._timeout.sock_connect or 0.0)
+            if (away := self._away.get(url)) is not None:  # while this request looks, others leave the engine alone
+                until = self._clock.now() + COOLDOWN_S + (self._timeout.sock_connect or 0.0)
+                self._away[url] = away._replace(until=until)
             try:
                 answer = await self._send_to(url, request)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -209,8 +217,7 @@ class Upstream:
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise self._failed(url, error) from error
             else:
-                if self._pauses.pop(url, None) is not None:
-                    del self._down_until[url]
+                if self._away.pop(url, None) is not None:
                     logger.warning("the engine at %s is back", url)
                 return answer
         raise failure
@@ -218,11 +225,11 @@ class Upstream:
     def _leave_alone(self, url: str, why: AjetError, *, longer: bool) -> None:
         """Others are asked before an engine that could not be reached, `longer` each time if to find that out took
         long."""
-        if url not in self._pauses:
+        before = self._away.get(url)
+        if before is None:
             logger.warning("%s; where there are others they are asked first", why.message)
-        before = self._pauses.get(url, COOLDOWN_S / 2) if longer else COOLDOWN_S / 2
-        self._pauses[url] = min(LONGEST_COOLDOWN_S, 2 * before)
-        self._down_until[url] = self._clock.now() + self._pauses[url]
+        pause = min(LONGEST_COOLDOWN_S, 2 * before.pause) if longer and before is not None else COOLDOWN_S
+        self._away[url] = _Away(self._clock.now() + pause, pause)
 
     async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
         _WAY.set(None)

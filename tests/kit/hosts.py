@@ -79,13 +79,13 @@ class Hosts:
             _enter(f"/proc/self/fd/{before}")
             os.close(before)
 
-    def cut(self, one: str, other: str, *, back: bool = True, told: bool = False) -> None:
-        """What `one` sends to the `other` is lost from now on, and what comes back, too; `told`: the router says so."""
-        self._rules("add", one, other, back, told)
+    def cut(self, one: str, other: str, *, back: bool = True) -> None:
+        """What `one` sends to the `other` is lost from now on, and what comes back, too."""
+        self._rules("add", one, other, back)
 
-    def mend(self, one: str, other: str, *, back: bool = True, told: bool = False) -> None:
+    def mend(self, one: str, other: str, *, back: bool = True) -> None:
         """The end of such a cut."""
-        self._rules("del", one, other, back, told)
+        self._rules("del", one, other, back)
 
     def start(self, name: str) -> None:
         """The host comes up, with nothing of what ran on it before."""
@@ -119,10 +119,10 @@ class Hosts:
         for name in tuple(self._up):
             self.lose(name)
 
-    def _rules(self, action: str, one: str, other: str, back: bool, told: bool) -> None:
+    def _rules(self, action: str, one: str, other: str, back: bool) -> None:
         for sender, receiver in ((one, other), (other, one))[: 1 + back]:
             ways = ("from", f"{self._subnets[sender]}.0/24", "to", f"{self._subnets[receiver]}.0/24")
-            self._router.run("ip", "rule", action, *ways, "unreachable" if told else "blackhole")
+            self._router.run("ip", "rule", action, *ways, "blackhole")
 
 
 def _enter(network: str) -> None:
