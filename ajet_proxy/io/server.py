@@ -20,8 +20,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from ajet_proxy.io.errors import error_response
-from ajet_proxy.io.sockets import UNTAKEN_S, watch
 from ajet_sdk.errors import AjetError, BadRequest
+from ajet_sdk.sockets import UNTAKEN_S, watching
 
 PROGRESS = 1 << 20
 """Bytes."""
@@ -67,7 +67,8 @@ class _Connection(web.RequestHandler):
         self.stalled = False
         found = transport.get_extra_info("socket")
         if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
-            watch(found, max(UNTAKEN_S, self.patience_s))
+            for option in watching(max(UNTAKEN_S, self.patience_s)):
+                found.setsockopt(*option)
         self._deadline = self._loop.call_later(self.patience_s, self._unasked)
 
     def connection_lost(self, exc: BaseException | None) -> None:

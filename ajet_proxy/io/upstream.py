@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from time import monotonic
@@ -32,9 +33,9 @@ from ajet_proxy.core.keys import holds_key
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.sockets import watched
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
 from ajet_sdk.routes import HEADER_PREFIX
+from ajet_sdk.sockets import watching
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,15 @@ def break_off(content: aiohttp.StreamReader) -> None:
     connection, and whoever reads would wait for ever."""
     if not content.is_eof() and content.exception() is None:
         content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
+
+
+def watched(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket for `address` whose connection breaks off some two minutes after the other host is gone."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    for option in watching():
+        made.setsockopt(*option)
+    return made
 
 
 class Pool(aiohttp.TCPConnector):

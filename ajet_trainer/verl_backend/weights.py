@@ -14,9 +14,7 @@ engine is told to go on whether or not the reload succeeded.
 from __future__ import annotations
 
 import shutil
-import socket
 import ssl
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,15 +28,10 @@ import ray
 import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 
+from ajet_sdk.sockets import watching
+
 BACKEND = "ajet_folder"
 POLL_S = 2.0
-WATCHED = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-"""Of connections on which an answer may take long: that the other host is gone is noticed within two minutes."""
-if sys.platform == "linux":
-    WATCHED += [
-        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60), (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
-        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4), (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 120_000),
-    ]  # fmt: skip
 
 
 class EngineLost(RuntimeError):
@@ -144,7 +137,7 @@ def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float)
 
 
 def _load(url: str, folder: Path, version: int, timeout_s: float) -> None:
-    limit, way = httpx.Timeout(30.0, read=timeout_s), httpx.HTTPTransport(verify=_trusted(), socket_options=WATCHED)
+    limit, way = httpx.Timeout(30.0, read=timeout_s), httpx.HTTPTransport(verify=_trusted(), socket_options=watching())
     with httpx.Client(base_url=url, timeout=limit, trust_env=False, transport=way) as engine:
         try:
             if not _frozen(engine):

@@ -14,7 +14,7 @@ from ajet_proxy import front
 from ajet_proxy.config import Config
 from ajet_proxy.io import server
 from ajet_proxy.io.server import Runner
-from ajet_proxy.io.sockets import WATCH
+from ajet_sdk.sockets import WATCH
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.front import Front
 

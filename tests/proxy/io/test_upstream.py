@@ -18,7 +18,6 @@ from ajet_proxy.io import upstream as module
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.sockets import WATCH
 from ajet_proxy.io.upstream import (
     AT_ONCE_S,
     COOLDOWN_S,
@@ -29,6 +28,7 @@ from ajet_proxy.io.upstream import (
     response_headers,
 )
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
+from ajet_sdk.sockets import WATCH
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 DEAD = "http://127.0.0.1:9"
