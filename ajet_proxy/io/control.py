@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import HttpVersion11, web
+from aiohttp import web
 from msgspec.structs import asdict
 from yarl import URL
 
@@ -33,6 +33,7 @@ from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.metrics import CONTENT_TYPE, Metrics
 from ajet_proxy.io.room import Room
+from ajet_proxy.io.server import Unmeasured
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.tunnels import Interception
 from ajet_proxy.io.workers import Workers
@@ -333,10 +334,8 @@ async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse
     body = answer.body
     if body is None or not any(isinstance(value, Iterator) for value in body.values()):
         return web.json_response(body, status=answer.status)
-    response = web.StreamResponse(status=answer.status)
+    response = Unmeasured(status=answer.status)
     response.content_type, response.charset = "application/json", "utf-8"
-    if http.version < HttpVersion11:
-        response.force_close()  # nothing else tells where it ends
     await response.prepare(http)
     written = _written(body)
     while (piece := await asyncio.to_thread(next, written, None)) is not None:

@@ -13,8 +13,7 @@ from contextlib import ExitStack
 from typing import Final, Protocol
 
 import aiohttp
-from aiohttp import HttpVersion11, web
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp import web
 from msgspec.structs import replace
 
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, EPISODE_DISCARDED, STALLED
@@ -24,7 +23,7 @@ from ajet_proxy.io.call_off import called_off
 from ajet_proxy.io.flow import Flow
 from ajet_proxy.io.keep_alive import KeepAlive
 from ajet_proxy.io.recorder import Recorder
-from ajet_proxy.io.server import stalled
+from ajet_proxy.io.server import Unmeasured, stalled
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers, sendable
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
@@ -45,18 +44,13 @@ class Sender(Protocol):
         """The engine's answer as soon as its headers are there."""
 
 
-class Streamed(web.StreamResponse):
+class Streamed(Unmeasured):
     """An engine's answer that leaves as it comes, with its headers; `keep_length` if its body stays as it is."""
 
     def __init__(self, answer: aiohttp.ClientResponse, *, keep_length: bool) -> None:
         headers = response_headers(as_written(answer.raw_headers), keep_length=keep_length)
         super().__init__(status=answer.status, reason=sendable(answer.reason or ""), headers=headers)
         self.lacking = _lacking(headers)
-
-    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
-        if request.version < HttpVersion11 and "Content-Length" not in self.headers:
-            self.force_close()  # nothing else tells such a client where the body ends
-        return await super().prepare(request)
 
 
 class Document(web.Response):

@@ -16,7 +16,8 @@ import asyncio
 import socket
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from ajet_proxy.io.errors import error_response
@@ -42,6 +43,16 @@ class Runner(web.AppRunner):
         )
         server.patience_s = self._patience_s
         return server
+
+
+class Unmeasured(web.StreamResponse):
+    """An answer that leaves as it comes. Where it tells no length, a client of HTTP/1.0 sees its end by the
+    connection's."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        if request.version < HttpVersion11 and "Content-Length" not in self.headers:
+            self.force_close()
+        return await super().prepare(request)
 
 
 def stalled(http: web.BaseRequest) -> bool:
