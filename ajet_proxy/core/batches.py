@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import islice
 
 GroupKey = tuple[str, str]
 """Model and task."""
@@ -126,26 +128,45 @@ class ReadyQueues:
         return [episode for _, episode in ages[: bisect_left(ages, (version,))]]
 
     def choose(
-        self, groups: int, size: int, model: str | None, unusable: Container[Share] = ()
+        self, groups: int, size: int, model: str | None, fits: Callable[[Share], bool] = lambda share: True
     ) -> tuple[str, Groups] | None:
-        """A model and the `groups` groups of `size` episodes, none `unusable`, that became complete first; None if
-        there are fewer. With several models (None: every model) it is the one that had its groups together first."""
-        models = [name for name in self._lengths if model in (None, name) and self._whole(name, size) >= groups]
-        if not models:
-            return None
-        found: dict[str, list[tuple[int, str, Sequence[tuple[int, str]]]]] = {name: [] for name in models}
-        for (name, task), queue in self._queues.items():
-            if name not in found or len(queue) < size:
-                continue
-            rest = [item for item in queue if (name, item[1]) not in unusable] if unusable else queue
-            for start in range(0, len(rest) - size + 1, size)[:groups]:
-                members = rest[start : start + size]
-                found[name].append((members[-1][0], task, members))
-        whole = [(sorted(some)[:groups], name) for name, some in found.items() if len(some) >= groups]
+        """A model and the `groups` groups of `size` episodes, all of which fit, that became complete first; None if
+        there are fewer. With several models (None: every model) it is the one that had its groups together first.
+        `fits` is asked at most once of each share, and of none that stands behind what is chosen."""
+        whole: list[tuple[int, str, Groups]] = []
+        for name in self._lengths:
+            if model in (None, name) and self._whole(name, size) >= groups:
+                found = list(islice(self._in_order(name, size, fits), groups))
+                if len(found) == groups:
+                    whole.append((found[-1][0], name, tuple(group for _, group in found)))
         if not whole:
             return None
-        chosen, name = min(whole, key=lambda item: (item[0][-1][0], item[1]))
-        return name, tuple((task, tuple(episode for _, episode in members)) for _, task, members in chosen)
+        _, name, chosen = min(whole)
+        return name, chosen
+
+    def _in_order(
+        self, model: str, size: int, fits: Callable[[Share], bool]
+    ) -> Iterator[tuple[int, tuple[str, tuple[str, ...]]]]:
+        """The groups of `size` episodes of `model` that fit, those that were complete first first, each behind the
+        number of its last episode. A group is complete no sooner than with as many episodes as it lacks, so the queue
+        whose next group can be complete soonest is looked at next, and only as far as that."""
+        ahead: list[tuple[int, str, int, tuple[str, ...]]] = []
+
+        def look_later(task: str, queue: Sequence[tuple[int, str]], at: int, members: tuple[str, ...]) -> None:
+            if (end := at + size - len(members)) <= len(queue):
+                heappush(ahead, (queue[end - 1][0], task, at, members))
+
+        for (name, task), queue in self._queues.items():
+            if name == model:
+                look_later(task, queue, 0, ())
+        while ahead:
+            number, task, at, members = heappop(ahead)
+            queue, end = self._queues[model, task], at + size - len(members)
+            members += tuple(episode for _, episode in queue[at:end] if fits((model, episode)))
+            if len(members) == size:
+                yield number, (task, members)
+                members = ()
+            look_later(task, queue, end, members)
 
     def _whole(self, model: str, size: int) -> int:
         """How many groups of `size` its queues hold."""

@@ -1,16 +1,19 @@
 """What a lease takes of the ready groups, and what is dropped because no lease will ever take it.
 
 Idea: the groups that were complete first are looked at. What is in the way (shares that are stale, in which nothing is
-rewarded, or too large for a lease, see `ajet_proxy.core.frame_size`) is left out and the look begins anew, until the
-first groups fit. Until then a reward can be corrected.
+rewarded, or too large for a lease, see `ajet_proxy.core.frame_size`) is left out, until the first groups fit. Until
+then a reward can be corrected.
 
 Invariant: what is dropped is taken by no lease, this one included. An episode of which another model's trainer has its
-share just now is left alone until that is over.
+share just now is left alone until that is over. One look costs what it looks at: it ends without a lease when it has
+dropped `MOST`, and whoever asked looks again, after others have had their turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from functools import partial
+from itertools import islice
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.batches import Groups, ReadyQueues, Share
@@ -19,6 +22,8 @@ from ajet_proxy.core.frame_size import leading, most_bytes, too_large
 from ajet_proxy.core.state import State
 from ajet_sdk.routes import Lease
 
+MOST = 250
+"""So many episodes are dropped in one look: some 10 ms, while which everybody else waits."""
 NAMED = 5
 """Scopes of rewards that a reason names; each may have a thousand characters."""
 
@@ -27,31 +32,46 @@ def choose(
     state: State, body: Lease, *, at: float, version: Callable[[str], int]
 ) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
     """What is dropped at `at`; and the model and the groups that were complete first, all that are asked for if they
-    fit into one frame, or None where there are fewer. `version` says which one serves a model."""
+    fit into one frame, or None where there are fewer, or where `MOST` were dropped. `version` says which one serves a
+    model."""
     size, episodes = body.group_size or state.settings.group_size, state.episodes
     unusable = set(_stale(state.queues, body, version))
-    stale = f"more than {body.max_staleness} versions behind"
+    behind = f"more than {body.max_staleness} versions behind"
     large = f"a group of {size} like it is too large for a lease"
-    dropped = [*_dropped(episodes, unusable, "stale", stale, at)]
-    while True:
+    dropped = list(islice(_dropped(episodes, unusable, "stale", lambda _: behind, at), MOST))
+    while len(dropped) < MOST:
         gone = {event.episode for event in dropped if not event.models}
         unusable.update((model, name) for name in gone for model in episodes[name].shares)
-        chosen = state.queues.choose(body.groups, size, body.model, unusable)
-        if chosen is None:
-            return dropped, None
-        model, groups = chosen
-        idle = {(model, name) for _, names in groups for name in names if not episodes[name].rewarded(model)}
+        idle = set[Share]()
+        fits = partial(_fits, episodes, unusable, idle, MOST - len(dropped))
+        chosen = state.queues.choose(body.groups, size, body.model, fits)
         if idle:
-            for share in sorted(idle):
-                dropped += _dropped(episodes, {share}, "no_reward", _named(episodes[share[1]]), at)
+            dropped += _dropped(episodes, idle, "no_reward", _named, at)
             unusable |= idle
             continue
+        if chosen is None:
+            break
+        model, groups = chosen
         sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
         if taken := leading(groups, sizes):
             return dropped, (model, taken)
         shares = {(model, name) for name in too_large(groups[0][1], sizes)}
-        dropped += _dropped(episodes, shares, "filtered", large, at)
+        dropped += _dropped(episodes, shares, "filtered", lambda _: large, at)
         unusable |= shares
+    return dropped, None
+
+
+def _fits(
+    episodes: Mapping[str, Episode], unusable: Container[Share], idle: set[Share], most: int, share: Share
+) -> bool:
+    """Whether a lease can take `share`. One in which nothing is rewarded is `idle`. Beside `most` of them all others
+    fit: no lease comes of this look any more."""
+    if share in unusable:
+        return False
+    model, name = share
+    if len(idle) < most and not episodes[name].rewarded(model):
+        idle.add(share)
+    return share not in idle
 
 
 def _named(episode: Episode) -> str:
@@ -72,7 +92,7 @@ def _stale(queues: ReadyQueues, body: Lease, version: Callable[[str], int]) -> I
 
 
 def _dropped(
-    episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: str, at: float
+    episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: Callable[[Episode], str], at: float
 ) -> Iterator[ev.EpisodeDiscarded]:
     """The whole episodes, but `shares` alone of those of which a model has trained its own."""
     for name in sorted({name for _, name in shares}):
@@ -80,4 +100,4 @@ def _dropped(
         if episode.state == "ready":
             trained = "" in episode.shares.values()
             models = sorted(model for model in episode.shares if (model, name) in shares) if trained else ()
-            yield ev.EpisodeDiscarded(at, name, reason, why, tuple(models))
+            yield ev.EpisodeDiscarded(at, name, reason, why(episode), tuple(models))

@@ -182,11 +182,12 @@ class Control:
                 await self._store.commit(answer.events)
             if answer.status != 204:
                 break
+            if answer.events and not self._stopping.is_set():  # what was dropped may have stood before a group
+                continue
             left = deadline - self._clock.now()
             if left <= 0 or self._stopping.is_set():
                 return web.Response(status=204)
-            if not answer.events:
-                await self._until_stop(self._store.leasable(seen, left))
+            await self._until_stop(self._store.leasable(seen, left))
         batch = http[SUBJECT] = str((answer.body or {})["batch"])
         data = await asyncio.to_thread(lambda: frame.encode_batch(self._store.ledger.batch(batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)

@@ -6,7 +6,10 @@ import pytest
 
 from ajet_proxy.core import frame_size
 from ajet_proxy.core.frame_size import most_bytes
+from ajet_proxy.core.leasing import MOST
+from ajet_sdk.routes import Lease
 from tests.kit.ledger_rig import LedgerRig
+from tests.kit.steps import steps
 
 
 @pytest.fixture
@@ -127,3 +130,44 @@ def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig) -> None:
     rig.ack(batch)
     assert leased(rig, model="m", group_size=1) == []
     assert (rig.state(episode), rig.ledger.episodes[episode].shares) == ("trained", {"n": ""})
+
+
+def unrewarded(episodes: int, tasks: int) -> LedgerRig:
+    """Ready episodes in which only a misspelt agent is rewarded, and behind them two of each task that can be trained.
+    """
+    rig = LedgerRig()
+    for number in range(episodes + 2 * tasks):
+        episode = rig.open(task=f"t{number % tasks}")
+        rig.call(episode, agent="planner")
+        rig.reward(episode, agent="plannr" if number < episodes else "planner")
+        rig.seal(episode)
+    return rig
+
+
+def looks(rig: LedgerRig) -> list[int]:
+    """What each look costs, up to the one that leases something."""
+    made = []
+    while not rig.ledger.batches:
+        events: list[object] = []
+        look = Lease(groups=1, group_size=2)
+        made.append(steps(lambda: events.extend(rig.ledger.lease(look, batch="b", at=rig.at))))  # noqa: B023
+        rig.run(events)  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize("tasks", [1, 100])
+def test_many_episodes_that_nobody_rewarded_are_dropped_at_their_number_in_turns(tasks: int) -> None:
+    few, many = looks(unrewarded(500, tasks)), looks(unrewarded(2000, tasks))
+    assert (len(few), len(many)) == (500 // MOST + 1, 2000 // MOST + 1)
+    assert sum(many) < 5 * sum(few)
+    assert max(many) < 1.5 * max(few)
+
+
+def test_stale_episodes_are_dropped_in_turns(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.leasing.MOST", 2)
+    old, new = [rig.ready(version=1) for _ in range(3)], [rig.ready(version=4) for _ in range(2)]
+    rig.announce(version=4)
+    assert leased(rig, max_staleness=2) == []
+    assert [rig.state(name) for name in old] == ["discarded", "discarded", "ready"]
+    assert leased(rig, max_staleness=2) == [tuple(new)]
+    assert rig.state(old[2]) == "discarded"

@@ -229,3 +229,11 @@ def test_the_merge_policy_is_part_of_the_journal() -> None:
     rig.reward(episode)
     (delivered,) = rig.ledger.ready_episodes()
     assert len(delivered.samples) == 2
+
+
+def test_many_episodes_run_out_in_turns(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.EXPIRED_AT_ONCE", 2)
+    names = [rig.open() for _ in range(3)]
+    rig.at += 1e6
+    assert [len(rig.expire()) for _ in range(3)] == [2, 1, 0]
+    assert {rig.state(name) for name in names} == {"discarded"}

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 from aiohttp import web
 
+from ajet_proxy.core import leasing
 from ajet_proxy.core.keys import Claims
 from ajet_proxy.core.ledger import Ledger
 from ajet_proxy.io import keyring
@@ -251,6 +252,18 @@ async def test_a_lease_that_waits_looks_again_only_when_it_may_find_more(client:
         await rewarded(client, "two")
         assert len(decode_batch((await waiting).body).groups) == 1
         assert looks.call_count <= 5
+
+
+async def test_a_lease_that_does_not_wait_looks_behind_all_that_it_drops(client: Client) -> None:
+    with mock.patch.object(leasing, "MOST", 1):
+        for episode in ("one", "two"):
+            assert (await client.chat(episode, X_AJet_Task="task")).status == 200
+            reward = {"value": 1.0, "agent": "nobody"}
+            assert (await client.control("POST", f"/episodes/{episode}/rewards", reward)).status == 200
+        await rewarded(client, "three")
+        leased = await client.control("POST", "/batches/lease", {"group_size": 1, "wait_s": 0})
+        assert [e.episode for group in decode_batch(leased.body).groups for e in group.episodes] == ["three"]
+        assert (await client.status())["discarded"] == {"no_reward": 2}
 
 
 async def test_a_trainer_that_leaves_while_it_waits_takes_nothing(client: Client) -> None:
