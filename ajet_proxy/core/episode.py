@@ -127,6 +127,7 @@ class Asked(Struct, frozen=True, eq=False):
     identified_by: str
     body_hash: str
     idempotency_key: str | None
+    retries: int = 0
 
 
 @dataclass(slots=True)
@@ -331,28 +332,40 @@ def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float
     return asked.idle_timeout or idle, asked.wall_timeout or wall
 
 
-def repeats(episode: Episode, body_hash: str, key: str | None, is_retry: bool) -> tuple[str, ...]:
-    """The calls of the earlier request that a new one repeats: the latest of the same idempotency key, or, for a
-    declared retry, of the same body, if possible one that was lost, else one in flight, else one that is complete and
-    whose answer no later call goes on from."""
-    if key is None and not is_retry:
+def repeats(episode: Episode, body_hash: str, key: str | None, retries: int) -> tuple[str, ...]:
+    """The calls of the earlier request that a new one repeats.
+
+    With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
+    complete. The key is the request's own name, so that of no other one is repeated, whatever its body.
+
+    With nothing but a count of `retries`: the latest request of the same body that was lost. One that is answered, or
+    may still be, is repeated only if it can be no other: it is the only one of that body that was asked with fewer
+    retries and whose answer no later call goes on from.
+    """
+    if key is None and not retries:
         return ()
     entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
-    earlier = [entry for entry in entries if key is not None and entry.asked.idempotency_key == key]
-    if not earlier and is_retry:
+    if key is not None:
+        earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
+    else:
         same = [entry for entry in entries if entry.asked.body_hash == body_hash]
-        received = {entry.asked for entry in same if _received(episode, entry)}
-        earlier = [entry for entry in same if entry.asked not in received]
+        before = [entry for entry in same if entry.asked.retries < retries]
+        earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
     order = ("complete", "running", "lost")
     latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
     return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
 
 
-def _received(episode: Episode, entry: CallEntry) -> bool:
-    """Whether the prompt of another request begins with this call, so that its client must have had the answer."""
-    turn, text = entry.turn, entry.text
-    return turn is not None and text is not None and any(
-        other.asked is not entry.asked and other.turn is not None and other.text is not None
-        and other.turn.start >= turn.end and episode.texts.begins(other.text, text, turn.end)
-        for other in episode.calls.values()
-    )
+def _only(episode: Episode, entries: Sequence[CallEntry]) -> list[CallEntry]:
+    """Those of `entries` that belong to requests whose answers may not have been received, if it is one request."""
+    reached = episode.texts.reached(
+        (entry.text, entry.turn.start) for entry in episode.calls.values()
+        if entry.turn is not None and entry.text is not None
+    ) if entries else {}
+    received = {
+        entry.asked for entry in entries
+        if entry.turn is not None and entry.text is not None and entry.turn.sampled
+        and reached[episode.texts.holder(entry.text, entry.turn.end)] >= entry.turn.end
+    }  # the prompt of another request begins with this call, so that its client must have had the answer
+    open_ones = [entry for entry in entries if entry.asked not in received]
+    return open_ones if len({entry.asked for entry in open_ones}) == 1 else []

@@ -51,8 +51,9 @@ class EpisodeMarkedEval(Struct, frozen=True):
 
 
 class CallStarted(Struct, frozen=True):
-    """A request went to the engine. ``calls`` has one id for each choice; ``body_hash`` recognises a retry; ``route``
-    is the path that was asked, such as ``/v1/messages``."""
+    """A request went to the engine. ``calls`` has one id for each choice; ``body_hash`` recognises a retry, and
+    ``retries`` is how many of them the client has counted; ``route`` is the path that was asked, such as
+    ``/v1/messages``."""
 
     at: float
     episode: str
@@ -63,6 +64,7 @@ class CallStarted(Struct, frozen=True):
     body_hash: str
     idempotency_key: str | None = None
     route: str = ""
+    retries: int = 0
 
 
 class CallFinished(Struct, frozen=True):

@@ -61,13 +61,15 @@ class Ledger(State):
 
     def begin_call(
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
-        identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, is_retry: bool,
-        metadata: Mapping[str, Any] | None = None, route: str = "",
+        identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, retries: int,
+        missed: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "",
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
-        `metadata`."""
+        `metadata`. `missed` says that what it counts as its first attempt may be one that never got so far."""
         at = self._time(at)
-        started = ev.CallStarted(at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route)
+        started = ev.CallStarted(
+            at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries
+        )
         known = self.find(episode)
         if known is None:
             body = OpenEpisode(task=task, eval=eval, metadata=metadata or {})
@@ -76,7 +78,7 @@ class Ledger(State):
         if known.tenant != tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)
-        again = repeats(known, body_hash, idempotency_key, is_retry)
+        again = repeats(known, body_hash, idempotency_key, 0 if missed else retries)
         labels = self.label(episode, task=task, eval=eval, at=at)
         return (*labels, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
@@ -250,11 +252,11 @@ class Ledger(State):
     # -- queries
 
     def continued(
-        self, history: Beginnings | None, *, body_hash: str, idempotency_key: str | None, is_retry: bool
+        self, history: Beginnings | None, *, body_hash: str, idempotency_key: str | None, retries: int
     ) -> tuple[str, ...]:
         """The open episode that a request continues which nothing names, if there is one; several if nobody can say
         which of them."""
-        again = self.lineage.repeated(body_hash if is_retry else None, idempotency_key, self.episodes)
+        again = self.lineage.repeated(body_hash if retries else None, idempotency_key, self.episodes)
         if again is not None:
             return (again,)
         return () if history is None else self.lineage.continued(history)

@@ -65,13 +65,16 @@ class Lineage:
     def repeated(
         self, body_hash: str | None, idempotency_key: str | None, episodes: Mapping[str, Episode]
     ) -> str | None:
-        """The episode of an earlier attempt at a request: by its idempotency key, else, if given, by its body."""
-        by_key = list(self._episodes.get(_again(idempotency_key or ""), ()))
-        by_body = [
-            name for name in self._episodes.get(_again(body_hash or ""), ())
-            if all(entry.state == "lost" for entry in episodes[name].calls.values())
-        ]
-        return (by_body + by_key)[-1] if by_key or by_body else None
+        """The episode of an earlier attempt at a request: by its idempotency key, or, if it has none, by its body, if
+        that is given."""
+        if idempotency_key is not None:
+            found = list(self._episodes.get(_again(idempotency_key), ()))
+        else:
+            found = [
+                name for name in self._episodes.get(_again(body_hash or ""), ())
+                if all(entry.state == "lost" for entry in episodes[name].calls.values())
+            ]
+        return found[-1] if found else None
 
 
 def _again(sent: str) -> str:

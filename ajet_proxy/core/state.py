@@ -166,7 +166,8 @@ class State:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
         asked = Asked(
-            event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key
+            event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
+            event.retries,
         )
         for call in event.calls:
             episode.calls[call] = CallEntry(asked)

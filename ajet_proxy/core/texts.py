@@ -91,13 +91,21 @@ class Texts:
                 known = {START: b"", self.texts[step].behind: text, step: (text := text + self.texts[step].tokens)}
             yield cut(text, 0, end)
 
-    def begins(self, number: int, other: int, end: int) -> bool:
-        """Whether text `number` begins with the first `end` tokens of `other`."""
-        while other != START and self.texts[other].start >= end:
-            other = self.texts[other].behind
-        while number not in (other, START):
+    def reached(self, calls: Iterable[tuple[int, int]]) -> dict[int, int]:
+        """For each text that one of `calls` (its text, and the length of its prompt) begins with, the longest of those
+        prompts. Each text is looked at once, from the longest prompt that begins with it."""
+        longest: dict[int, int] = {START: 0}
+        for number, length in sorted(calls, key=lambda call: -call[1]):
+            while number not in longest:
+                longest[number] = length
+                number = self.texts[number].behind
+        return longest
+
+    def holder(self, number: int, end: int) -> int:
+        """The text that holds the last of the first `end` tokens of text `number`."""
+        while number != START and self.texts[number].start >= end:
             number = self.texts[number].behind
-        return number == other
+        return number
 
     def size(self) -> int:
         """Bytes of tokens."""

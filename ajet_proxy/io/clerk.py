@@ -1,7 +1,7 @@
 """The ledger's side of a worker's `RemoteDesk`: answers its questions by the `Desk` of this process.
 
 Invariant: what a worker entered, it leaves. When the worker is gone, the calls that it had in flight are lost at once
-and the gate no longer counts them; what it was told to be on disk is.
+and the gate no longer counts them; what it was told to be on disk is. It may have had requests that it never told of.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Clerk:
         self._leaving: set[Any] = set()
         self._words: Mapping[str, Told] = {
             "leave": self._leave, "lose": self._lose, "used": desk.used, "remember": desk.remember,
-            "keep": desk.keep, **more,
+            "keep": desk.keep, "missed": desk.missed, **more,
         }
         self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "find": self._find, "reward": desk.reward, "enter": self._enter, "begin": self._begin, "end": self._end,
@@ -51,6 +51,7 @@ class Clerk:
             if begun is not None:
                 self._desk.lose([Gone(begun.episode, call, RESTARTED) for call in begun.calls])
             self._leave(entry)
+        self._desk.missed()
         self._gone()
 
     async def _find(self, identity: Identity, told: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:

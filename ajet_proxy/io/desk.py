@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ajet_proxy.core.attempt import Missed
 from ajet_proxy.core.borrowed import RUNGS, Names
 from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
@@ -44,7 +45,7 @@ from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper, Inside
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
-from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
 from ajet_sdk.routes import HEADER_REWARD, OpenEpisode, Reward
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,9 @@ class Desk(Protocol):
         """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `over` is
         called when their episode is discarded before that."""
 
+    def missed(self) -> None:
+        """A request may have come that nobody has read, and that its client sends again."""
+
     async def end(self, endings: Sequence[Ending]) -> None:
         """Record how calls ended; returns when that is on disk."""
 
@@ -172,6 +176,7 @@ class LedgerDesk:
         self._metrics = metrics
         self._memory = Memory()
         self._names = Names(store.ledger.episodes.values())
+        self._missed = Missed(clock.now())
         self._under_way = UnderWay()
         store.listen(self._heard)
         self._retold = Retold()
@@ -209,14 +214,23 @@ class LedgerDesk:
             await self._store.commit(ledger.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
             ))
+        sent, known = (episode, name), ledger.find(episode)
         if again is not None:
-            known = ledger.find(episode)
             before = sum(given.startswith(name) for given in known.rewards) if known is not None else 0
-            name = f"{name}-{max(0, before - 1) if again else before}"
-        given = identity.reward
+            repeated = again and not self._missed.explains(sent, int(again), None)
+            name = f"{name}-{max(0, before - 1) if repeated else before}"
+        given, at = identity.reward, self._clock.now()
         body = Reward(value=given.value, call=given.call, final=given.final)
-        labels = ledger.label(episode, task=identity.task, eval=identity.eval, at=self._clock.now())
-        await self._store.commit((*labels, *ledger.reward(episode, body, reward_id=name, at=self._clock.now())))
+        labels = ledger.label(episode, task=identity.task, eval=identity.eval, at=at)
+        events = (*labels, *ledger.reward(episode, body, reward_id=name, at=at))
+        try:
+            self._store.check(events)
+        except NotReady:
+            self._missed.came(sent, int(again or 0), at)
+            raise
+        if again:
+            self._missed.let_in(sent)
+        await self._store.commit(events)
 
     async def admit(self, identity: Identity) -> None:
         episode = identity.claims.episode
@@ -243,6 +257,8 @@ class LedgerDesk:
     @asynccontextmanager
     async def begin(self, asking: Asking, over: OverTold) -> AsyncIterator[Begun]:
         ledger, named = self._store.ledger, asking.identity
+        name, retries = (named.episode or "", asking.sent["body_hash"]), asking.sent["retries"]
+        self._missed.came(name, retries, self._clock.now())
         identity, metadata = named, _NOTHING
         if named.reward is None:
             identity, metadata = self._continued(self._current(named), asking.history, asking.sent)
@@ -266,7 +282,9 @@ class LedgerDesk:
                 given=given, agent=agent, started_at=self._clock.now(), policy_version=ledger.policy_version(model),
                 gate_since=ledger.gate_now.since,
             )
-            self._store.post(opening(episode=episode, calls=begun.calls, at=begun.started_at))
+            missed = self._missed.explains(name, retries, ledger.find(episode))
+            self._store.post(opening(episode=episode, calls=begun.calls, at=begun.started_at, missed=missed))
+            self._missed.let_in(name)
             reason = DISCONNECTED
             self._under_way.add(episode, over)
             try:
@@ -277,6 +295,9 @@ class LedgerDesk:
             finally:
                 self._under_way.remove(episode, over)
                 self.lose([Gone(episode, call, reason) for call in begun.calls])
+
+    def missed(self) -> None:
+        self._missed.anything(self._clock.now())
 
     async def end(self, endings: Sequence[Ending]) -> None:
         *first, last = endings

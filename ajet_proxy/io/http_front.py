@@ -12,6 +12,7 @@ Next: ajet_proxy/core/identity.py
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -58,7 +59,7 @@ from ajet_proxy.io.room import Room
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
-from ajet_sdk.errors import AjetError, BadRequest, NotFound
+from ajet_sdk.errors import AjetError, BadRequest, NotFound, NotReady
 from ajet_sdk.routes import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -372,9 +373,13 @@ class HttpFront:
 
     async def _body(self, http: web.Request) -> bytes:
         settings = self._settings
-        return await body_of.read(
-            http, max_body=settings.max_body, limit_s=settings.client_timeout, room=self._room
-        )
+        try:
+            return await body_of.read(
+                http, max_body=settings.max_body, limit_s=settings.client_timeout, room=self._room
+            )
+        except (NotReady, ConnectionError, asyncio.CancelledError):
+            self._desk.missed()
+            raise
 
 
 def _is_preflight(http: web.Request) -> bool:

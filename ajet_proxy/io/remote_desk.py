@@ -130,6 +130,9 @@ class RemoteDesk:
         if (told := self._over.get(entry)) is not None:
             told()
 
+    def missed(self) -> None:
+        self._channel.tell("missed")
+
     async def end(self, endings: Sequence[Ending]) -> None:
         await self._channel.ask("end", *endings)
 

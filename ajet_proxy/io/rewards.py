@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 from msgspec.structs import replace
 
-from ajet_proxy.core.attempt import is_retry, retry_key
+from ajet_proxy.core.attempt import retries, retry_key
 from ajet_proxy.core.history import History
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.io.audit import SUBJECT
@@ -48,4 +48,4 @@ class Rewards:
         key = retry_key(http.headers)
         said = key or repr((http.method, identity.path, identity.agent, identity.reward))
         digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + sent).hexdigest()
-        await self._desk.reward(identity, f"rew-{digest[:32]}", None if key else is_retry(http.headers))
+        await self._desk.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.episode import NEXT, TAKES, Asked, CallEntry, Episode, Given, repeats, takes, timeouts, total
+from ajet_proxy.core.episode import NEXT, TAKES, Asked, CallEntry, Episode, Given, takes, timeouts, total
 from ajet_proxy.core.timeline import merge, pack
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_sdk.errors import BadRequest, Conflict
@@ -283,50 +283,6 @@ def test_calls_are_read_from_the_text_that_they_share() -> None:
     for call in ("b", "no"):
         with pytest.raises(KeyError):
             episode.beginning(call, 3)
-
-
-def attempt(name: str, body: str, key: str | None = None, *, state: str = "complete", reason: str | None = None,
-            at: float = 0.0) -> tuple[str, CallEntry]:
-    return name, CallEntry(Asked(at, "m", "", "path", body, key), state, reason)
-
-
-@pytest.mark.parametrize(("body", "key", "retry", "first"), [
-    ("one", None, False, None),          # nothing says that it is a retry
-    ("one", None, True, "lost"),         # an attempt of which nothing came goes before others
-    ("two", None, True, "running"),      # then one that is still answered
-    ("three", None, True, "late"),       # then the latest
-    ("four", None, True, None),          # what was repeated already is nobody's first attempt
-    ("five", None, True, None),
-    ("other", "k", False, "keyed"),
-    ("one", "k", True, "keyed"),         # a key goes before the body
-    ("one", "unknown", True, "lost"),
-    ("one", "unknown", False, None),
-])  # fmt: skip
-def test_which_attempt_a_request_repeats(body: str, key: str | None, retry: bool, first: str | None) -> None:
-    episode = blank(calls=dict([
-        attempt("whole", "one"), attempt("lost", "one", state="lost", reason="disconnected"),
-        attempt("running", "two", state="running"), attempt("done", "two", at=9.0),
-        attempt("early", "three"), attempt("late", "three", at=1.0),
-        attempt("repeated", "four", state="lost", reason="retried"), attempt("keyed", "seven", "k"),
-    ]))  # fmt: skip
-    for name, entry in list(episode.calls.items()):
-        episode.calls[f"{name}'s sibling"] = replace(entry)
-    expected = () if first is None else (first, f"{first}'s sibling")
-    assert repeats(episode, body, key, retry) == expected
-
-
-def test_an_answer_that_a_later_call_goes_on_from_was_received() -> None:
-    rig = LedgerRig()
-    episode = rig.open()
-    one, two = rig.begin(episode, body="same", choices=2)
-    rig.finish(episode, one, (1, 2), (3,))
-    rig.finish(episode, two, (1, 2), (4,))
-    known = rig.ledger.episodes[episode]
-    assert repeats(known, "same", None, True) == (one, two)
-    rig.call(episode, (1, 2), (3, 4), body="another one says that and more")
-    assert repeats(known, "same", None, True) == (one, two)
-    rig.call(episode, (1, 2, 3), (5,), body="later")
-    assert repeats(known, "same", None, True) == ()
 
 
 def test_what_is_archived_takes_nothing_but_repetitions() -> None:

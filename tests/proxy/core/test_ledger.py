@@ -357,7 +357,7 @@ class Said:
         raise NotImplementedError
 
 
-SENT: dict[str, Any] = {"body_hash": "b", "idempotency_key": None, "is_retry": False}
+SENT: dict[str, Any] = {"body_hash": "b", "idempotency_key": None, "retries": 0}
 MARK = Mark("what was said")
 
 

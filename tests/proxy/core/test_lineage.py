@@ -31,7 +31,7 @@ class Nameless(LedgerRig):
     def ask(self, messages: list[Any], *, key: str | None = None, retry: bool = False) -> tuple[str, str]:
         """A request as the front takes it: the episode that it belongs to, and its call."""
         history = read(CHAT, {"messages": messages}, b"scope")
-        sent = {"body_hash": json.dumps(messages), "idempotency_key": key, "is_retry": retry}
+        sent = {"body_hash": json.dumps(messages), "idempotency_key": key, "retries": int(retry)}
         found = self.ledger.continued(history, **sent)
         episode = found[0] if len(found) == 1 else self.id("ep")
         call = self.id("call")

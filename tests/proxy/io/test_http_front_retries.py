@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 
-from ajet_proxy.core.events import RewardGiven
+from ajet_proxy.core.attempt import Missed
+from ajet_proxy.core.events import CallStarted, Event, RewardGiven
+from ajet_proxy.io.clerk import Clerk
+from ajet_sdk.errors import NotReady, OverQuota
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front, leave, until
@@ -133,6 +138,90 @@ async def test_an_answer_that_was_gone_on_from_is_not_replaced() -> None:
         second = await send(url, body=later)
         third = await send(url, body=BODY | {"max_tokens": 64}, headers=AGAIN)
         assert counted(front) == [call_of(first), call_of(second), call_of(third)]
+
+
+class Full:
+    """A quota that refuses the first `refused` requests behind the first one."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused, self.passed = refused, 0
+
+    def check(self, events: Sequence[Event]) -> None:
+        if not any(isinstance(event, CallStarted) for event in events):
+            return
+        if self.passed and self.refused:
+            self.refused -= 1
+            raise OverQuota("come back later", retry_after=1.0)
+        self.passed += 1
+
+
+async def insist(url: str, body: dict[str, object], headers: dict[str, str], tries: int = 20) -> Answer:
+    """As an SDK does it: once more, counted, after each answer that says so."""
+    for count in range(tries):
+        answer = await send(url, body=body, headers=headers | {"X-Stainless-Retry-Count": str(count)})
+        if answer.status not in (429, 503):
+            return answer
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"refused {tries} times")
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_a_retry_of_what_a_quota_refused_takes_no_sibling_out(keyed: bool, at_once: bool) -> None:
+    """A best of 8, of which each is answered in the end: 8 calls."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.store.check = Full(5).check  # type: ignore[method-assign]
+        url = f"{front.url}/e/ep{CHAT}"
+        each = [insist(url, BODY, {"Idempotency-Key": f"key {n}"} if keyed else {}) for n in range(8)]
+        answers = await asyncio.gather(*each) if at_once else [await one for one in each]
+        assert counted(front) == [call for call in counted(front) if call in set(map(call_of, answers))]
+        assert len(counted(front)) == 8 and front.lost == []
+        again = await send(url, body=BODY | {"seed": 2})
+        third = await send(url, body=BODY | {"seed": 2}, headers=AGAIN)
+        assert call_of(again) not in counted(front) and call_of(third) in counted(front), "a true retry is known still"
+
+
+async def test_a_retry_of_what_waited_at_the_gate_takes_no_sibling_out() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        first = await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+        front.close_gate()
+        waiting = asyncio.create_task(send(f"{front.url}/e/ep{CHAT}", body=BODY))
+        await until(lambda: front.gate.waiting)
+        await leave(waiting)
+        await until(lambda: not front.gate.waiting)
+        front.open_gate(1)
+        again = await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=AGAIN)
+        assert counted(front) == [call_of(first), call_of(again)]
+
+
+@pytest.mark.parametrize("why", ["the daemon was away", "a worker died", "no room for the body"])
+async def test_a_retry_of_what_may_never_have_been_read_takes_no_sibling_out(why: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep{CHAT}"
+        first = await send(url, body=BODY)
+        if why == "the daemon was away":
+            front.desk._missed = Missed(front.clock.now())  # as a daemon has it that has just started
+        elif why == "a worker died":
+            Clerk(front.desk, tell=print, more={}, gone=lambda: None).lost()
+        else:
+            front.room.look(0)
+            refused = await send(url, body=BODY | {"user": "u" * 2_000_000})
+            assert refused.status == 503
+        again = await send(url, body=BODY, headers=AGAIN)
+        assert counted(front) == [call_of(first), call_of(again)]
+
+
+async def test_a_reward_that_the_disk_refused_is_given_by_the_retry() -> None:
+    """Its twin, of the same words, was given before and stays another reward."""
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url, reward = f"{front.url}/e/ep/v1/models", {"X-AJet-Reward": "0.1"}
+        await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+        assert (await send(url, method="GET", headers=reward)).status == 200
+        with mock.patch.object(front.store, "check", side_effect=NotReady("no disk")):
+            assert (await send(url, method="GET", headers=reward)).status == 503
+        for count, rewards in (("1", 2), ("2", 2), ("1", 2)):
+            again = await send(url, method="GET", headers=reward | {"X-Stainless-Retry-Count": count})
+            assert (again.status, len(front.of(RewardGiven))) == (200, rewards)
 
 
 class Counting:

@@ -51,7 +51,7 @@ def desk_of(store: MemoryStore) -> LedgerDesk:
 def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
     store.post(store.ledger.begin_call(
         episode="ep", calls=("c0", "c1"), at=1.0, model="m", agent="", task=None, eval=False, identified_by="path",
-        tenant="", body_hash="", idempotency_key=None, is_retry=False,
+        tenant="", body_hash="", idempotency_key=None, retries=0,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
     return Recorder(origin, scorer=scoring, texts=None, desk=desk_of(store))  # type: ignore[arg-type]
