@@ -1,0 +1,87 @@
+"""Markdown pages as data: their headings, links and tables, for the tests that hold pages to the code."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.kit.readme import FENCE
+from tests.kit.source import ROOT
+
+PAGES = (
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")),
+    ROOT / "integrations" / "README.md", *sorted((ROOT / "docs").rglob("*.md")),
+)  # fmt: skip
+CONTRACT = ROOT / "docs" / "contract.md"
+CITATION = re.compile(r"\bcontract\b(?:[\s#]+§(\d+(?:\.\d+)*))?", re.IGNORECASE)
+"""The word, and the section behind it, if there is one."""
+_HEADING = re.compile(r"^(#+) +(.*?)(?: +#+)?$", re.MULTILINE)
+_LINK = re.compile(r"\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)")
+_CODE = re.compile(r"(`+)(?!`).*?(?<!`)\1(?!`)")
+
+
+def headings(text: str) -> list[str]:
+    """The headings of a page, in order, as they are written."""
+    return [match[2] for match in _HEADING.finditer(FENCE.sub("", text))]
+
+
+def anchors(text: str) -> set[str]:
+    """What a link to a place on the page may name: its headings as GitHub turns them into names."""
+    seen: Counter[str] = Counter()
+    out = set()
+    for heading in headings(text):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", words.lower()).replace(" ", "-")
+        out.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return out
+
+
+def broken_links(page: Path, text: str) -> Iterator[str]:
+    """The relative links of `text`, which stands at `page`, that lead to no file or to no heading of it."""
+    for target in _LINK.findall(_CODE.sub("", FENCE.sub("", text))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        there = page if not name else (page.parent / name).resolve()
+        if not there.exists():
+            yield f"{target}: no such file"
+        elif anchor and anchor not in anchors(text if there == page else there.read_text()):
+            yield f"{target}: no such heading"
+
+
+def sections(text: str) -> dict[str, str]:
+    """What stands under each numbered heading, by its number, up to the next heading."""
+    found: dict[str, str] = {}
+    for part in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+        number = re.match(r"#+ (\d+(?:\.\d+)*)\.? ", part)
+        if number is not None:
+            assert number[1] not in found, f"two sections {number[1]}"
+            found[number[1]] = part.partition("\n")[2]
+    return found
+
+
+def bad_citations(text: str, numbers: set[str]) -> list[str]:
+    """Where `text` speaks of the contract and names none of its sections `numbers`."""
+    return [match[0] for match in CITATION.finditer(text) if match[1] not in numbers]
+
+
+def tables(text: str) -> list[list[list[str]]]:
+    """The tables of `text`: rows of cells, without the head."""
+    found: list[list[list[str]]] = []
+    before = ""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+            if not before.startswith("|"):
+                found.append([])
+            found[-1].append(cells)
+        before = line
+    return [table[2:] for table in found]
+
+
+def words(text: str) -> list[str]:
+    """What stands in backquotes, in order."""
+    return re.findall(r"`([^`]+)`", text)

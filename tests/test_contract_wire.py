@@ -1,0 +1,269 @@
+"""The page of the contract is held to the code: answers, records, the wire, variables and limits (its §5 to §11)."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from ajet_proxy.config import Config
+from ajet_proxy.core import api, episode, exchange, frame_size
+from ajet_proxy.core.ledger import LedgerSettings
+from ajet_proxy.core.overview import SHOWN, overview
+from ajet_proxy.core.views import Wanted, records
+from ajet_proxy.io import control, journal
+from ajet_proxy.sources import FOREIGN_ENV
+from ajet_sdk import frame, routes
+from ajet_sdk.runner import SECRETS
+from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
+from tests.kit.engine_stub import EngineStub
+from tests.kit.ledger_rig import LedgerRig, Shelf
+from tests.kit.pages import CONTRACT, sections, tables, words
+from tests.kit.source import PACKAGES, modules, tree
+from tests.proxy.serving import Client, serving
+
+SECTIONS = sections(CONTRACT.read_text())
+Fields = Mapping[str, bool]
+"""Names of fields, and whether each must be there."""
+
+
+def told(number: str, of: str | None = None) -> Fields:
+    """The fields in a section's first table, or in its rows about one thing."""
+    rows = [row if of is None else row[1:] for row in tables(SECTIONS[number])[0] if of in (None, row[0])]
+    return {name: not mark for row in rows for name, mark in re.findall(r"`([^`]+)`(\??)", row[0])}
+
+
+def inline(text: str) -> Fields:
+    """The fields in ``{a, b?}``."""
+    return {name: not mark for name, mark in re.findall(r"(\w+)(\??)", text.strip("{}[]"))}
+
+
+def fits(fields: Fields, seen: Iterable[Collection[str]], *, unseen: Collection[str] = ()) -> None:
+    """Each of `seen` has every field that must be there and none besides; together, all but those `unseen` here."""
+    many = [set(one) for one in seen]
+    for one in many:
+        assert {name for name, needed in fields.items() if needed} <= one <= set(fields)
+    assert set().union(*many) == set(fields) - set(unseen)
+
+
+# -- control routes
+
+
+async def test_the_answers_of_control_routes(tmp_path: Path) -> None:
+    rows = {words(row[0])[0]: words(row[3]) for row in tables(SECTIONS["5.1"])[0]}
+    answers = {route: inline(found[0]) for route, found in rows.items() if found}
+    seen: dict[str, list[Collection[str]]] = {route: [] for route in answers}
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        await play(client, seen)
+        status = (await client.status()).keys()
+    fits(told("5.4"), [status, status - {"any_model"}], unseen=["intercept"])
+    for route, fields in answers.items():
+        fits(fields, seen[route], unseen=["not_resumed"] if route == "POST /gate/open" else [])
+
+
+async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> None:
+    """Ask each route whose answer the page tells field by field, with all that an answer may hold."""
+
+    async def ask(method: str, path: str, body: Any = None, **names: str) -> Any:
+        answer = await client.control(method, path.format(**names), body)
+        assert answer.status == 200, answer.body
+        seen[f"{method} {path.partition('?')[0]}"].append(answer.json.keys())
+        return answer.json
+
+    for _ in range(2):
+        id = (await ask("POST", "/episodes", {"members": {"a": "stub"}, "task": "t"}))["episode"]
+        await client.chat(id, X_AJet_Agent="a")
+        await ask("POST", "/episodes/{id}/heartbeat", id=id)
+        await ask("POST", "/episodes/{id}/rewards", {"value": 1.0, "final": False}, id=id)
+        await ask("POST", "/episodes/{id}/seal", id=id)
+    lost = (await ask("POST", "/episodes"))["episode"]
+    await ask("POST", "/episodes/{id}/abort", id=lost)
+    for end, body in (("seal", None), ("rewards", {"value": 1.0})):
+        other = (await ask("POST", "/episodes"))["episode"]
+        await ask("POST", f"/episodes/{{id}}/{end}", body, id=other)
+    await ask("GET", "/episodes?limit=1")
+    await ask("GET", "/episodes")
+    await ask("GET", "/overview")
+    for end, body in (("nack", None), ("ack", {"policy_version": 1})):
+        leased = await client.control("POST", "/batches/lease", {"group_size": 1})
+        batch = frame.decode_batch(leased.body).batch
+        await ask("POST", "/batches/{id}/extend", {}, id=batch)
+        await ask("POST", f"/batches/{{id}}/{end}", body, id=batch)
+    await ask("POST", "/policy", {"model": "stub", "version": 1})
+    await ask("POST", "/gate/close", {})
+    await ask("POST", "/gate/open", {"policy_version": 2})
+
+
+def test_the_record_of_an_episode() -> None:
+    rig = LedgerRig(archive=(shelf := Shelf()))
+    rig.open("plain")
+    rig.open("over several", tenant="a", members={"x": "m", "y": "n"}, metadata={"k": 1}, task="t")
+    for agent, model in (("x", "m"), ("y", "n")):
+        rig.call("over several", agent=agent, model=model, tenant="a")
+    rig.reward("over several", 1.0)
+    rig.abort("plain", "why")
+    shown = [rig.ledger.record(name) for name in ("plain", "over several")]
+    rig.archive()
+    shelf.take(rig.ledger, 1)
+    shown.append(rig.ledger.record("plain"))
+    fields = told("5.3")
+    fits(fields, shown)
+    parts = ("rewards", "calls", "timelines", "drift")
+    assert tuple(fields)[-4:] == parts
+    for one in records(rig.ledger, Wanted())["episodes"]:
+        fits({name: must for name, must in fields.items() if name not in parts}, [one, set(fields) - set(parts)])
+
+
+def test_what_an_episode_s_record_says_of_rewards_and_timelines() -> None:
+    rig = LedgerRig(LedgerSettings(merge_policy="repair"))
+    rig.restart()
+    rig.open("e")
+    first = rig.call("e", (1, 2), (3,))
+    rig.call("e", (1, 2, 4, 5), (6,), same_text=(first, 3))
+    rig.call("e", (7,), (8,))
+    rig.call("e", (9,), (8,), agent="b")
+    rig.reward("e", 1.0, call=first, agent="b", note="n", final=False)
+    rig.reward("e", 1.0)
+    shown = rig.ledger.record("e")
+    rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["5.3"])[0]}
+    fits(inline(rows["rewards"][0]), shown["rewards"])
+    fits(inline(rows["timelines"][0]), shown["timelines"])
+    fits(inline(rows["drift"][0]), shown["drift"].values())
+
+
+def test_the_overview_and_what_stands_within_the_status() -> None:
+    rig = LedgerRig()
+    for name in ("a", "b"):
+        rig.open(name, task="t")
+        rig.call(name)
+    rig.call("a")
+    rig.reward("a")
+    rig.announce()
+    assert rig.lease(groups=1, group_size=1) is not None
+    seen: Any = overview(rig.ledger, rig.at)
+    rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["5.2"])[1]}
+    assert set(rows) == {*seen, "points"} and f"At most {SHOWN} of each list" in SECTIONS["5.2"]
+    assert set(seen["rewards"]) == set(rows["rewards"][:2])
+    curve = seen["rewards"]["train"]
+    for shape, inner in (
+        (rows["rewards"][2], [curve]), (rows["points"][0], curve["points"]), (rows["tasks"][0], seen["tasks"]),
+        (rows["quiet"][0], seen["quiet"]), (rows["leases"][0], seen["leases"]),
+    ):
+        fits(inline(shape), inner)
+    status = rig.ledger.status()
+    shapes = {words(row[0])[0]: inline(words(row[1])[0]) for row in tables(SECTIONS["5.4"])[0] if "{" in row[1]}
+    for name in ("gate", "groups", "batches", "calls", "tokens"):
+        fits(shapes[name], [status[name]])
+    for name in ("models", "drift_by_model"):
+        fits(shapes[name], status[name].values())
+
+
+# -- calls, samples and the wire
+
+CALL = Call(
+    call="c", episode="e", model="m", agent="", started_at=1.0, prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,),
+    finish_reason="stop", policy_versions=((1, 1),), parent="p", identified_by="key", altered=("logprobs",),
+    continuity="exact", version_uncertain=True, same_text=("b", 1),
+)
+SAMPLE = Sample(
+    sample="e/0", episode="e", task="t", model="m", agent="", token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0),
+    policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0, broken_by="template", repaired_tokens=1,
+    uncertain_tokens=1, parents=(-1, 0),
+)
+
+
+def plain(record: Any, fields: Fields) -> Any:
+    """`record` with nothing in the fields that may be missing."""
+    own = {f.name: f for f in dataclasses.fields(record)}
+    return dataclasses.replace(record, **{
+        name: own[name].default for name, needed in fields.items() if not needed and name in own
+    })
+
+
+def test_a_call_and_a_sample() -> None:
+    for number, record in (("6.1", CALL), ("6.2", SAMPLE)):
+        fields = told(number)
+        fits(fields, [record.to_json(), plain(record, fields).to_json()])
+    counted = CALL.to_json(tokens=False).keys()
+    assert CALL.to_json().keys() - counted == {"prompt_token_ids", "token_ids", "logprobs"}
+    assert counted - CALL.to_json().keys() == {"prompt_tokens", "sampled_tokens"}
+    needed = ("call", "episode", "started_at", "prompt_token_ids", "token_ids", "logprobs")
+    least = Call.from_json({name: CALL.to_json()[name] for name in needed})
+    assert (least.model, least.agent, least.finish_reason, least.policy_versions) == ("", "", "stop", ((0, 1),))
+
+
+def test_the_frame() -> None:
+    samples = (SAMPLE, plain(SAMPLE, told("7.1", "sample")))
+    given = {"id": "r", "value": 1.0, "final": True, "at": 1.0}
+    batch = Batch("b", 1.0, 1, (Group("t", (BatchEpisode("e", "t", "m", 1.0, (given,), samples),)),))
+    sent = msgpack.unpackb(frame.encode_batch(batch), raw=False)
+    group = sent["groups"][0]
+    for of, seen in (
+        ("frame", [sent]), ("group", [group]), ("episode", group["episodes"]),
+        ("sample", group["episodes"][0]["samples"]),
+    ):
+        fits(told("7.1", of), seen)
+    kinds = {"str": str, "bin": bytes, "int": int, "float": float, "array": list}
+    for of, name, kind in tables(SECTIONS["7.1"])[0]:
+        whole = group["episodes"][0]
+        one = {"frame": sent, "group": group, "episode": whole}.get(of, whole["samples"][0])
+        for word in words(name):
+            assert isinstance(one[word], kinds[re.split(r"\W", kind)[0]]), (of, word)
+    assert sent["version"] == frame.VERSION == 1 and frame.CONTENT_TYPE in SECTIONS["7"]
+
+
+def test_what_the_trainer_refuses_for() -> None:
+    admission = tree(Path("ajet_trainer/admission.py"))
+    given = {"already_trained"}
+    for node in ast.walk(admission):
+        part: ast.expr | None = None
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Rejection" and len(node.args) > 1:
+            part = node.args[1]
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
+            part = node.value.elts[0]
+        if isinstance(part, ast.Constant):
+            given.add(str(part.value))
+    listed = words(SECTIONS["7.3"].partition("The closed list:")[2])
+    assert set(listed) == given
+
+
+# -- variables and limits
+
+
+def test_the_environment() -> None:
+    named = {
+        node.value for module in modules(*PACKAGES) for node in ast.walk(tree(module))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"AJET_[A-Z_]*", node.value)
+    }
+    found = {word for row in tables(SECTIONS["10"])[0] for word in words(row[0])}
+    assert found - {"SSL_CERT_FILE"} == named | {*FOREIGN_ENV, *SECRETS}
+    taken = SECTIONS["10"].partition("`ajet run` takes")[2].partition("out of")[0]
+    assert words(taken) == list(SECRETS)
+
+
+def test_the_limits_that_are_settings() -> None:
+    defaults = {f.name: str(f.default) for f in dataclasses.fields(Config)}
+    for setting, default, _ in tables(SECTIONS["11"])[0]:
+        assert words(default)[0] == defaults[words(setting)[0]], setting
+
+
+def test_the_limits_that_are_fixed() -> None:
+    found = [float(words(row[1])[0]) for row in tables(SECTIONS["11"])[1]]
+    assert found == [
+        routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, api.MAX_LABEL,
+        control.MAX_OPENING, control.MAX_BODY, exchange.MAX_EVENT, frame_size.LEASE_BYTES, frame.MAX_FRAME_BYTES,
+        control.MAX_WAIT_S,
+    ]
+    for said, limit in (
+        (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {api.MAX_LABEL} characters", api.MAX_LABEL),
+        (f"{routes.MAX_NESTING} levels of nesting", routes.MAX_NESTING), (f"1 to {api.MAX_RECORDS}", api.MAX_RECORDS),
+        ("more than 1 GiB", journal.MAX_RECORD), ("more than 32 MiB", exchange.MAX_EVENT),
+        ("beyond 256 MiB", frame_size.LEASE_BYTES),
+    ):
+        assert limit and said in " ".join(CONTRACT.read_text().split()), said
+    assert (journal.MAX_RECORD, exchange.MAX_EVENT, frame_size.LEASE_BYTES) == (1 << 30, 32 << 20, 256 << 20)
