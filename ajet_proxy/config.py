@@ -169,7 +169,7 @@ class Config:
 
 
 def check(config: Config) -> None:
-    """Raise `ConfigError` for values that are wrong by themselves or together (contract section 5, last lines)."""
+    """Raise `ConfigError` for values that are wrong by themselves or together (contract §5.7)."""
     host, port = config.address
     for item in config.upstream:
         if _server(split_upstream(item)[1]) == (host.replace("localhost", "127.0.0.1"), port):

@@ -117,7 +117,7 @@ def sealing(target: Target, episode: str, patience: Patience) -> Talk[None]:
 
 
 def reading(target: Target, episode: str, tokens: bool, patience: Patience) -> Talk[dict[str, Any]]:
-    """The episode's record (contract section 5), with token ids and logprobs if `tokens`."""
+    """The episode's record (contract §5.3), with token ids and logprobs if `tokens`."""
     query = {"tokens": 1} if tokens else None
     return _told(target, (yield from exchange(target, "get_episode", id=episode, query=query, patience=patience)))
 
@@ -182,7 +182,7 @@ class EpisodeLife:
         return self._opened.policy_version
 
     def env(self) -> dict[str, str]:
-        """The variables that let a program in any language find its model and its episode (contract section 3)."""
+        """The variables that let a program in any language find its model and its episode (contract §3.5)."""
         opened = self._opened
         anthropic = opened.base_url.removesuffix("/").removesuffix("/v1")
         return {

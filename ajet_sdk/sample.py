@@ -4,7 +4,7 @@ A `Call` is one generation of one choice, exactly as the engine reported it. A `
 trainer sees it. Token ids are plain tuples of ints here; the codec in `ajet_sdk.frame` packs them as little-endian
 int32. A `Batch` is what a trainer leases: complete groups of episodes, each with its samples.
 
-Both records read and write the JSON lines of contract section 6. Reading checks types and lengths, so a record that
+Both records read and write the JSON lines of contract §6. Reading checks types and lengths, so a record that
 exists is a record that is whole.
 """
 
@@ -144,7 +144,7 @@ class Call:
         )
 
     def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
-        """The JSON object of contract section 6; without `tokens`, counts stand in for ids and logprobs."""
+        """The JSON object of contract §6.1; without `tokens`, counts stand in for ids and logprobs."""
         versions = self.policy_versions
         out: dict[str, Any] = {
             "call": self.call,
@@ -176,7 +176,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One timeline as the trainer sees it; the laws of contract section 6 hold for it.
+    """One timeline as the trainer sees it; the laws of contract §6.3 hold for it.
 
     ``token_ids``, ``loss_mask`` and ``logprobs`` are of one length; mask 1 marks a sampled token, whose logprob is the
     engine's; elsewhere the logprob is 0.0. ``spans`` gives each call's sampled tokens as ``(call, start, end)``.
@@ -206,7 +206,7 @@ class Sample:
             raise BadRequest(f"sample {self.sample}: token_ids, loss_mask and logprobs differ in length")
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of contract section 6."""
+        """The JSON object of contract §6.2."""
         out: dict[str, Any] = {
             "sample": self.sample,
             "episode": self.episode,

@@ -1,9 +1,9 @@
-"""What of a leased batch is trained: all that keeps the laws of the contract; and the reason for whatever does not.
+"""What of a leased batch is trained: all that keeps the laws of contract §6.3; and the reason for whatever does not.
 
-A wrong mask or a shifted logprob trains silently in the wrong direction, so each sample is checked against the laws of
-contract section 6 before it can reach a gradient. One bad sample takes its whole episode with it: an episode trained in
-part is not the episode that earned the reward. A refused episode is never an error of the run; it is recorded, and its
-batch is acknowledged like any other, so that it does not come back: with the reason, which the daemon discards it for.
+A wrong mask or a shifted logprob trains silently in the wrong direction, so each sample is checked against those laws
+before it can reach a gradient. One bad sample takes its whole episode with it: an episode trained in part is not the
+episode that earned the reward. A refused episode is never an error of the run; it is recorded, and its batch is
+acknowledged like any other, so that it does not come back: with the reason, which the daemon discards it for.
 
 A sample that nobody has rewarded, or in which nothing was sampled, is lawful and gives no row.
 
@@ -119,7 +119,7 @@ def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: i
 
 
 def sample_faults(sample: Sample) -> Iterator[str]:
-    """What breaks a law of contract section 6 in one sample."""
+    """What breaks a law of contract §6.3 in one sample."""
     sampled = sum(sample.loss_mask)
     if sample.parents is not None:
         yield "tree rows are not trained"

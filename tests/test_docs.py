@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 from ajet_proxy.config import table
 from ajet_proxy.core import drift
 from ajet_proxy.core.continuity import OUTCOMES
+from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, words
+from tests.kit.source import FOLDERS, ROOT, modules, tree
 
-ROOT = Path(__file__).parent.parent
+ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_contract_wire.py", "tests/kit/pages.py")
 
 
 def test_the_service_page_lists_every_setting() -> None:
@@ -41,3 +44,45 @@ def test_what_the_threat_model_says_checks_a_threat_is_there() -> None:
     named = re.findall(r"`((?:core|io|ajet_sdk)/\w+\.py)`", (ROOT / "docs" / "threat-model.md").read_text())
     assert named
     assert [path for path in named if not ((ROOT / path).is_file() or (ROOT / "ajet_proxy" / path).is_file())] == []
+
+
+def test_what_contributors_are_told_of_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = [word for word in words(text) if re.fullmatch(r"(ajet_\w+|tests|docs|\.ci)(/[\w.]+)*/?", word)]
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    defined = {
+        node.name for module in modules("tests") for node in ast.walk(tree(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    named = [word for word in words(text) if re.fullmatch(r"test_\w+", word)]
+    assert len(named) > 15
+    assert [name for name in named if name not in defined] == []
+    known = sections(CONTRACT.read_text())
+    assert [number for number in re.findall(r"§(\d[\d.]*\d|\d)", text) if number not in known] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    assert list(broken_links(page, page.read_text())) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "other.md").write_text("# Its `name`: one\n\n## Twice\n\n## Twice\n```sh\n# no heading\n```\n")
+    page.write_text("# Here\n")
+    good = "[a](other.md) [b](other.md#its-name-one) [c](other.md#twice-1) [d](#here) [e](https://x.y/#z) `[f](g)`"
+    assert list(broken_links(page, f"# Here\n{good}")) == []
+    wrong = ["none.md", "other.md#no-heading", "other.md#twice-2", "#there", "../page.md"]
+    found = list(broken_links(page, "# Here\n" + " ".join(f"[x]({target})" for target in wrong)))
+    assert [line.partition(":")[0] for line in found] == wrong
+
+
+@pytest.mark.parametrize("module", [path for path in modules(*FOLDERS) if str(path) not in ABOUT_CITATIONS], ids=str)
+def test_every_citation_of_the_contract_names_a_section_that_is_there(module: Path) -> None:
+    assert bad_citations((ROOT / module).read_text(), set(sections(CONTRACT.read_text()))) == []
+
+
+def test_a_citation_of_no_section_is_found() -> None:
+    text = "contract §1, contract §1.1; (the contract)\n# contract\n# §1 contract §9.9 contract section 1"
+    assert bad_citations(text, {"1", "1.1"}) == ["contract", "contract §9.9", "contract"]

@@ -151,7 +151,7 @@ def _open_episode(asked: _Asked) -> Answer:
 
 
 def environment(base: str, episode: str, key: str, task: str | None) -> dict[str, str]:
-    """What a program of this episode is given (contract section 3)."""
+    """What a program of this episode is given (contract §3.5)."""
     root = f"{base}/e/{episode}"
     return {
         "OPENAI_BASE_URL": f"{root}/v1",

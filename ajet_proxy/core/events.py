@@ -78,8 +78,8 @@ class CallFinished(Struct, frozen=True):
 
 
 class CallLost(Struct, frozen=True):
-    """A choice will never be trained. ``reason``: disconnected, engine_error, no_token_ids, retried, restarted, … Its
-    client may have the answer all the same, and goes on from ``marks``."""
+    """A choice will never be trained. ``reason`` is from the closed list of contract §1.4. Its client may have the
+    answer all the same, and goes on from ``marks``."""
 
     at: float
     episode: str
@@ -105,7 +105,7 @@ class EpisodeSealed(Struct, frozen=True):
 
 
 class EpisodeDiscarded(Struct, frozen=True):
-    """``reason`` is from the closed list of contract section 1; ``detail`` is free text. Where another model has
+    """``reason`` is from the closed list of contract §1.3; ``detail`` is free text. Where another model has
     trained its share, only those of ``models`` are dropped, and the episode goes on without them."""
 
     at: float

@@ -1,4 +1,4 @@
-"""Which episode a request belongs to, and what rides on it: contract section 3 as a function of path, headers and body.
+"""Which episode a request belongs to, and what rides on it: contract §3 as a function of path, headers and body.
 
 Six ways are tried in one order: path, key, header, harness, body, lineage; the first that names an episode wins and
 is recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode

@@ -1,4 +1,4 @@
-"""Merging: the calls of one episode become as few timelines as the laws of contract section 6 allow.
+"""Merging: the calls of one episode become as few timelines as the laws of contract §6.3 allow.
 
 Idea: write ``E(a)`` for a call's prompt and sampled tokens together and ``P(b)`` for a call's prompt. Call b can follow
 call a if ``E(a)`` is a prefix of ``P(b)``. All ends that can precede b lie on one path of the prefix tree of ends, so

@@ -156,7 +156,7 @@ def _shares(episode: Episode) -> dict[str, str] | None:
 
 
 def _call(name: str, entry: CallEntry, episode: str, text: bytes | None) -> dict[str, Any]:
-    """A call as in contract section 6, with ``complete``; lost and running calls have what is known of them."""
+    """A call as in contract §6.1, with ``complete``; lost and running calls have what is known of them."""
     out: dict[str, Any]
     turn = entry.turn
     if turn is None:

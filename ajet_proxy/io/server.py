@@ -1,4 +1,4 @@
-"""aiohttp's server, whose answers to what is no HTTP have the contract's shape, and whose patience ends.
+"""aiohttp's server, whose answers to what is no HTTP have the shape of contract §5.8, and whose patience ends.
 
 A request line or header that its parser refuses never reaches the application, so the one place where errors become
 answers (`errors`) does not see it. The connection asks that place instead. What was sent is not repeated in the answer:

@@ -3,7 +3,7 @@
 The rule: status and body are the same; the body through the proxy is what `reference` makes of the bytes that the
 engine sends when the proxy asks. So are the headers, but for ``X-AJet-*``, ``Date`` and how the body is framed. A body
 that breaks off breaks off for the client too; where nothing of it has left yet (a document, or an answer that is not
-HTTP), the status is 502 and the body an error of the contract. A request that is not HTTP is answered 400 in that
+HTTP), the status is 502 and the body an error of contract §5.8. A request that is not HTTP is answered 400 in that
 shape. Whatever happens, the proxy goes on to serve.
 """
 

@@ -83,5 +83,5 @@ def tables(text: str) -> list[list[list[str]]]:
 
 
 def words(text: str) -> list[str]:
-    """What stands in backquotes, in order."""
-    return re.findall(r"`([^`]+)`", text)
+    """What stands in backquotes, in order; blocks of code are left out."""
+    return re.findall(r"`([^`]+)`", FENCE.sub("", text))

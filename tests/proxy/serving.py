@@ -84,7 +84,7 @@ async def eventually(condition: Callable[[], Awaitable[object]], limit_s: float 
 
 
 def identity_holds(status: Any) -> bool:
-    """``opened = open + sealed + ready + leased + trained + recorded + discarded`` (contract section 1)."""
+    """``opened = open + sealed + ready + leased + trained + recorded + discarded`` (contract §1.1)."""
     terms = status["episodes"]
     states = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
     return bool(terms["opened"] == sum(terms[state] for state in states))

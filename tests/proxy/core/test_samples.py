@@ -1,4 +1,4 @@
-"""The laws of contract section 6 for samples and tree rows, against the calls they came from."""
+"""The laws of contract §6.3 for samples and tree rows, against the calls they came from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of merging (contract section 6), each against brute force."""
+"""The laws of merging (contract §6.3), each against brute force."""
 
 from __future__ import annotations
 

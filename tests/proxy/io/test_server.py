@@ -1,4 +1,4 @@
-"""What is no HTTP is answered all the same, in the contract's shape and without a word of what was sent."""
+"""What is no HTTP is answered all the same, in the shape of contract §5.8 and without a word of what was sent."""
 
 from __future__ import annotations
 
