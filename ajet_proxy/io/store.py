@@ -7,7 +7,8 @@ A write costs the same for one record as for many. So what nobody waits for goes
 `LINGER_S`; and under load those who wait share a write every `WINDOW_S`.
 
 Invariant: whoever is told that something happened can rely on its being on disk. While the journal cannot write, no new
-work is taken in (503); the end of work that was taken in before still counts, and waits for the disk.
+work is taken in (503); the end of work that was taken in before still counts, and waits for the disk. Nobody waits for
+longer than ``patience_s``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from ajet_sdk.errors import NotReady
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2.0
+PATIENCE_S = 60.0
 LINGER_S = 0.02
 """How long an event that nobody waits for may stay off the disk."""
 WINDOW_S = 0.003
@@ -86,14 +88,15 @@ class _Waiter:
     number: int
     future: asyncio.Future[None]
     patient: bool
-    """It waits until the disk recovers instead of being told 503."""
+    """It waits for the disk to recover instead of being told 503 at once."""
 
 
 class Store:
     """Ledger and journal as one. Make it with `open`, in the event loop that will use it."""
 
-    def __init__(self, ledger: Ledger, metrics: Observer | None = None) -> None:
+    def __init__(self, ledger: Ledger, metrics: Observer | None = None, *, patience_s: float = PATIENCE_S) -> None:
         self.ledger = ledger
+        self.patience_s = patience_s
         self.limits: Limits | None = None
         self.quotas: Spending | None = None
         self.trouble: dict[str, str] = {}
@@ -113,7 +116,7 @@ class Store:
     @classmethod
     def open(
         cls, data_dir: Path, settings: LedgerSettings, *, metrics: Observer | None = None,
-        journal: Callable[[Path, Callable[[], None]], Journal] = Journal,
+        patience_s: float = PATIENCE_S, journal: Callable[[Path, Callable[[], None]], Journal] = Journal,
     ) -> Store:
         """Take hold of `data_dir` and rebuild the state from its journal.
 
@@ -123,7 +126,7 @@ class Store:
         try:
             archive = ArchiveFile(data_dir)
             with alone(data_dir):
-                store = cls(snapshot.load(data_dir, settings, archive), metrics)
+                store = cls(snapshot.load(data_dir, settings, archive), metrics, patience_s=patience_s)
                 refuse_missing(data_dir, store.ledger)
                 store._lock, store._archive = held, archive
                 store._journal = journal(data_dir, store._on_progress)
@@ -146,7 +149,8 @@ class Store:
         return self._journal.error is None
 
     async def commit(self, events: Sequence[Event]) -> None:
-        """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses.
+        """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses. Ends
+        of calls are not refused at once: the disk has ``patience_s`` to take them.
 
         After `NotReady` the events may have been applied all the same and reach the disk later: asking again is safe,
         because every command that is repeated is answered as done.
@@ -160,7 +164,11 @@ class Store:
             waiter = _Waiter(self._journal.appended, self._loop.create_future(), patient)
             self._waiters.append(waiter)
             self._flush_in(0.0)
-            await waiter.future
+            try:
+                async with asyncio.timeout(self.patience_s):
+                    await waiter.future
+            except TimeoutError:
+                raise self._not_ready(f"it did not take this within {self.patience_s:g} seconds") from None
         if self._metrics is not None:
             self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
 
@@ -298,10 +306,9 @@ class Store:
                 _resolve(waiter.future, self._not_ready())
                 self._waiters.remove(waiter)
 
-    def _not_ready(self) -> NotReady:
+    def _not_ready(self, why: str = "it is closed") -> NotReady:
         return NotReady(
-            f"the journal cannot write: {self._journal.error or 'it is closed'}", code="journal",
-            retry_after=RETRY_AFTER_S,
+            f"the journal cannot write: {self._journal.error or why}", code="journal", retry_after=RETRY_AFTER_S
         )
 
 

@@ -78,6 +78,42 @@ async def test_a_full_disk_stops_intake_and_loses_nothing(
         assert [call["complete"] for call in record["calls"]] == [True, True]
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_on_a_full_disk_no_call_is_complete_whose_client_got_no_end(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, workers: str
+) -> None:
+    """Some clients give up, others are told 503 or cut; also after the disk has room again, and after a restart."""
+    async with asyncio.timeout(60):
+        with ProxyProcess(stub.url, tmp_path / "data", options=["--drain-s", "3", "--workers", workers]) as proxy:
+            chat = f"{proxy.url}/e/one/v1/chat/completions"
+            assert (await http.post(chat, json=CHAT)).status_code == 200
+            fill_disk(proxy, full=True)
+            bodies = [CHAT | {"seed": seed, "stream": stream} for seed in (2, 3) for stream in (False, True)]
+            waiting = [asyncio.create_task(http.post(chat, json=body)) for body in bodies]
+            await eventually(lambda: none_runs(http, proxy, 5))
+            for gone in waiting[:2]:
+                gone.cancel()
+            refused, cut = await asyncio.gather(*waiting[2:], return_exceptions=True)
+            assert isinstance(refused, httpx.Response) and refused.status_code == 503
+            assert refused.headers["Retry-After"] and refused.json()["error"]["code"] == "journal"
+            assert isinstance(cut, httpx.RemoteProtocolError)
+            fill_disk(proxy, full=False)
+            again = await until(lambda: http.post(chat, json=CHAT | {"seed": 4}), 200)
+            for _ in range(2):
+                record = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()
+                reasons = [call.get("reason") for call in record["calls"]]
+                assert sorted(reasons, key=str) == [None, None, *["disconnected"] * 2, *["not_written"] * 2]
+                assert record["calls"][-1]["call"] == again.headers["X-AJet-Call"]
+                proxy.kill()
+                proxy.start()
+
+
+async def none_runs(http: httpx.AsyncClient, proxy: ProxyProcess, calls: int) -> bool:
+    """Whether so many calls were made, and the engine has answered all."""
+    found = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()["calls"]
+    return len(found) == calls and all(call["complete"] for call in found)
+
+
 async def asked(stub: EngineStub, times: int) -> bool:
     return len(stub.llm_requests()) == times
 
