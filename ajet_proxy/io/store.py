@@ -31,7 +31,8 @@ from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.compaction import alone
-from ajet_proxy.io.journal import END_OF_SEGMENT, Journal, JournalDamaged, lock, of_several, readable
+from ajet_proxy.io.data_dir import begin, lock
+from ajet_proxy.io.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, of_several, readable
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
@@ -120,11 +121,12 @@ class Store:
     ) -> Store:
         """Take hold of `data_dir` and rebuild the state from its journal.
 
-        Raises `Conflict` if another proxy has the directory, `JournalDamaged` if its journal cannot be read.
+        Raises `Conflict` if another proxy has the directory, `JournalDamaged` if its journal cannot be read or is gone.
         """
         held = lock(data_dir)
         try:
             archive = ArchiveFile(data_dir)
+            begin(data_dir)
             with alone(data_dir):
                 store = cls(snapshot.load(data_dir, settings, archive), metrics, patience_s=patience_s)
                 refuse_missing(data_dir, store.ledger)
@@ -216,7 +218,9 @@ class Store:
 
     def alerts(self) -> dict[str, str]:
         """What an operator should look at, by what it is about."""
-        return self.ledger.alerts() | self.trouble
+        error = self._journal.error
+        own = {} if error is None else {"journal": f"the journal cannot write, and nothing new is taken in: {error}"}
+        return own | self.ledger.alerts() | self.trouble
 
     async def leasable(self, seen: object, timeout: float) -> None:
         """Return as soon as `Ledger.leasable` is no longer what was `seen`, or after `timeout` seconds."""
@@ -244,7 +248,8 @@ class Store:
             self._subscribers.discard(queue)
 
     async def close(self) -> None:
-        """Write what is pending, end every wait and let the directory go."""
+        """Write what is pending, end every wait and let the directory go; `JournalDamaged` if a start would not find
+        what was written."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         unwritten = await asyncio.to_thread(self._journal.close)
@@ -257,6 +262,8 @@ class Store:
             queue.put_nowait(None)
         self._archive.close()
         os.close(self._lock)
+        if isinstance(self._journal.error, JournalGone):
+            raise JournalDamaged(str(self._journal.error), code="journal_gone")
 
     def _flush_in(self, seconds: float) -> None:
         """Have what is queued written in so many seconds, or before."""
@@ -307,9 +314,10 @@ class Store:
                 self._waiters.remove(waiter)
 
     def _not_ready(self, why: str = "it is closed") -> NotReady:
-        return NotReady(
-            f"the journal cannot write: {self._journal.error or why}", code="journal", retry_after=RETRY_AFTER_S
-        )
+        error = self._journal.error
+        if error is not None:
+            why = "its file is gone" if isinstance(error, JournalGone) else str(error)
+        return NotReady(f"the journal cannot write: {why}", code="journal", retry_after=RETRY_AFTER_S)
 
 
 def _resolve(future: asyncio.Future[None], error: Exception | None = None) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
-from tests.kit.proxy_process import ProxyProcess
+from tests.kit.proxy_process import ProxyFailed, ProxyProcess
 from tests.proxy.serving import CHAT, eventually, identity_holds
 
 AGENTS = 30
@@ -127,6 +127,38 @@ async def until(ask: Any, status: int, limit_s: float = 10.0) -> httpx.Response:
             return answer
         assert time.monotonic() < deadline, answer.text
         await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("back", [True, False])
+async def test_a_journal_that_is_taken_away_is_noticed_and_never_begun_anew(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, back: bool
+) -> None:
+    with ProxyProcess(stub.url, tmp_path / "data", options=["--drain-s", "3"]) as proxy:
+        chat, folder = f"{proxy.url}/e/one/v1/chat/completions", proxy.data_dir / "journal"
+        assert (await http.post(chat, json=CHAT)).status_code == 200
+        folder.rename(tmp_path / "away")
+        refused = await until(lambda: http.post(chat, json=CHAT | {"seed": 2}), 503)
+        assert refused.json()["error"]["code"] == "journal" and refused.headers["Retry-After"]
+        status = await status_of(http, proxy)
+        assert status["journal"]["healthy"] is False
+        (alert,) = status["alerts"]
+        assert f"put {folder} back" in alert and "put" in proxy.errors()
+        metrics = (await http.get(f"{proxy.url}/metrics")).text
+        assert "ajet_journal_healthy 0" in metrics and "ajet_alerts 1" in metrics
+        if back:
+            (tmp_path / "away").rename(folder)
+            await until(lambda: http.post(chat, json=CHAT | {"seed": 3}), 200)
+        else:
+            assert proxy.stop() == 1
+            with pytest.raises(ProxyFailed, match="holds no journal, and compacting beside it"):
+                proxy.start()
+            (tmp_path / "away").rename(folder)
+            proxy.start()
+        assert (await status_of(http, proxy))["alerts"] == []
+        proxy.kill()
+        proxy.start()
+        calls = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()["calls"]
+        assert [call["complete"] for call in calls if call["complete"]] == [True] * (2 if back else 1)
 
 
 async def test_a_torn_journal_is_cut_at_its_last_whole_record(
