@@ -101,7 +101,7 @@ class App:
         traces = Traces(exporting()) if config.traces else None
         if traces is not None:
             self._stack.push_async_callback(traces.close)
-        store = Store.open(data_dir, _ledger_settings(config), metrics=metrics)
+        store = Store.open(data_dir, _ledger_settings(config), metrics=metrics, patience_s=config.drain_s)
         self._stack.push_async_callback(store.close)
         if traces is not None:
             traces.follow(store)

@@ -118,7 +118,10 @@ class Config:
         "A stream whose engine is silent for this long (to a quarter more) gets a keep-alive in its client's protocol; "
         "0 is none.",
     )
-    drain_s: float = _opt(60.0, "After SIGTERM, requests in flight have this long to finish.")
+    drain_s: float = _opt(
+        60.0, "Requests in flight have this long to finish after SIGTERM; and answers that are whole, to be written to "
+        "a disk that is full or fails, before they get a 503."
+    )
     key_ttl_s: float = _opt(
         7 * 86400.0, "Lifetime of an episode's key; below wall_timeout, its late calls are refused."
     )

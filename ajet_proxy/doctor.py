@@ -25,7 +25,9 @@ from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core import responding
 from ajet_proxy.core.continuity import trial
 from ajet_proxy.io import authority, keyring
+from ajet_proxy.io.data_dir import has_journal, refuse_lost
 from ajet_proxy.io.engines import base_url
+from ajet_proxy.io.journal import JournalDamaged, folder_of
 
 LOW_DISK = 1 << 30
 RENEWAL = datetime.timedelta(days=30)
@@ -90,7 +92,8 @@ def _data_dir(config: Config) -> list[Finding]:
     secret = path / "secret"
     if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077:
         found.append(Finding("permissions", "fault", f"{secret} is readable by others", f"chmod 600 {secret}"))
-    return [*found, *_strangers(path), *_keys(path), *_authority(path / "ca"), _disk(path), _lock(path)]
+    found += [*_strangers(path), *_journal(path), *_keys(path), *_authority(path / "ca")]
+    return [*found, _disk(path), _lock(path)]
 
 
 def _strangers(path: Path) -> list[Finding]:
@@ -101,6 +104,20 @@ def _strangers(path: Path) -> list[Finding]:
         return []
     return [Finding("permissions", "fault", f"{len(others)} files under {path} are another user's, such as {others[0]}",
                     f"chown -R --reference={path} {path}")]
+
+
+def _journal(path: Path) -> list[Finding]:
+    """Whether a start would find all segments of the journal, if a proxy has begun one."""
+    folder = folder_of(path)
+    if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
+        return [Finding("journal", "fault", f"this user may not look into {folder}",
+                        "run doctor as the user that runs the proxy (or as root)")]
+    try:
+        refuse_lost(path)
+    except JournalDamaged as error:
+        fault, _, advice = error.message.partition(": ")
+        return [Finding("journal", "fault", fault, advice)]
+    return [Finding("journal", "ok", "nothing of it is missing")] if has_journal(path) else []
 
 
 def _keys(path: Path) -> list[Finding]:

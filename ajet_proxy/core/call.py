@@ -19,7 +19,9 @@ from ajet_proxy.core.timeline import Packed, packed
 from ajet_sdk.sample import PolicySpans
 
 DISCONNECTED = "disconnected"
-"""The client went away before its answer was whole."""
+"""The client went away before it was sent the end of its answer."""
+NOT_WRITTEN = "not_written"
+"""The disk did not take the call in time, so the client was not sent the end of its answer."""
 STALLED = "stalled"
 """The client stopped reading its answer for longer than it may, so it was cut off."""
 EPISODE_DISCARDED = "episode_discarded"

@@ -106,13 +106,16 @@ class Ledger(State):
         return (*named, ev.CallFinished(at, episode, call, marks))
 
     def lose_call(
-        self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = ()
+        self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = (), unsent: bool = False
     ) -> Events:
-        """`call` will never be trained, for `reason`, or for its episode's end. Nothing happens if it ended before."""
+        """`call` will never be trained, for `reason`, or for its episode's end. Nothing happens if it ended before; but
+        one that is complete and whose end its client was `unsent` is complete no longer. An episode that has settled
+        keeps it all the same: what may be delivered, or was, does not change."""
         known, entry, at = self._episode(episode), self._entry(episode, call), self._time(at)
-        if entry.state != "running":
+        unsettled = known.state in ("open", "sealed")
+        if entry.state != "running" and not (unsent and entry.state == "complete" and unsettled):
             return _late(known, call, entry, marks, at)
-        if known.state not in ("open", "sealed"):
+        if not unsettled:
             reason = f"episode_{known.state}"
         return (ev.CallLost(at, episode, call, reason, marks),)
 

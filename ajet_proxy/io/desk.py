@@ -4,7 +4,8 @@ Idea: everything that a request needs of the daemon's one state is one short que
 is in it. So the front does not know whether the ledger is in its own process (`LedgerDesk`) or in another one
 (`ajet_proxy.io.remote_desk`).
 
-Invariant: whoever leaves a ``begin`` block leaves no call running, and `end` returns when the calls are on disk.
+Invariant: whoever leaves a ``begin`` block leaves no call running. `end` returns when the calls are on disk; where it
+raises, or whoever waits for it leaves, they are lost, because their client is not sent the end of its answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from ajet_proxy.core.attempt import Missed
 from ajet_proxy.core.borrowed import RUNGS, Names
-from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
+from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, NOT_WRITTEN
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.episode import takes
@@ -91,15 +92,23 @@ class Whole(Struct, frozen=True):
 
 
 class Gone(Struct, frozen=True):
-    """A call that is lost."""
+    """A call that is lost; also if it ended well, where its client was ``unsent`` the end."""
 
     episode: str
     call: str
     reason: str
     marks: tuple[Mark, ...] = ()
+    unsent: bool = False
 
 
 Ending = Whole | Gone
+
+
+def unsent(endings: Sequence[Ending], reason: str) -> list[Ending]:
+    """What becomes of calls that ended in `endings` if their client is not sent the end, for `reason`."""
+    return [Gone(end.episode, end.call.turn.call, reason, unsent=True) for end in endings if isinstance(end, Whole)]
+
+
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -144,7 +153,7 @@ class Desk(Protocol):
         """A request may have come that nobody has read, and that its client sends again."""
 
     async def end(self, endings: Sequence[Ending]) -> None:
-        """Record how calls ended; returns when that is on disk."""
+        """Record how calls ended; returns when that is on disk. `NotReady` if the disk does not take it in time."""
 
     def lose(self, endings: Sequence[Ending]) -> None:
         """Record how calls ended, which nobody waits for."""
@@ -303,7 +312,11 @@ class LedgerDesk:
         *first, last = endings
         self.lose(first)
         if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
-            await self._store.commit(events)
+            try:
+                await self._store.commit(events)
+            except BaseException as error:
+                self.lose(unsent(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
+                raise
 
     def lose(self, endings: Sequence[Ending]) -> None:
         for ending in endings:  # one by one, because each changes what the next one means
@@ -391,7 +404,9 @@ class LedgerDesk:
                 if not any(isinstance(event, CallFinished) for event in events):  # too late, and used all the same
                     self.used(ledger.tenant_of(ending.episode) or "", ending.call.turn.end)
                 return events
-            return ledger.lose_call(ending.episode, ending.call, ending.reason, at=at, marks=ending.marks)
+            return ledger.lose_call(
+                ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, unsent=ending.unsent
+            )
         except AjetError as error:
             name = ending.call.turn.call if isinstance(ending, Whole) else ending.call
             logger.info("call %s ended without effect: %s", name, error.message)

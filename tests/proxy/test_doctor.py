@@ -117,6 +117,16 @@ async def test_pausing_needs_an_engine_that_can(tmp_path: Path) -> None:
     assert "it has no /pause" in faults(findings)[0]
 
 
+async def test_a_journal_that_is_gone_is_a_fault(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        pass
+    config = Config(data_dir=str(tmp_path))
+    assert any((f.check, f.level) == ("journal", "ok") for f in await examine(config))
+    shutil.rmtree(tmp_path / "journal")
+    (found,) = [f for f in await examine(config) if f.level == "fault"]
+    assert found.check == "journal" and "holds no journal" in found.message and "restore it" in found.advice
+
+
 def test_a_data_directory_out_of_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path, *, follow_symlinks: bool = True) -> bool:
         raise PermissionError(13, "Permission denied", str(path))
