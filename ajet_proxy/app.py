@@ -112,6 +112,7 @@ class App:
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         desk = LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
+        self._stack.callback(desk.close)
         make_front = functools.partial(
             HttpFront, desk=desk, engines=engines, keys=keys, clock=clock, metrics=metrics,
             settings=front.settings(config), room=room,

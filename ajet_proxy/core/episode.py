@@ -141,6 +141,7 @@ class CallEntry:
     reason: str | None = None
     turn: Turn | None = None
     text: int | None = None
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,7 +333,9 @@ def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float
     return asked.idle_timeout or idle, asked.wall_timeout or wall
 
 
-def repeats(episode: Episode, body_hash: str, key: str | None, retries: int) -> tuple[str, ...]:
+def repeats(
+    episode: Episode, body_hash: str, key: str | None, retries: int, missed: bool = False
+) -> tuple[str, ...]:
     """The calls of the earlier request that a new one repeats.
 
     With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
@@ -340,7 +343,8 @@ def repeats(episode: Episode, body_hash: str, key: str | None, retries: int) -> 
 
     With nothing but a count of `retries`: the latest request of the same body that was lost. One that is answered, or
     may still be, is repeated only if it can be no other: it is the only one of that body that was asked with fewer
-    retries and whose answer no later call goes on from.
+    retries and whose answer no later call goes on from. Where one of that body may have been `missed`, it has to be
+    doubtful besides.
     """
     if key is None and not retries:
         return ()
@@ -349,7 +353,7 @@ def repeats(episode: Episode, body_hash: str, key: str | None, retries: int) -> 
         earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
     else:
         same = [entry for entry in entries if entry.asked.body_hash == body_hash]
-        before = [entry for entry in same if entry.asked.retries < retries]
+        before = [entry for entry in same if entry.asked.retries < retries and (entry.doubtful or not missed)]
         earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
     order = ("complete", "running", "lost")
     latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)

@@ -65,7 +65,7 @@ class Ledger(State):
         missed: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "",
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
-        `metadata`. `missed` says that what it counts as its first attempt may be one that never got so far."""
+        `metadata`. `missed` says that its first attempt may be one that never got so far."""
         at = self._time(at)
         started = ev.CallStarted(
             at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries
@@ -78,7 +78,7 @@ class Ledger(State):
         if known.tenant != tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)
-        again = repeats(known, body_hash, idempotency_key, 0 if missed else retries)
+        again = repeats(known, body_hash, idempotency_key, retries, missed)
         labels = self.label(episode, task=task, eval=eval, at=at)
         return (*labels, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
@@ -118,6 +118,10 @@ class Ledger(State):
         if not unsettled:
             reason = f"episode_{known.state}"
         return (ev.CallLost(at, episode, call, reason, marks),)
+
+    def answers_sent(self, until: float, *, at: float) -> Events:
+        """The clients of all calls that finished before `until` have been sent their answers."""
+        return (ev.AnswersSent(self._time(at), until),) if any(end <= until for end in self.unsent.values()) else ()
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one where that is None."""

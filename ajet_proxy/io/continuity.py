@@ -49,7 +49,7 @@ from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.joint import begins_with, joined
 from ajet_proxy.core.timeline import Packed
 from ajet_proxy.core.tokens import unpack_tokens
-from ajet_proxy.io.desk import Desk
+from ajet_proxy.io.ledger_port import Desk
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.rendering import CHAT, ROUTES, Engine, Ids, NotRendered, OnChat
 from ajet_proxy.io.upstream import EngineRequest, Upstream

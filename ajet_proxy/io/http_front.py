@@ -48,10 +48,10 @@ from ajet_proxy.io import relay
 from ajet_proxy.io.call_off import CallOff
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
-from ajet_proxy.io.desk import Asking, Begun, Desk
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.foreign import Foreign
 from ajet_proxy.io.inquiry import Inquiry
+from ajet_proxy.io.ledger_port import Asking, Begun, Desk
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.rewards import Rewards

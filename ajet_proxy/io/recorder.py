@@ -25,7 +25,7 @@ from ajet_proxy.core.call import (
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.same_text import Found
-from ajet_proxy.io.desk import Desk, Ending, Gone, Whole, unsent
+from ajet_proxy.io.ledger_port import Desk, Ending, Gone, Whole, unsent
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 

@@ -25,7 +25,7 @@ from ajet_proxy.core.keys import Claims, Ring
 from ajet_proxy.core.timeline import Packed, Policy, Turn
 from ajet_proxy.io.call_off import OverTold, nobody
 from ajet_proxy.io.channel import Channel, Form, Values, fields
-from ajet_proxy.io.desk import Asking, Begun, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port import Asking, Begun, Ending, Gone, Whole
 from ajet_sdk.errors import AjetError
 
 

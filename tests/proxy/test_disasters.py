@@ -181,6 +181,29 @@ async def test_a_torn_journal_is_cut_at_its_last_whole_record(
         assert [call["complete"] for call in record["calls"]] == [True, True]
 
 
+@pytest.mark.parametrize("sent", [False, True])
+async def test_a_retry_after_a_kill_takes_out_only_what_nobody_may_have_heard(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, sent: bool
+) -> None:
+    """Of two equal requests one was answered, and the other one found no daemon; or there was one, and the daemon died
+    before its client had the end."""
+    with ProxyProcess(stub.url, tmp_path / "data") as proxy:
+        url = f"{proxy.url}/e/one/v1/chat/completions"
+        assert (await http.post(url, json=CHAT)).status_code == 200
+        if sent:
+            await asyncio.sleep(1.0)  # it is noted four times a second
+        proxy.kill()
+        with pytest.raises(httpx.TransportError):
+            await http.post(url, json=CHAT)
+        proxy.start()
+        again = await http.post(url, json=CHAT, headers={"x-stainless-retry-count": "1"})
+        record = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()
+        first, second = record["calls"]
+        assert (first["complete"], second["complete"]) == (sent, True)
+        assert second["call"] == again.headers["X-AJet-Call"]
+        assert sent or first["reason"] == "retried"
+
+
 @pytest.mark.slow
 async def test_killed_again_and_again_it_keeps_what_it_answered(
     tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient

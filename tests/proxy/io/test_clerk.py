@@ -13,7 +13,7 @@ from msgspec.structs import asdict
 from ajet_proxy.core.events import CallLost
 from ajet_proxy.io.channel import Channel
 from ajet_proxy.io.clerk import run
-from ajet_proxy.io.desk import Asking, Begun, Whole
+from ajet_proxy.io.ledger_port import Asking, Begun, Whole
 from ajet_proxy.io.remote_desk import VALUES, RemoteDesk
 from tests.kit.strategies import packed_call
 from tests.proxy.io.front import Front, Listening, until
