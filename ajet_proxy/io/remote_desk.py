@@ -30,12 +30,14 @@ from ajet_sdk.errors import AjetError
 
 
 class Facts(Struct, frozen=True):
-    """What every worker knows. ``served`` has the version and the engines of each model that was announced."""
+    """What every worker knows. ``served`` has the version and the engines of each model that was announced; ``daemon``
+    is the daemon's name, which no other one has."""
 
     served: Mapping[str, tuple[int, tuple[str, ...]]]
     default_version: int
     merge_policy: Policy
     ring: Ring
+    daemon: str
 
     def policy_version(self, model: str) -> int:
         """As the ledger has it."""

@@ -168,7 +168,7 @@ class Front:
     def facts(self) -> Facts:
         ledger = self.store.ledger
         served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
-        return Facts(served, ledger.default_version, ledger.merge_policy, self.keys.ring)
+        return Facts(served, ledger.default_version, ledger.merge_policy, self.keys.ring, "ajet_proxy")
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""
