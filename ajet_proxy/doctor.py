@@ -27,6 +27,7 @@ from ajet_proxy.core.continuity import trial
 from ajet_proxy.io import authority, keyring
 from ajet_proxy.io.engines import base_url
 from ajet_proxy.io.relay import REFUSED
+from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 
 LOW_DISK = 1 << 30
 RENEWAL = datetime.timedelta(days=30)
@@ -34,8 +35,6 @@ CLOCK_SKEW_S = 30.0
 TESTED_VLLM = ((0, 31), (0, 33))
 """The vLLM releases, first and last, whose dialect was read or recorded for this proxy."""
 
-GIVES_TOKEN_IDS = "use vLLM ≥ 0.10.2, which knows return_token_ids"
-GIVES_LOGPROBS = "start vLLM without --max-logprobs 0"
 _LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
     ({"return_token_ids": True, "logprobs": False}, "logprobs", GIVES_LOGPROBS),
     ({"return_token_ids": False}, "return_token_ids", GIVES_TOKEN_IDS),

@@ -85,6 +85,7 @@ async def captured(
     asked that has no route for `request`. `heard` gets an answer that is not captured."""
     try:
         answer, asked = await _ask(request, exchange, upstream, own)
+        recorder.engine = str(answer.url).partition("?")[0]
         try:
             exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
             if exchange.settled:

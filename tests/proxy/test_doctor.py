@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from ajet_proxy.config import Config
-from ajet_proxy.doctor import GIVES_LOGPROBS, GIVES_TOKEN_IDS, LOW_DISK, Finding, as_json, as_text, examine, run
+from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
 from ajet_proxy.io import keyring
+from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port

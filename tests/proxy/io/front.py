@@ -48,6 +48,7 @@ class MemoryStore:
         self.slow.set()
         self.full = False
         self.quotas: Any = None
+        self.trouble: dict[str, str] = {}
         self.tell: Callable[[], None] = lambda: None
         self._listeners: list[Callable[[tuple[Event, ...]], None]] = []
 
