@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_proxy.core.quota import Quota
+from ajet_proxy.own_address import leads_here
 from ajet_sdk.address import is_key, server
 
 NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
@@ -162,6 +163,11 @@ class Config:
         return any(mode.address is not None and not is_loopback(mode.address[0]) for mode in self.modes)
 
     @property
+    def listening(self) -> tuple[tuple[str, int], ...]:
+        """Every address at which it is to listen; port 0 stands for a free one."""
+        return (self.address, *(mode.address for mode in self.modes if mode.address is not None))
+
+    @property
     def upstreams(self) -> Mapping[str, tuple[str, ...]]:
         """Model name (``""``: any) to base URLs."""
         found: dict[str, tuple[str, ...]] = {}
@@ -173,13 +179,13 @@ class Config:
 
 def check(config: Config) -> None:
     """Raise `ConfigError` for values that are wrong by themselves or together (contract section 5, last lines)."""
-    host, port = config.address
+    host, _ = config.address
     for item in config.upstream:
-        if _server(split_upstream(item)[1]) == (host.replace("localhost", "127.0.0.1"), port):
+        if leads_here(split_upstream(item)[1], config.listening, config.public_url):
             raise ConfigError(f"upstream {item!r} is the proxy's own address: give that of the engine")
     if config.upstream_key is not None and not is_key(config.upstream_key):
         raise ConfigError(NO_KEY)
-    if config.public_url is not None and _server(config.public_url) is None:
+    if config.public_url is not None and server(config.public_url) is None:
         raise ConfigError(f"public_url must be http://HOST:PORT or https://HOST, not {config.public_url!r}")
     for name, allowed in (
         ("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "repair", "off")),
@@ -272,17 +278,12 @@ def split_upstream(text: str) -> tuple[str, str]:
         name, url = "", text
     if "@" in url:  # addresses are shown to all, and passwords must not be
         raise ConfigError("upstream must be an address without a name and password: set AJET_UPSTREAM_KEY")
-    if _server(url) is None:
+    if server(url) is None:
         raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
     if (route := LLM_ROUTE.search(url)) is not None:
         base = text.removesuffix(route[0])
         raise ConfigError(f"upstream must be a base URL, without a route: {base!r}, not {text!r}")
     return name, url
-
-
-def _server(url: str) -> tuple[str, int] | None:
-    found = server(url)
-    return found and (found[0].replace("localhost", "127.0.0.1"), found[1])
 
 
 def is_loopback(host: str) -> bool:

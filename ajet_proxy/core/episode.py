@@ -14,6 +14,7 @@ Next: ajet_proxy/core/samples.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -289,6 +290,19 @@ class Episode:
         if self.model is not None:
             return [self.model] if self.model in models else []
         return models[:1]
+
+    def wants(self, call: str) -> bool:
+        """Whether `call` would be trained if it were whole: not in an evaluation, nor if it asks another model than the
+        episode's (`trains`), which is its first call's as long as it is not named."""
+        if self.eval or call not in self.calls:
+            return False
+        first = next(iter(self.calls.values())).asked.model
+        return self.calls[call].asked.model in (self.members.values() if self.members else (self.model or first,))
+
+    def losses(self) -> str | None:
+        """Why its calls were lost, what was most often first; None if none was."""
+        reasons = Counter(entry.reason for entry in self.calls.values() if entry.reason not in (None, "retried"))
+        return ", ".join(str(reason) for reason, _ in reasons.most_common()) or None
 
     def oldest(self, model: str) -> int:
         """The lowest version that sampled a token of what `model` learns from it, which is something."""

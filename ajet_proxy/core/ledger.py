@@ -317,6 +317,11 @@ class Ledger(State):
     def episode_of_call(self, call: str) -> str | None:
         return self.episode_by_call.get(call)
 
+    def wanted(self, episode: str, call: str) -> bool:
+        """Whether `call` would be trained if it were whole, as far as is known by now."""
+        known = self.episodes.get(episode)
+        return known is not None and known.wants(call)
+
     def packed(self, episode: str, call: str) -> Packed | None:
         """A complete call with its text, while its episode takes calls."""
         known = self.episodes.get(episode)

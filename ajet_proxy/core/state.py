@@ -247,7 +247,7 @@ class State:
             episode.shares = dict.fromkeys(episode.trains())
             for model in episode.shares:
                 self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
-        self._move(episode, state, at, reason)
+        self._move(episode, state, at, reason, episode.losses() if reason == "incomplete_call" else None)
         if state != "discarded":
             self._count(episode, None, at)
 

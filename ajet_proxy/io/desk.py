@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
+from yarl import URL
 
 from ajet_proxy.core.attempt import Missed
 from ajet_proxy.core.borrowed import RUNGS, Names
@@ -36,6 +37,7 @@ from ajet_proxy.core.events import (
 from ajet_proxy.core.history import Beginnings
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
+from ajet_proxy.core.telling import Telling
 from ajet_proxy.core.timeline import Packed, Policy
 from ajet_proxy.io.call_off import OverTold, UnderWay, nobody
 from ajet_proxy.io.clock import Clock
@@ -76,6 +78,7 @@ class LedgerDesk:
         self._under_way = UnderWay()
         store.listen(self._heard)
         self._retold = Retold()
+        self._telling = Telling(store.trouble)
 
     @property
     def merge_policy(self) -> Policy:
@@ -271,6 +274,7 @@ class LedgerDesk:
                 self._memory.forget(self._store.ledger.episodes[event.episode].calls)
             elif isinstance(event, GateOpened | PolicyAnnounced):
                 self._gate.changed()
+                self._telling.keep(str(URL(url, encoded=True)).rstrip("/") for url in self._engines.all())
             if isinstance(event, EpisodeDiscarded) and not event.models:
                 self._under_way.end(event.episode)
 
@@ -310,8 +314,12 @@ class LedgerDesk:
         return identity.claims.tenant
 
     def _decide(self, ending: Ending) -> tuple[Event, ...]:
-        """The events of one call's end."""
+        """The events of one call's end, from which it is seen whether its engine tells what it sampled."""
         ledger, at = self._store.ledger, self._clock.now()
+        if isinstance(ending, Whole):
+            self._telling.whole(ending.engine)
+        elif ledger.wanted(ending.episode, ending.call):
+            self._telling.lost(ending.engine, ending.reason)
         try:
             if isinstance(ending, Whole):
                 events = ledger.finish_call(ending.episode, ending.call, at=at, marks=ending.marks)

@@ -59,10 +59,11 @@ from ajet_proxy.io.room import Room
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
-from ajet_sdk.errors import AjetError, BadRequest, NotFound, NotReady
+from ajet_sdk.errors import AjetError, BadRequest, LoopDetected, NotFound, NotReady
 from ajet_sdk.routes import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
+LOOP = "an engine of this proxy leads back to it: give --upstream, and POST policy, the engines' own addresses"
 MOST_MISSPELT = 100
 """So many header names that mean nothing are written to the log, each once."""
 
@@ -70,8 +71,10 @@ MOST_MISSPELT = 100
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
     """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the
-    engines' own API key; ``pauses`` says that weights change while calls are in flight."""
+    engines' own API key; ``pauses`` says that weights change while calls are in flight. ``daemon`` is its name, which
+    no other one has."""
 
+    daemon: str = "ajet_proxy"
     allow_routes: tuple[str, ...] = ()
     upstream_key: str | None = None
     pauses: bool = False
@@ -329,6 +332,8 @@ class HttpFront:
         if holds_key(http.rel_url.raw_query_string):  # which servers on the way write down
             raise BadRequest("a key has no place in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
         http[_HEADERS] = headers = self._headers(http)
+        if headers.came_through(self._settings.daemon):
+            raise LoopDetected(LOOP, code="loop_detected")
         for name, meant in headers.misspelt.items():
             if name not in self._misspelt and len(self._misspelt) < MOST_MISSPELT:
                 self._misspelt.add(name)
@@ -354,7 +359,7 @@ class HttpFront:
         query = http.rel_url.raw_query_string
         headers = request_headers(
             http[_HEADERS].sent.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
-            identity=identity,
+            identity=identity, daemon=self._settings.daemon,
         )
         return EngineRequest(
             method=http.method, target=f"{path}?{query}" if query else path, headers=headers, body=body, model=model,

@@ -51,20 +51,23 @@ class Begun(Struct, frozen=True):
 
 
 class Whole(Struct, frozen=True):
-    """A call that ended well."""
+    """A call that ended well. ``engine`` is the address of the route that answered."""
 
     episode: str
     call: Packed
     marks: tuple[Mark, ...] = ()
+    engine: str = ""
 
 
 class Gone(Struct, frozen=True):
-    """A call that is lost; also if it ended well, where its client was ``unsent`` the end."""
+    """A call that is lost; also if it ended well, where its client was ``unsent`` the end. ``engine`` is the address of
+    the route that answered, if one did."""
 
     episode: str
     call: str
     reason: str
     marks: tuple[Mark, ...] = ()
+    engine: str = ""
     unsent: bool = False
 
 

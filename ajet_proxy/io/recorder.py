@@ -42,6 +42,8 @@ class Recorder:
         """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
         """
         self.origin = origin
+        self.engine = ""
+        """Who answered: the address of the engine's route."""
         self.ended = False
         self.sent = False
         """Whether the client's connection has taken the bytes that complete the answer."""
@@ -114,8 +116,8 @@ class Recorder:
         origin, marks = self.origin, self._marks(outcome)
         if isinstance(outcome, Lost):
             self.lost.add(outcome.index)
-            return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks)
+            return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine)
         if self._finished is not None:
             origin = self._finished(origin, outcome)
         call = to_packed(outcome, origin, self._changes, self._same_text.get(outcome.index))
-        return Whole(origin.episode, call, marks)
+        return Whole(origin.episode, call, marks, self.engine)

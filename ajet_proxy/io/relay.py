@@ -31,7 +31,7 @@ from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 
 _NO_ROUTE: Final = (404, 405, 501)
 """How an engine says that it does not have a route."""
-_REFUSED: Final = (400, 403, 422)
+REFUSED: Final = (400, 403, 422)
 """How an engine says that it does not take a field, or not from everybody."""
 MAX_NAMED: Final = 100
 """An answer names so many of its calls at most: clients refuse headers of more than about 8 kB."""
@@ -95,6 +95,7 @@ async def captured(
     asked that has no route for `request`. `heard` gets an answer that is not captured."""
     try:
         answer, asked = await _ask(request, exchange, upstream, own)
+        recorder.engine = str(answer.url).partition("?")[0]
         try:
             exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
             if exchange.settled:
@@ -128,7 +129,7 @@ async def _ask(
 ) -> tuple[aiohttp.ClientResponse, EngineRequest]:
     """The engine's answer to `request`, or to what it is asked if it does not take that; and what it was asked."""
     answer = await upstream.send(request)
-    if answer.status in _REFUSED and exchange.retreat():
+    if answer.status in REFUSED and exchange.retreat():
         answer.close()
         return await upstream.send(replace(request, body=exchange.upstream_body)), request
     if answer.status in _NO_ROUTE and instead is not None:

@@ -288,11 +288,13 @@ class Upstream:
 
 
 def request_headers(
-    headers: Iterable[tuple[str, str]], *, is_ours: Callable[[str], bool], upstream_key: str | None, identity: bool
+    headers: Iterable[tuple[str, str]], *, is_ours: Callable[[str], bool], upstream_key: str | None, identity: bool,
+    daemon: str,
 ) -> CIMultiDict[str]:
     """The client's headers as the engine gets them: what is for us, for one hop or about the body's framing is left
     out, keys of ours (`is_ours`) too; `upstream_key` stands in for any key; with `identity` the answer must not be
-    compressed. A name that comes again is spelled as it was first, since aiohttp keeps all values of one spelling."""
+    compressed. ``Via`` names this `daemon`, which so knows a request of its own again. A name that comes again is
+    spelled as it was first, since aiohttp keeps all values of one spelling."""
     pairs = list(headers)
     dropped = _NOT_FORWARDED | _named_in_connection(pairs)
     spelled: dict[str, str] = {}
@@ -309,6 +311,7 @@ def request_headers(
         if holds_key(value):  # as a cookie or in a header of the caller's own
             continue
         out.add(spelled.setdefault(lower, name), sendable(value))
+    out.add(spelled.get("via", "Via"), f"1.1 {daemon}")
     if identity:
         out["Accept-Encoding"] = "identity"
     if upstream_key is not None:
