@@ -290,7 +290,7 @@ def _remember(path: str, request: Request, exchange: Exchange) -> None:
     memory = Memory()
     for index, outcome in captured.items():
         if (said := given[index]) is not None:
-            memory.remember(asked.ends(said), asked.sought.shape, "call", ended(outcome))
+            memory.remember(asked.ends(said), asked.sought.shape, "call", ended(outcome, asked.called(said)))
             for more in _continued(exchange.target, fields, said):
                 following = outlined(fields | more, episode="e", model="m", agent="")
                 known = memory.recall(following.sought) if following is not None else None
