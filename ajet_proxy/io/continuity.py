@@ -119,7 +119,8 @@ class Turn:
         if self._asked is not None and (answer := self._exchange.given[captured.index]) is not None:
             with suppress(RecursionError):  # nested too deeply to be known again, as tool calls may be
                 ends, call = tuple(self._asked.ends(answer)), origin.calls[captured.index]
-                self._shared.desk.remember(ends, self._asked.sought.shape, call, ended(captured))
+                how = ended(captured, self._asked.called(answer))
+                self._shared.desk.remember(ends, self._asked.sought.shape, call, how)
         altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
         return replace(origin, altered=altered, continuity=self._word)
 

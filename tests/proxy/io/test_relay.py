@@ -226,7 +226,7 @@ async def test_a_stream_cut_in_the_middle_is_cut_for_the_agent_too(after: int) -
 
 
 async def test_what_came_before_the_cut_is_not_lost_while_the_proxy_was_busy() -> None:
-    end = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\n'
+    end = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
     cut = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
