@@ -1,6 +1,10 @@
 """A request's body, read with the limits that hold for everybody: its size after decompression, its time, and what all
 of them together may take (`room`).
 
+A client that waits to be asked for its body is asked here, when the body is about to be read. Who is refused before
+that (no good key, no such route, too long, no room) gets its answer alone, on a connection that closes: what comes next
+on it might be the body or another request.
+
 A body that is compressed is counted as it comes out, piece by piece, and reading ends at the limit: a few kilobytes
 that stand for gigabytes never become more than `max_body`.
 """
@@ -14,13 +18,20 @@ from aiohttp import HttpVersion11, web
 from ajet_proxy.io.room import Room
 from ajet_sdk.errors import BadRequest, TooLarge
 
+MAX_CONTROL = 1 << 20
+"""No control request needs more."""
 
-async def ask(http: web.Request) -> None:
-    """Ask for a body that the client holds back until it is asked for. Anything else that it expects is passed over, as
-    vLLM's server does: aiohttp would answer 417 and repeat what was sent."""
-    wanted = http.version >= HttpVersion11 and http.headers["Expect"].lower() == "100-continue"
-    if wanted and http.transport is not None:
-        http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+async def unasked(_http: web.Request) -> None:
+    """What a route does about ``Expect``: nothing yet. Anything else that a client expects is passed over, as vLLM's
+    server does: aiohttp would answer 417 and repeat what was sent."""
+
+
+async def close_unread(http: web.Request, response: web.StreamResponse) -> None:
+    """A signal of the application: no request follows an answer that came before the body it waited for."""
+    if _waits(http):
+        response.headers["Connection"] = "close"
+        response.force_close()
 
 
 async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) -> bytes:
@@ -35,6 +46,8 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) 
             raise _too_large(max_body)
         return whole
     room.check(length, length)
+    if _waits(http) and http.transport is not None:
+        http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size, done = [], 0, False
     try:
         async with asyncio.timeout(limit_s):
@@ -51,6 +64,12 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) 
     finally:
         room.leave(size, whole=done)
     return b"".join(parts)
+
+
+def _waits(http: web.Request) -> bool:
+    """Whether the client holds its body back until it is asked for, or has not sent all of it since."""
+    expected = http.version >= HttpVersion11 and http.headers.get("Expect", "").lower() == "100-continue"
+    return expected and not http.content.is_eof()
 
 
 def _too_large(limit: int) -> TooLarge:

@@ -125,8 +125,9 @@ class HttpFront:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
         app.cleanup_ctx.append(self._connections)
         app.on_response_prepare.append(relay.leave_out)
+        app.on_response_prepare.append(body_of.close_unread)
         app.on_response_prepare.append(self._began)
-        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=body_of.ask)
+        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=body_of.unasked)
 
     async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
         await self._upstream.start()
