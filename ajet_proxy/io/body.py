@@ -5,17 +5,20 @@ A client that waits to be asked for its body is asked here, when the body is abo
 that (no good key, no such route, too long, no room) gets its answer alone, on a connection that closes: what comes next
 on it might be the body or another request.
 
-A body that is compressed is counted as it comes out, piece by piece, and reading ends at the limit: a few kilobytes
-that stand for gigabytes never become more than `max_body`.
+A body that is compressed is unpacked here (`unpacking`). It is counted as it comes out, piece by piece, and reading
+ends at the limit: a few kilobytes that stand for gigabytes never become more than `max_body`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 
 from aiohttp import HttpVersion11, web
 
 from ajet_proxy.io.room import Room
+from ajet_proxy.io.unpacking import PIECE, Unpacking, coding_of
 from ajet_sdk.errors import BadRequest, TooLarge
 
 MAX_CONTROL = 1 << 20
@@ -40,7 +43,8 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) 
     length = http.content_length or 0
     if length > max_body:
         raise _too_large(max_body)
-    if http.content.is_eof():  # it came along with the head, as most do
+    coding = coding_of(http.headers.getall("Content-Encoding", []))
+    if coding is None and http.content.is_eof():  # it came along with the head, as most do
         whole = http.content.read_nowait()
         if len(whole) > max_body:
             raise _too_large(max_body)
@@ -50,11 +54,11 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) 
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size, done = [], 0, False
     try:
-        async with asyncio.timeout(limit_s):
-            async for part in http.content.iter_any():
-                parts.append(part)
-                size += len(part)
-                room.take(len(part))
+        async with asyncio.timeout(limit_s), contextlib.aclosing(_pieces(http, coding, max_body)) as pieces:
+            async for piece in pieces:
+                parts.append(piece)
+                size += len(piece)
+                room.take(len(piece))
                 room.check(size)
                 if size > max_body:
                     raise _too_large(max_body)
@@ -64,6 +68,24 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) 
     finally:
         room.leave(size, whole=done)
     return b"".join(parts)
+
+
+async def _pieces(http: web.Request, coding: str | None, max_body: int) -> AsyncGenerator[bytes]:
+    """The body as it comes, without its `coding`. What is packed is not longer than a body may be, either."""
+    if coding is None:
+        async for piece in http.content.iter_any():
+            yield piece
+        return
+    unpacking, came = Unpacking(coding), 0
+    async for part in http.content.iter_any():
+        came += len(part)
+        if came > max_body:
+            raise _too_large(max_body)
+        for piece in unpacking.feed(part):
+            yield piece
+            if len(piece) >= PIECE:  # more than the part's own length is done: others have their turn
+                await asyncio.sleep(0)
+    unpacking.finish()
 
 
 def _waits(http: web.Request) -> bool:

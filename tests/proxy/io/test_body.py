@@ -7,14 +7,16 @@ import asyncio
 import gzip
 import json
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import brotli
 import pytest
 
 from ajet_proxy.io.limits import resident_bytes
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import serving
+from tests.proxy.serving import CHAT, serving
 
 ROUTES = ("/v1/chat/completions", "/v1/embeddings", "/ajet/v1/episodes")
 
@@ -34,6 +36,43 @@ async def test_a_bomb_goes_off_at_the_limit_and_not_behind_it(path: str, encodin
         packed = gzip.compress(json.dumps({"task": "t"}).encode())
         opened = await client.ask("POST", "/ajet/v1/episodes", packed, Content_Encoding="gzip")
         assert opened.status == 200
+
+
+PACKERS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT, "/v1/embeddings": {"model": "stub", "input": "x"}, "/ajet/v1/episodes": {"task": "t"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("encoding", PACKERS)
+async def test_a_packed_body_that_ends_in_the_middle_is_refused(encoding: str, workers: int, tmp_path: Path) -> None:
+    """Although what came of it is a whole request: the space behind it is cut off."""
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), workers=workers) as client:
+        for path, asked in GOOD.items():
+            packed = PACKERS[encoding](json.dumps(asked).encode() + b" " * 10)
+            told = {"Content_Encoding": encoding, "Content_Type": "application/json"}
+            for cut in (packed[:-1], packed + b"x"):
+                answer = await client.ask("POST", path, cut, **told)
+                assert (answer.status, answer.json["error"]["code"]) == (400, "bad_body")
+                assert f"its {encoding} " in answer.json["error"]["message"]
+            assert not stub.requests and not (await client.status())["episodes"]["opened"]
+        for path, asked in GOOD.items():
+            packed = PACKERS[encoding](json.dumps(asked).encode())
+            assert (await client.ask("POST", path, packed, **told)).status == 200
+
+
+async def test_what_is_packed_is_not_longer_than_a_body_may_be(tmp_path: Path) -> None:
+    """It may stand for nothing, and come in chunks that tell no length."""
+    async def members() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield gzip.compress(b"") * 10
+
+    async with serving(tmp_path, max_body=1000) as client:
+        headers = {"Content-Encoding": "gzip"}
+        url = f"{client.app.url}/v1/embeddings"
+        async with client.session.post(url, data=members(), headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize("path", ROUTES)
