@@ -14,6 +14,7 @@ from typing import Any
 import brotli
 import pytest
 
+from ajet_proxy.core.dialects import CAPTURED, request
 from ajet_proxy.io.limits import resident_bytes
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, serving
@@ -113,6 +114,33 @@ async def test_a_request_of_too_many_messages_is_refused(path: str, asked: dict[
         fewer = {name: value[:10] if isinstance(value, list) else value for name, value in asked.items()}
         if path != "/v1/completions" and "tool_calls" not in str(asked):
             assert (await client.ask("POST", path, {"model": "stub", **fewer})).status == 200
+
+
+MANY = {"messages": [USER], "metadata": {str(name): 0 for name in range(300)}}
+
+
+@pytest.mark.parametrize("path", [*CAPTURED, "/v1/embeddings"])
+async def test_a_body_of_too_many_names_is_refused_before_any_of_it_is_made(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions of them would hold up everybody for seconds."""
+    def unread(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was read")
+
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_messages=10) as client:
+        monkeypatch.setattr(request, "scan", unread)
+        answer = await client.ask("POST", path, {"model": "stub", **MANY})
+        assert answer.status == 413 and "more than 300 names" in answer.json["error"]["message"]
+        assert not stub.requests
+
+
+async def test_arguments_of_too_many_names_are_not_read(tmp_path: Path) -> None:
+    arguments = json.dumps({str(name): 0 for name in range(300)})
+    calls = [CALL | {"function": {"name": "f", "arguments": arguments}}]
+    said = {"messages": [{"role": "assistant", "tool_calls": calls}, USER]}
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_messages=10) as client:
+        answer = await client.ask("POST", "/v1/chat/completions", {"model": "stub", **said})
+        assert (answer.status, answer.json["error"]["code"]) == (413, "too_many_messages")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
