@@ -43,8 +43,8 @@ from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
 MAX_WAIT_S = 3600.0
-MAX_BODY, MAX_OPENING = 1 << 20, 64 << 10
-"""No control request needs more; and what an episode was opened with is kept as long as it is."""
+MAX_OPENING = 64 << 10
+"""What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
 
 
@@ -92,10 +92,11 @@ class Control:
     def add_routes(self, app: web.Application) -> None:
         """Register every control route, and refuse what else lies under ``/ajet``."""
         for route in ROUTES:
-            app.router.add_route(route.method, PREFIX + route.path, self._handler(route))
-        app.router.add_get("/metrics", self._metrics_page)
+            path = PREFIX + route.path
+            app.router.add_route(route.method, path, self._handler(route), expect_handler=body_of.unasked)
+        app.router.add_get("/metrics", self._metrics_page, expect_handler=body_of.unasked)
         add_page(app, self._claims)
-        app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown)
+        app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown, expect_handler=body_of.unasked)
 
     def _handler(self, route: Route) -> Any:
         async def handle(http: web.Request) -> web.StreamResponse:
@@ -103,7 +104,7 @@ class Control:
             check_scope(claims, route.scope)
             if self._settings.client_certificates and route.scope == "trainer":
                 client_certificates.demand(http)
-            most = MAX_OPENING if route.name == "open_episode" else MAX_BODY
+            most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
             path = route.path.replace("{id}", http.match_info.get("id", ""))
             request = api.Request(route.method, path, dict(http.query), body, claims)
