@@ -39,6 +39,8 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
         ("critic.checkpoint.async_save", True, "whole"),
         ("trainer.v1.trainer_mode", "sync", "placement"),
         ("transfer_queue.enable", False, "TransferQueue"),
+        ("algorithm.filter_groups.enable", True, "no_signal = 'drop'"),
+        ("algorithm.use_pf_ppo", True, "advantages of others"),
     ],
 )
 def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object, words: str, verl_here: None) -> None:
@@ -132,4 +134,4 @@ def test_a_critic_on_a_cpu_is_refused(key: str, verl_here: None) -> None:
     """verl's loader of value models asks for flash attention and takes no other word."""
     with pytest.raises(ConfigError, match="needs a GPU"):
         composed({key: "gae" if key.startswith("algorithm") else True}, device="cpu")
-    composed({"algorithm.adv_estimator": "gae", "critic.enable": False}, device="cpu")
+    composed({"algorithm.adv_estimator": "rloo", "critic.enable": False}, device="cpu")
