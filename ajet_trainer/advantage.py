@@ -12,7 +12,7 @@ Rows with which verl fills up a batch are no session, and are shown to none of t
 
 *The denominator.* A loss that is a mean over tokens does not see how tokens are arranged in rows. A loss that is a mean
 over sequences does: `row_weights` scales the advantages so that it becomes a mean over sessions. (The policy losses are
-linear in the size of the advantage. A KL or entropy term of such a loss stays a mean over rows.)
+linear in the size of the advantage. A KL or entropy term of such a loss stays a mean over rows, padding included.)
 
 Next: ajet_trainer/batch.py
 """

@@ -173,7 +173,9 @@ def check(tree: DictConfig) -> None:
     name, groups = "actor_rollout_ref.actor.ppo_mini_batch_size", tree.data.train_batch_size
     size = OmegaConf.select(tree, name)
     if type(size) is not int or not 0 < size <= groups:
-        raise ConfigError(f"{name} is how many groups an update has: from 1 to {groups}, not {size!r}", param=name)
+        raise ConfigError(
+            f"{name} makes groups / ppo_mini_batch_size updates of a step: from 1 to {groups}, not {size!r}", param=name
+        )
     if tree.critic.ppo_mini_batch_size != size:
         same = "critic.ppo_mini_batch_size"
         raise ConfigError(f"{same} follows the actor's: set {name}", param=same)

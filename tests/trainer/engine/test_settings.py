@@ -56,9 +56,10 @@ def test_neither_a_plus_nor_a_table_is_a_way_around_it(verl_here: None) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])
-def test_an_update_has_one_group_at_least_and_the_batch_at_most(size: object, verl_here: None) -> None:
+def test_a_step_has_one_update_at_least_and_as_many_as_groups_at_most(size: object, verl_here: None) -> None:
     said = refused({f"{ACTOR}.ppo_mini_batch_size": size}, groups=4)
-    assert said == f"{ACTOR}.ppo_mini_batch_size is how many groups an update has: from 1 to 4, not {size!r}"
+    name = f"{ACTOR}.ppo_mini_batch_size"
+    assert said == f"{name} makes groups / ppo_mini_batch_size updates of a step: from 1 to 4, not {size!r}"
     for fine in (1, 4):
         assert composed({f"{ACTOR}.ppo_mini_batch_size": fine}, groups=4).critic.ppo_mini_batch_size == fine
 
