@@ -1,4 +1,4 @@
-"""The house's sizes (of files, `.ci/lint` names the longest), and that nothing in the repository knows the machine it was written on."""
+"""The house's sizes (`.ci/lint` names the longest files), and that nothing here knows the machine it was written on."""
 
 from __future__ import annotations
 
