@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+import secrets
 import socket
 import ssl
 from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ from ajet_proxy.io.store import Store
 from ajet_proxy.io.traces import Traces, exporting
 from ajet_proxy.io.tunnels import Interception, Tunnels
 from ajet_proxy.io.workers import Workers
+from ajet_proxy.own_address import Address
 from ajet_sdk.errors import NotReady
 
 TICK_S = 1.0
@@ -70,8 +72,12 @@ class App:
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.name = f"ajet_proxy-{secrets.token_hex(8)}"
+        """What no other daemon is called; its workers are."""
         self.url = ""
         self.interception: Interception | None = None
+        self.listening: list[Address] = [address for address in config.listening if address[1]]
+        """Where it listens, a port that was free included once it does."""
         self.ticker: asyncio.Task[None] | None = None
         self._runners: list[Runner] = []
         self.workers: Workers | None = None
@@ -101,7 +107,7 @@ class App:
         traces = Traces(exporting()) if config.traces else None
         if traces is not None:
             self._stack.push_async_callback(traces.close)
-        store = Store.open(data_dir, _ledger_settings(config), metrics=metrics)
+        store = Store.open(data_dir, _ledger_settings(config), metrics=metrics, patience_s=config.drain_s)
         self._stack.push_async_callback(store.close)
         if traces is not None:
             traces.follow(store)
@@ -112,9 +118,10 @@ class App:
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         desk = LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
+        self._stack.callback(desk.close)
         make_front = functools.partial(
             HttpFront, desk=desk, engines=engines, keys=keys, clock=clock, metrics=metrics,
-            settings=front.settings(config), room=room,
+            settings=front.settings(config, self.name), room=room,
         )
         log = AuditLog(data_dir, max_bytes=config.max_audit)
         workers = self._crew(store, desk, keys, log, metrics, data_dir) if config.workers > 1 else None
@@ -133,7 +140,7 @@ class App:
         control = Control(
             store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
-            workers=workers, settings=_control_settings(config), room=room,
+            workers=workers, settings=_control_settings(config), room=room, listening=self.listening,
         )
         secured, around = front.tls(config), audit(headers=headers_as_sent)
         if workers is None:
@@ -170,7 +177,9 @@ class App:
         self._stack.push_async_callback(workers.stop)
         runner = await self._runner(application)
         await web.SockSite(runner, workers.control_socket(), backlog=front.BACKLOG).start()
-        return await workers.start(self.config.address)
+        host, port = await workers.start(self.config.address)
+        self.listening.append((self.config.address[0], port))
+        return host, port
 
     async def _listen(
         self, application: web.Application, address: tuple[str, int], tls: ssl.SSLContext | None = None
@@ -185,6 +194,7 @@ class App:
             except OSError as error:
                 raise cannot_listen(*address, error) from error
         host, port, *_ = runner.addresses[0]
+        self.listening.append((address[0], port))
         return host, port
 
     async def _runner(self, application: web.Application) -> Runner:
@@ -202,7 +212,7 @@ class App:
 
         def facts() -> Facts:
             served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
-            return Facts(served, ledger.default_version, ledger.merge_policy, keys.ring)
+            return Facts(served, ledger.default_version, ledger.merge_policy, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:
             if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
@@ -278,6 +288,7 @@ class App:
             await interceptor.start(relayed)
         except AuthorityError as error:
             raise ConfigError(str(error)) from error
+        self.listening += [on.address for on in interceptor.listening if on.address is not None]
         self.interception = Interception(
             hosts=tuple(sorted(tunnels.hosts)), listening=interceptor.listening,
             certificate=authority.certificate(interceptor.directory),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_proxy.core.quota import Quota
+from ajet_proxy.own_address import leads_here
 from ajet_sdk.address import is_key, server
 
 NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
@@ -118,7 +119,10 @@ class Config:
         "A stream whose engine is silent for this long (to a quarter more) gets a keep-alive in its client's protocol; "
         "0 is none.",
     )
-    drain_s: float = _opt(60.0, "After SIGTERM, requests in flight have this long to finish.")
+    drain_s: float = _opt(
+        60.0, "Requests in flight have this long to finish after SIGTERM; and answers that are whole, to be written to "
+        "a disk that is full or fails, before they get a 503."
+    )
     key_ttl_s: float = _opt(
         7 * 86400.0, "Lifetime of an episode's key; below wall_timeout, its late calls are refused."
     )
@@ -140,7 +144,9 @@ class Config:
         120.0, "A client has this long to send a request's head, then its body, and to go on reading an answer."
     )
     max_body: int = _opt(64 << 20, "Largest request body.")
-    max_messages: int = _opt(10_000, "Most messages or items of a call; of JSON objects and lists, five times that.")
+    max_messages: int = _opt(
+        10_000, "Most messages or items of a call; JSON objects and lists: 5 times that, names: 30, values: 200."
+    )
     max_header: int = _opt(64 << 10, "Largest header of a request or an answer, and longest request line.")
     max_choices: int = _opt(1024, "Most choices of one request, n times its prompts: each is a call of its own.")
 
@@ -159,6 +165,11 @@ class Config:
         return any(mode.address is not None and not is_loopback(mode.address[0]) for mode in self.modes)
 
     @property
+    def listening(self) -> tuple[tuple[str, int], ...]:
+        """Every address at which it is to listen; port 0 stands for a free one."""
+        return (self.address, *(mode.address for mode in self.modes if mode.address is not None))
+
+    @property
     def upstreams(self) -> Mapping[str, tuple[str, ...]]:
         """Model name (``""``: any) to base URLs."""
         found: dict[str, tuple[str, ...]] = {}
@@ -170,13 +181,13 @@ class Config:
 
 def check(config: Config) -> None:
     """Raise `ConfigError` for values that are wrong by themselves or together (contract §5.7)."""
-    host, port = config.address
+    host, _ = config.address
     for item in config.upstream:
-        if _server(split_upstream(item)[1]) == (host.replace("localhost", "127.0.0.1"), port):
+        if leads_here(split_upstream(item)[1], config.listening, config.public_url):
             raise ConfigError(f"upstream {item!r} is the proxy's own address: give that of the engine")
     if config.upstream_key is not None and not is_key(config.upstream_key):
         raise ConfigError(NO_KEY)
-    if config.public_url is not None and _server(config.public_url) is None:
+    if config.public_url is not None and server(config.public_url) is None:
         raise ConfigError(f"public_url must be http://HOST:PORT or https://HOST, not {config.public_url!r}")
     for name, allowed in (
         ("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "repair", "off")),
@@ -269,17 +280,12 @@ def split_upstream(text: str) -> tuple[str, str]:
         name, url = "", text
     if "@" in url:  # addresses are shown to all, and passwords must not be
         raise ConfigError("upstream must be an address without a name and password: set AJET_UPSTREAM_KEY")
-    if _server(url) is None:
+    if server(url) is None:
         raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
     if (route := LLM_ROUTE.search(url)) is not None:
         base = text.removesuffix(route[0])
         raise ConfigError(f"upstream must be a base URL, without a route: {base!r}, not {text!r}")
     return name, url
-
-
-def _server(url: str) -> tuple[str, int] | None:
-    found = server(url)
-    return found and (found[0].replace("localhost", "127.0.0.1"), found[1])
 
 
 def is_loopback(host: str) -> bool:

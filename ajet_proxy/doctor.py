@@ -25,13 +25,24 @@ from ajet_proxy.config import Config, ConfigError
 from ajet_proxy.core import responding
 from ajet_proxy.core.continuity import trial
 from ajet_proxy.io import authority, keyring
+from ajet_proxy.io.data_dir import has_journal, refuse_lost
 from ajet_proxy.io.engines import base_url
+from ajet_proxy.io.journal import JournalDamaged, folder_of
+from ajet_proxy.io.relay import REFUSED
+from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 
 LOW_DISK = 1 << 30
 RENEWAL = datetime.timedelta(days=30)
 CLOCK_SKEW_S = 30.0
 TESTED_VLLM = ((0, 31), (0, 33))
 """The vLLM releases, first and last, whose dialect was read or recorded for this proxy."""
+
+_LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
+    ({"return_token_ids": True, "logprobs": False}, "logprobs", GIVES_LOGPROBS),
+    ({"return_token_ids": False}, "return_token_ids", GIVES_TOKEN_IDS),
+    ({"logprobs": False}, "return_token_ids and logprobs", GIVES_TOKEN_IDS),
+)
+"""What a call asks the engine for besides, less what it may refuse; that, and what to do then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,8 @@ def _data_dir(config: Config) -> list[Finding]:
     secret = path / "secret"
     if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077:
         found.append(Finding("permissions", "fault", f"{secret} is readable by others", f"chmod 600 {secret}"))
-    return [*found, *_strangers(path), *_keys(path), *_authority(path / "ca"), _disk(path), _lock(path)]
+    found += [*_strangers(path), *_journal(path), *_keys(path), *_authority(path / "ca")]
+    return [*found, _disk(path), _lock(path)]
 
 
 def _strangers(path: Path) -> list[Finding]:
@@ -101,6 +113,20 @@ def _strangers(path: Path) -> list[Finding]:
         return []
     return [Finding("permissions", "fault", f"{len(others)} files under {path} are another user's, such as {others[0]}",
                     f"chown -R --reference={path} {path}")]
+
+
+def _journal(path: Path) -> list[Finding]:
+    """Whether a start would find all segments of the journal, if a proxy has begun one."""
+    folder = folder_of(path)
+    if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
+        return [Finding("journal", "fault", f"this user may not look into {folder}",
+                        "run doctor as the user that runs the proxy (or as root)")]
+    try:
+        refuse_lost(path)
+    except JournalDamaged as error:
+        fault, _, advice = error.message.partition(": ")
+        return [Finding("journal", "fault", fault, advice)]
+    return [Finding("journal", "ok", "nothing of it is missing")] if has_journal(path) else []
 
 
 def _keys(path: Path) -> list[Finding]:
@@ -251,15 +277,14 @@ async def _generation(session: aiohttp.ClientSession, url: str, check: str, mode
     status, reply = await _chat(session, url, model, max_tokens=2, return_token_ids=True)
     choice = next(iter(_list(reply, "choices")), {})
     if status != 200:
-        return [Finding(check, "fault", f"a chat completion answered {status}: {json.dumps(reply)[:200]}",
-                        "look into the engine's log")]
+        return [await _refusal(session, url, check, model, status, reply)]
     if not choice.get("token_ids") or not reply.get("prompt_token_ids"):
         return [Finding(check, "fault", "gives no token ids: every episode would be discarded as incomplete_call",
-                        "use vLLM ≥ 0.10.2, which knows return_token_ids")]
+                        GIVES_TOKEN_IDS)]
     logprobs = _list(choice.get("logprobs") or {}, "content")
     if len(logprobs) != len(choice["token_ids"]):
         return [Finding(check, "fault", f"gives {len(logprobs)} logprobs for {len(choice['token_ids'])} tokens",
-                        "start vLLM without --max-logprobs 0")]
+                        GIVES_LOGPROBS)]
     scaled = await _sees_temperature(session, url, model)
     found = [Finding(check, "ok", "gives exact token ids and a logprob for each")]
     if scaled is False:
@@ -269,6 +294,19 @@ async def _generation(session: aiohttp.ClientSession, url: str, check: str, mode
             "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
         ))
     return found
+
+
+async def _refusal(
+    session: aiohttp.ClientSession, url: str, check: str, model: str, status: int, reply: dict[str, Any]
+) -> Finding:
+    """Why a chat completion that asks for ids and logprobs was answered with an error: if one that asks for less is
+    answered well, the engine refuses what that leaves out."""
+    answered = f"a chat completion answered {status}: {json.dumps(reply)[:200]}"
+    for asked, what, advice in _LESS if status in REFUSED else ():
+        if (await _chat(session, url, model, max_tokens=2, **asked))[0] == 200:
+            return Finding(check, "fault", f"refuses {what}, so every episode would be discarded as incomplete_call: "
+                           f"{answered}", advice)
+    return Finding(check, "fault", answered, "look into the engine's log")
 
 
 async def _continuity(session: aiohttp.ClientSession, url: str, check: str, model: str) -> Finding:

@@ -36,9 +36,10 @@ def runner(config: Config, served: web.Application) -> Runner:
     )
 
 
-def settings(config: Config) -> FrontSettings:
-    """Those of the front."""
+def settings(config: Config, daemon: str) -> FrontSettings:
+    """Those of the front of the `daemon` of this name."""
     return FrontSettings(
+        daemon=daemon,
         allow_routes=config.allow_route, upstream_key=config.upstream_key, connect_timeout=config.connect_timeout,
         read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
         max_header=config.max_header, max_choices=config.max_choices, max_messages=config.max_messages,

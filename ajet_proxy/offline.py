@@ -22,6 +22,7 @@ from ajet_proxy.core.timeline import Policy
 from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode
+from ajet_proxy.io.data_dir import refuse_lost
 from ajet_proxy.io.engines import base_url
 from ajet_proxy.io.journal import JournalDamaged, folder_of, of_several, records, snapshots
 from ajet_sdk.errors import AjetError, BadRequest
@@ -97,10 +98,12 @@ def replay_lines(data_dir: str | Path, removed: Callable[[int], None] = lambda b
 def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
     """The state at the end of the journal. A running daemon may compact it meanwhile: then it is read again."""
     if not folder_of(data_dir).is_dir():
+        refuse_lost(data_dir)
         raise BadRequest(f"{data_dir} holds no journal", param="DATA_DIR")
     while True:
         before = snapshots(data_dir)[-1:]
         try:
+            refuse_lost(data_dir)
             ledger = snapshot.load(data_dir, LedgerSettings(), archive)
             refuse_missing(data_dir, ledger)
             for record in records(data_dir):

@@ -104,8 +104,8 @@ class Worker:
         )
         relay.add_routes(application)
         HttpFront(
-            desk=desk, keys=keys, engines=engines, clock=clock, metrics=self._metrics, settings=front.settings(config),
-            room=self._room,
+            desk=desk, keys=keys, engines=engines, clock=clock, metrics=self._metrics, room=self._room,
+            settings=front.settings(config, facts.daemon),
         ).add_routes(application)
         self._runner = front.runner(config, application)
         await self._runner.setup()

@@ -103,7 +103,7 @@ def run(
     """Run PROGRAM once per episode, unmodified, then reward and seal the episode.
 
     The program finds its model by OPENAI_BASE_URL and OPENAI_API_KEY (or their ANTHROPIC_ twins), and its task in
-    AJET_TASK. It fails only when no episode was rewarded.
+    AJET_TASK. It fails when no episode was rewarded, or none can be trained since the engine tells no token ids.
 
     Example: ajet run --task sum/1 --repeat 8 -- python agent.py
     """
@@ -249,6 +249,7 @@ def run_and_tell(
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
     from ajet_sdk.results import RunResult, RunResults
     from ajet_sdk.runner import proxy_variable, run_program
+    from ajet_sdk.untold import REMEDY, UNTOLD
 
     done: list[RunResult] = []
     copies = Copies(named=parallel > 1)
@@ -257,7 +258,8 @@ def run_and_tell(
             program, [task], repeat=repeat, parallel=parallel, model=model, agent=agent, eval=is_eval, client=client,
             on_output=None if quiet else copies, on_result=done.append,
         )
-        code = 0 if any(result.ok for result in done) else 1
+        found = RunResults(tuple(done))
+        code = 0 if found.kept or (found.rewards and not found.untold) else 1
     except KeyboardInterrupt:
         say("interrupted: the open episodes are aborted")
         code = INTERRUPTED
@@ -265,7 +267,10 @@ def run_and_tell(
         say(f"some of the programs' output could not be written: {copies.lost}")
     results = RunResults(tuple(sorted(done, key=lambda item: item.index)))
     click.echo(("" if copies.at_line_start else "\n") + results.table())
-    if empty := [item for item in done if item.ok and item.reason is not None]:
+    if why := next((item.untold for item in results.untold), None):
+        some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"
+        say(f"{some} be trained: the engine {UNTOLD[why]} ({why}); {REMEDY}")
+    if empty := [item for item in done if item.ok and item.reason is not None and item.untold is None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "heed HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"
         variable = None if program.interception else proxy_variable(client.target.url, os.environ)

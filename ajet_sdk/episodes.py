@@ -44,12 +44,13 @@ class Outcome:
     """How an episode ended: its reward (None: none), or why it was given up (None: it was not).
 
     `discarded` is the proxy's reason for not keeping an episode that has its reward: ``incomplete_call`` says that it
-    holds no whole call to a model.
+    holds no whole call to a model; `lost` is then why its calls were lost.
     """
 
     reward: float | None = None
     aborted: str | None = None
     discarded: str | None = None
+    lost: str | None = None
 
 
 def opening(target: Target, body: routes.OpenEpisode, patience: Patience) -> Talk[Opened]:
@@ -90,8 +91,9 @@ def rewarding(
     )
     reply = yield from exchange(target, "reward", body, id=episode, patience=patience)
     answer = _told(target, reply)
-    discarded = str(answer.get("reason")) if answer.get("state") == "discarded" else None
-    return Outcome(reward=answer.get("reward"), discarded=discarded)
+    if answer.get("state") != "discarded":
+        return Outcome(reward=answer.get("reward"))
+    return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
 
 
 def aborting(target: Target, episode: str, reason: str | None, patience: Patience) -> Talk[None]:
@@ -260,7 +262,7 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     if reason == "aborted":
         return Outcome(aborted=record.get("detail") or "aborted")
     if reason == "incomplete_call" and reward is not None:
-        return Outcome(reward=reward, discarded=reason)
+        return Outcome(reward=reward, discarded=reason, lost=record.get("detail"))
     return Outcome(aborted=f"discarded by the proxy: {reason}")
 
 

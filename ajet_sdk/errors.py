@@ -13,6 +13,7 @@
     ├── EngineError       502  the inference engine answered nonsense or could not be reached
     ├── NotReady          503  the proxy cannot take this now; ``retry_after`` says when to come back
     ├── EngineTimeout     504  the inference engine did not answer in time
+    ├── LoopDetected      508  an engine of the proxy leads back to it
     └── ProxyUnreachable   —   raised by clients only: no proxy answered before the deadline
 
 The body on the wire is what OpenAI clients expect (https://platform.openai.com/docs/guides/error-codes):
@@ -94,6 +95,11 @@ class EngineTimeout(AjetError):
     type = "engine_error"
 
 
+class LoopDetected(AjetError):
+    status = 508
+    type = "engine_error"
+
+
 class ProxyUnreachable(AjetError):
     status = 503
     type = "proxy_unreachable"
@@ -101,6 +107,7 @@ class ProxyUnreachable(AjetError):
 
 _KINDS = (
     BadRequest, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, OverQuota, EngineError, NotReady, EngineTimeout,
+    LoopDetected,
 )
 _TYPES = {kind.type for kind in (*_KINDS, AjetError)}
 _ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)

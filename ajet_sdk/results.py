@@ -17,7 +17,9 @@ from unicodedata import combining, east_asian_width
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One attempt: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time."""
+    """One attempt: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
+    `untold` is set if nothing of it can be trained because its engine does not tell what it sampled: which of
+    `ajet_sdk.untold.UNTOLD` it is."""
 
     task: str
     index: int
@@ -26,6 +28,7 @@ class RunResult:
     reward: float | None
     reason: str | None
     seconds: float
+    untold: str | None = None
 
     @property
     def ok(self) -> bool:
@@ -60,6 +63,16 @@ class RunResults(Sequence[RunResult]):
         """The attempts that were aborted or failed."""
         return [item for item in self.items if not item.ok]
 
+    @property
+    def untold(self) -> list[RunResult]:
+        """The rewarded ones of which nothing can be trained because of their engine."""
+        return [item for item in self.items if item.ok and item.untold is not None]
+
+    @property
+    def kept(self) -> list[RunResult]:
+        """The rewarded ones that the proxy keeps: to be trained, or as an evaluation."""
+        return [item for item in self.items if item.ok and item.reason is None]
+
     def table(self) -> str:
         """A plain-text table, one attempt a line, and a line that sums up."""
         head = ("task", "#", "episode", "outcome", "reward", "seconds", "reason")
@@ -75,6 +88,8 @@ class RunResults(Sequence[RunResult]):
         mean = self.mean_reward
         if mean is not None:
             parts.append(f"mean reward {mean:.4g}")
+        if untold := len(self.untold):
+            parts.append(f"{untold} cannot be trained")
         total = f"{len(self.items)} {'episode' if len(self.items) == 1 else 'episodes'}: "
         return align(rows) + "\n" + total + (", ".join(parts) or "none begun")
 

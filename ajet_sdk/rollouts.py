@@ -23,6 +23,7 @@ from ajet_sdk.episodes import Episode, EpisodeLife, aborting, open_with, reason_
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
 from ajet_sdk.protocol import DEADLINE_S, Patience
 from ajet_sdk.results import RunResult, RunResults
+from ajet_sdk.untold import told
 
 Agent = Callable[[Any, Episode], Any]
 INTERRUPTED = "the run was interrupted"
@@ -88,6 +89,7 @@ def result_of(
     """What came of an attempt; without an `episode`, none could be opened."""
     reason = reason_of(error) if error is not None else None
     settled = episode.outcome if episode is not None else None
+    lost = settled.lost if settled is not None else None
     if settled is None:
         outcome, reward = "failed", None
     elif settled.aborted is not None:
@@ -97,8 +99,10 @@ def result_of(
     else:
         outcome, reward = "rewarded", settled.reward
         if settled.discarded is not None:
-            reason = f"discarded by the proxy: {settled.discarded}"
-    return RunResult(task, attempt.index, episode.id if episode else None, outcome, reward, reason, seconds)
+            reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
+    return RunResult(
+        task, attempt.index, episode.id if episode else None, outcome, reward, reason, seconds, told(lost)
+    )
 
 
 def start(thread: threading.Thread) -> None:

@@ -11,6 +11,7 @@ exists is a record that is whole.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,15 @@ from ajet_sdk.errors import BadRequest
 
 PolicySpans = tuple[tuple[int, int], ...]
 """Runs of ``(policy version, number of sampled tokens)``, in order."""
+LOGPROB_SLACK = 1e-3
+"""A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
+
+
+def are_logprobs(values: Sequence[float]) -> bool:
+    """Whether `values` can be logprobs, as the 32-bit floats that a trainer gets: finite, and above 0 by no more than
+    rounding makes. (vLLM tells -inf as -9999.)"""
+    narrow = array("f", values)
+    return math.isfinite(sum(narrow)) and max(narrow, default=0.0) <= LOGPROB_SLACK
 
 
 def _ints(value: Any, name: str) -> tuple[int, ...]:
@@ -32,10 +42,14 @@ def _ints(value: Any, name: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _floats(value: Any, name: str) -> tuple[float, ...]:
+def _logprobs(value: Any) -> tuple[float, ...]:
     if not isinstance(value, (list, tuple)):
-        raise BadRequest(f"{name} must be a list of numbers", param=name)
-    return tuple(_number(item, name) for item in value)
+        raise BadRequest("logprobs must be a list of numbers", param="logprobs")
+    numbers = tuple(_number(item, "logprobs") for item in value)
+    if not are_logprobs(numbers):
+        found = next(number for number in numbers if not are_logprobs((number,)))
+        raise BadRequest(f"logprobs must be at most 0, and finite in 32 bits, found {found!r}", param="logprobs")
+    return numbers
 
 
 def _number(value: Any, name: str) -> float:
@@ -132,7 +146,7 @@ class Call:
             started_at=_number(record.get("started_at"), "started_at"),
             prompt_token_ids=_ints(record.get("prompt_token_ids"), "prompt_token_ids"),
             token_ids=token_ids,
-            logprobs=_floats(record.get("logprobs"), "logprobs"),
+            logprobs=_logprobs(record.get("logprobs")),
             finish_reason=_text(record, "finish_reason", "stop"),
             policy_versions=spans_of(record.get("policy_version", 0), len(token_ids)),
             parent=record.get("parent"),

@@ -103,8 +103,6 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
         head.append(f"{rates.tokens:,.0f} tokens/s, {rates.calls:.1f} calls/s")
     lines: Lines = [("head", " · ".join(head))]
     lines += [("alert", alert) for alert in status.get("alerts") or ()]
-    if (status.get("journal") or {}).get("healthy") is False:
-        lines.append(("alert", "the journal cannot write: the disk is full or failing"))
     for name, model in engines_by_model(status).items():
         engines = len(model.get("upstreams") or ())
         word = "engine" if engines == 1 else "engines"

@@ -20,12 +20,10 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
+from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
 from ajet_trainer.advantage import compared, trainable
 
 ALREADY_TRAINED = "already_trained"
-LOGPROB_SLACK = 1e-3
-"""A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
 TOLD = 200
 """Characters of a reason that the proxy is told, since names of tasks are long and a batch may be refused whole."""
 

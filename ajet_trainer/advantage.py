@@ -8,10 +8,11 @@ Two places would break this, and this file holds the arithmetic that mends both.
 
 *The baseline.* Most of verl's group-relative estimators see all rows, so an episode with three rows would count three
 times in the mean of its group. They are given `one_row_a_session`, and the result is spread over the session's rows.
+Rows with which verl fills up a batch are no session, and are shown to none of them.
 
 *The denominator.* A loss that is a mean over tokens does not see how tokens are arranged in rows. A loss that is a mean
 over sequences does: `row_weights` scales the advantages so that it becomes a mean over sessions. (The policy losses are
-linear in the size of the advantage. A KL or entropy term of such a loss stays a mean over rows.)
+linear in the size of the advantage. A KL or entropy term of such a loss stays a mean over rows, padding included.)
 
 Next: ajet_trainer/batch.py
 """

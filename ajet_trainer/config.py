@@ -1,7 +1,7 @@
 """One configuration object for the trainer: defaults, then the TOML file, then ``AJET_TRAINER_*``, then KEY=VALUE.
 
 The file has two tables. ``[trainer]`` holds the fields of `Config`. ``[verl]`` holds verl's own keys, passed through
-untouched, so that every estimator, loss and engine that verl offers is reached by the name verl gives it::
+untouched, so that verl's estimators, losses and engines are reached by the names that verl gives them::
 
     [trainer]
     model = "models/smollm2"

@@ -277,6 +277,7 @@ OTHER_STATUS = {"method_not_allowed": 405, "proxy_authentication_required": 407,
 """Errors that are answered with another status than their class's."""
 NO_ANSWER = {
     "unreachable", "no_episode", "frame_too_large", "wire_version", "data_dir_locked", "journal_damaged",
+    "journal_missing", "journal_gone",
     "archive_missing",
 }  # fmt: skip
 """Codes of errors that are raised where no request is answered; one of them is an answer too."""

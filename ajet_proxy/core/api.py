@@ -222,7 +222,8 @@ def _state(ledger: Ledger, episode: str) -> dict[str, Any]:
     known = ledger.find(episode)
     assert known is not None
     out = {"episode": episode, "state": known.state, "reward": known.reward()}
-    return out if known.reason is None else out | {"reason": known.reason}
+    more = {"reason": known.reason, "detail": known.detail}
+    return out | {name: value for name, value in more.items() if value is not None}
 
 
 def _lease(asked: _Asked) -> Answer:

@@ -50,7 +50,7 @@ def retry_key(headers: Mapping[str, str]) -> str | None:
 
 class Missed:
     """Requests that came to nothing the ledger knows of: by name those that came and were not let in, and, before the
-    time `since`, any that there may have been. A retry of one of them repeats no other request."""
+    time `since`, any that there may have been. A retry may be of one of them."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -64,7 +64,7 @@ class Missed:
             self.anything(at)
 
     def let_in(self, name: tuple[str, str]) -> None:
-        """The request `name` is known now."""
+        """A request `name` that came is known now, or its retry."""
         if self._outside[name] <= 1:
             del self._outside[name]
         else:

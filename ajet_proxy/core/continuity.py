@@ -65,7 +65,7 @@ OUTCOMES: Mapping[str, str] = {
     NOT_RENDERED: "the engine did not render the conversation when it was asked to",
     NOT_PROVEN: "the engine's /tokenize does not render what the chat route was seen to read",
     NO_JOINT: "the template's text between two turns could not be told apart",
-    STOP_TOKEN: "the template ends an answer otherwise than the engine did",
+    STOP_TOKEN: "the template ends an answer otherwise than the engine did, as one that was cut within a tool call",
     TOO_LONG: "the exact prompt and the answer do not fit into the model's context",
     REASONING_PARSER: "the engine's reasoning parser would read the answer otherwise",
     ENGINE: "the engine does not take prompt ids on this route",
@@ -100,8 +100,8 @@ FIELD = "kv_transfer_params"
 
 class Known(Struct, frozen=True):
     """A call that the history of a later request may end with. ``lacks`` is the word for what of its answer is not told
-    there, empty if it is whole; ``ended`` is how its text came to an end: by a stop token, at the length limit, or at a
-    stop string."""
+    there, empty if it is whole; ``ended`` is how its text came to an end: by a stop token, at the length limit, at a
+    stop string; or with a call of a tool, which may be by a stop token or at the limit."""
 
     call: str
     shape: bytes
@@ -198,6 +198,10 @@ class Outline(Struct, frozen=True):
             yield digest(self.beginnings[-1], message), REASONING_LEFT_OUT
         if message.get("tool_calls") and message.pop("content", None):
             yield digest(self.beginnings[-1], message), WORDS_LEFT_OUT
+
+    def called(self, answer: Mapping[str, Any]) -> bool:
+        """Whether `answer` calls tools."""
+        return bool(answer.get("tool_calls"))
 
     @property
     def room(self) -> int:
@@ -316,10 +320,13 @@ def heard_as(stream: bytes) -> str | None:
     return None
 
 
-def ended(captured: Captured) -> str:
-    """How a choice came to its end, as `Known` tells it."""
+def ended(captured: Captured, called: bool) -> str:
+    """How a choice came to its end, as `Known` tells it. The finish reason does not say it of one that `called` tools:
+    vLLM has ``tool_calls`` for some that were cut."""
     if captured.stop_string is not None:
         return "string"
+    if called:
+        return "call"
     return "length" if captured.finish_reason == "length" else "token"
 
 

@@ -14,6 +14,7 @@ Next: ajet_proxy/core/samples.py
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -141,6 +142,7 @@ class CallEntry:
     reason: str | None = None
     turn: Turn | None = None
     text: int | None = None
+    doubtful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,19 @@ class Episode:
             return [self.model] if self.model in models else []
         return models[:1]
 
+    def wants(self, call: str) -> bool:
+        """Whether `call` would be trained if it were whole: not in an evaluation, nor if it asks another model than the
+        episode's (`trains`), which is its first call's as long as it is not named."""
+        if self.eval or call not in self.calls:
+            return False
+        first = next(iter(self.calls.values())).asked.model
+        return self.calls[call].asked.model in (self.members.values() if self.members else (self.model or first,))
+
+    def losses(self) -> str | None:
+        """Why its calls were lost, what was most often first; None if none was."""
+        reasons = Counter(entry.reason for entry in self.calls.values() if entry.reason not in (None, "retried"))
+        return ", ".join(str(reason) for reason, _ in reasons.most_common()) or None
+
     def oldest(self, model: str) -> int:
         """The lowest version that sampled a token of what `model` learns from it, which is something."""
         return min(version for turn in self.turns() if turn.model == model for version, _ in turn.policy_versions)
@@ -332,7 +347,9 @@ def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float
     return asked.idle_timeout or idle, asked.wall_timeout or wall
 
 
-def repeats(episode: Episode, body_hash: str, key: str | None, retries: int) -> tuple[str, ...]:
+def repeats(
+    episode: Episode, body_hash: str, key: str | None, retries: int, missed: bool = False
+) -> tuple[str, ...]:
     """The calls of the earlier request that a new one repeats.
 
     With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
@@ -340,7 +357,8 @@ def repeats(episode: Episode, body_hash: str, key: str | None, retries: int) -> 
 
     With nothing but a count of `retries`: the latest request of the same body that was lost. One that is answered, or
     may still be, is repeated only if it can be no other: it is the only one of that body that was asked with fewer
-    retries and whose answer no later call goes on from.
+    retries and whose answer no later call goes on from. Where one of that body may have been `missed`, it has to be
+    doubtful besides.
     """
     if key is None and not retries:
         return ()
@@ -349,7 +367,7 @@ def repeats(episode: Episode, body_hash: str, key: str | None, retries: int) -> 
         earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
     else:
         same = [entry for entry in entries if entry.asked.body_hash == body_hash]
-        before = [entry for entry in same if entry.asked.retries < retries]
+        before = [entry for entry in same if entry.asked.retries < retries and (entry.doubtful or not missed)]
         earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
     order = ("complete", "running", "lost")
     latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)

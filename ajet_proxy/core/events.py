@@ -88,6 +88,14 @@ class CallLost(Struct, frozen=True):
     marks: tuple[Mark, ...] = ()
 
 
+class AnswersSent(Struct, frozen=True):
+    """The clients of calls that finished at ``until`` or before have been sent the end of their answers. It comes a
+    little later, once for many: a call without it, when the proxy starts again, may be one that no client heard of."""
+
+    at: float
+    until: float
+
+
 class RewardGiven(Struct, frozen=True):
     at: float
     episode: str
@@ -196,6 +204,7 @@ Event = (
     | CallStarted
     | CallFinished
     | CallLost
+    | AnswersSent
     | RewardGiven
     | EpisodeSealed
     | EpisodeDiscarded

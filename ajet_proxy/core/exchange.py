@@ -6,7 +6,8 @@
                         ├─▶ document  (one JSON body)           kept back until `finish`
                         ├─▶ stream    (server-sent events)      each event passes at once …
                         └─▶ opaque    (not to be captured)      all bytes pass
-                            stream ──last choice finished──▶ … and from that event on all is kept back until `release`
+                            stream ──last choice finished──▶ … and from that event on all is kept back until `release`,
+                                                             which is due when the stream says that it is done
 
 Invariant: whatever was fed comes out once and in order, but for the values and events that only the proxy asked for.
 The bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent
@@ -191,6 +192,8 @@ class Exchange:
         pieces = [*self._document, self._parser.take()]
         rest = self._held if self._translates else [*self._held, *pieces]
         self._held, self._document = [], []
+        if self._reading.ended and not self.settled:
+            self._settle(self._reading.outcomes())  # it broke off behind the end of all choices
         if not self.settled:
             self._lose(reason)
         return [part for part in rest if part]
@@ -204,8 +207,9 @@ class Exchange:
             except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
                 self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
             else:
-                if self._reading.ended and not self.settled:
-                    self._keep_back(self._reading.outcomes())
+                self._holding = self._holding or (self._reading.ended and not self.settled)
+                if self._reading.done and not self.settled:
+                    self._settle(self._reading.outcomes())
             if seen:
                 (self._held if self._holding else out).append(seen)
         return out

@@ -1,56 +1,95 @@
 """How many things a request is made of: what bounds the work on it, which is done while everybody else waits.
 
-A body is read at the speed of C; what is then asked of each message, item, part and call (whose history is it, is it
-what was sampled) costs some microseconds each, and a few megabytes can hold a million of them. So a request may have
-only so many messages, and so many objects and lists in all. Arguments of tool calls are texts that hold JSON, and what
-they hold counts as well.
+A body comes in at the speed of memory. To make objects of its JSON costs ten times that and twenty times its size, and
+what is then asked of each message, item, part and call (whose history is it, is it what was sampled) some microseconds
+each; a few megabytes can hold a million of them. So a request may have only so many messages, fields, objects and
+lists, names (keys of objects) and values, whatever it is that they say: `EACH`, `NAMES` and `VALUES` for each message
+that it may have. They leave room for a bias on every token of a vocabulary and for millions of token ids in prompts.
 
-Most requests are too short to have as many, or have too few brackets; only of what is left is every object looked at.
+Text is counted, not objects, and before there are any: outside of strings each name has its colon and each value its
+comma or its bracket. Most requests have too few of these signs, wherever they stand; only what is left is taken apart,
+piece by piece, and no further than to the limit. Arguments of tool calls are texts that hold JSON, which is read later,
+and what they hold counts as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from ajet_sdk.errors import TooLarge
 
 EACH = 5
-"""So many objects and lists a request may have for each message that it may have."""
+"""So many objects and lists, and fields of its own, a request may have for each message that it may have."""
+NAMES = 30
+"""So many names."""
+VALUES = 200
+"""So many values: entries of lists, and what stands under names."""
 _LISTS = ("messages", "input")
+_OPEN = "[{"
+_QUOTES = 100_000
+"""Of a piece of text that is looked at; an even number."""
+
+
+def check_text(text: str, most: int) -> None:
+    """`TooLarge` if the JSON object `text` is made of more than a request may be that may have `most` messages."""
+    if _may_be_over(text, most):
+        _count((text,), most)
 
 
 def check(text: str, fields: Mapping[str, Any], most: int) -> None:
-    """`TooLarge` if the request `text`, which says `fields`, has more than `most` messages or items, or more in them
-    than `EACH` times that."""
+    """`TooLarge` if the request `text`, which says `fields` and is checked itself, has more than `most` messages or
+    items, or more with the arguments of its calls than it may."""
     for name in _LISTS:
         if isinstance(told := fields.get(name), list) and len(told) > most:
-            raise _too_large(f"{name} has {len(told)} entries, and may have {most}", name)
-    if _brackets(text) > EACH * most and _holds_more(fields, EACH * most):
-        raise _too_large(f"the body holds more than {EACH * most} objects and lists", None)
+            raise too_large(f"{name} has {len(told)} entries, and may have {most}", name)
+    if _may_be_over(text, most, text.count("\\u00")):
+        _count(chain(_arguments(fields), (text,)), most)  # the text was counted, and alone is not over
 
 
-def _brackets(text: str) -> int:
-    """At least as many as there are objects and lists, those within texts too."""
-    return text.count("{") + text.count("[") + text.count("\\u00")
+def too_large(what: str, param: str | None = None) -> TooLarge:
+    """The error that says `what` there is too much of."""
+    return TooLarge(f"the request is too large to be read: {what}", code="too_many_messages", param=param)
 
 
-def _holds_more(value: Any, most: int) -> bool:
-    """Whether there are more than `most` objects and lists in `value`."""
-    found, rest = 0, [value]
+def _may_be_over(text: str, most: int, escaped: int = 0) -> bool:
+    """Whether `text` has as many signs as it takes to be over a limit; so many more may be `escaped`."""
+    opened = sum(map(text.count, _OPEN)) + escaped
+    return opened > EACH * most or text.count(":") + escaped > NAMES * most or text.count(",") + opened > VALUES * most
+
+
+def _count(texts: Iterable[str], most: int) -> None:
+    """`TooLarge` if the JSON `texts` are made of more than the limits together."""
+    opened = names = values = 0
+    for piece in (piece for text in texts for piece in _bare(text)):
+        inner = sum(map(piece.count, _OPEN))
+        opened, names, values = opened + inner, names + piece.count(":"), values + inner + piece.count(",")
+        for found, limit, what in (
+            (opened, EACH, "objects and lists"), (names, NAMES, "names"), (values, VALUES, "values"),
+        ):
+            if found > limit * most:
+                raise too_large(f"the body holds more than {limit * most} {what}")
+
+
+def _bare(text: str) -> Iterator[str]:
+    """`text` without its strings, piece by piece."""
+    text = text.replace("\\\\", "").replace('\\"', "")
+    while True:
+        *parts, text = text.split('"', _QUOTES)
+        if not parts:
+            yield text
+            return
+        yield "".join(parts[::2])
+
+
+def _arguments(fields: Mapping[str, Any]) -> Iterator[str]:
+    """The arguments of all calls."""
+    rest: list[Any] = [fields]
     while rest:
         one = rest.pop()
-        found += 1
-        if isinstance(one, dict):
+        if isinstance(one, Mapping):
             if isinstance(written := one.get("arguments"), str):
-                found += written.count("{") + written.count("[")
+                yield written
             one = one.values()
-        rest += islice((inner for inner in one if isinstance(inner, dict | list)), most)
-        if found + len(rest) > most:
-            return True
-    return False
-
-
-def _too_large(what: str, param: str | None) -> TooLarge:
-    return TooLarge(f"the request is too large to be read: {what}", code="too_many_messages", param=param)
+        rest += (inner for inner in one if isinstance(inner, dict | list))

@@ -86,6 +86,11 @@ class Headers:
             reward=self._reward(),
         )
 
+    def came_through(self, daemon: str) -> bool:
+        """Whether `daemon` has sent this request on before, as ``Via`` says (RFC 9110, section 7.6.3)."""
+        via = (value for name, value in self.sent.items() if name.lower() == "via")
+        return any(daemon in value.replace(",", " ").split() for value in via)
+
     @property
     def misspelt(self) -> Mapping[str, str]:
         """Those names (in lower case then) that look like ours and mean nothing, and which were probably meant."""

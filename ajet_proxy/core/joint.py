@@ -9,7 +9,9 @@ Invariant: a prompt made here begins with the history, token for token, and what
 itself puts at the end of this very conversation. The tail counts only if nothing in it can depend on the mark: the
 mark's own tokens stand in one place and whole, so that none of them has merged with the tail, and the rendering of the
 real conversation ends with the same tail. The history must end where the tail begins: with the tail's first token,
-which the engine sampled and stopped at, or in the middle of a turn, where the answer was cut at its length limit.
+which the engine sampled and stopped at, or in the middle of a turn, where the answer was cut at its length limit. An
+answer that calls tools is cut in the middle of a turn only behind a call that is closed: one that is open the template
+would close, and the tail does not have that.
 
 Next: ajet_proxy/core/exchange.py
 """
@@ -41,9 +43,11 @@ def joined(*, history: Ids, ended: str, rendered: Ids, marked: Ids, mark: Ids) -
     if not tail or not pack_tokens(rendered).endswith(tail):
         return NO_JOINT
     behind = unpack_tokens(tail)
-    if ended == "length":
-        return (*history, *behind)
-    return (*history, *behind[1:]) if history[-1] == behind[0] else STOP_TOKEN
+    if ended != "length" and history[-1] == behind[0]:
+        return (*history, *behind[1:])
+    closing = rendered[: -len(behind)][-1:]
+    closed = ended == "call" and tuple(closing) == tuple(history[-1:])
+    return (*history, *behind) if closed or ended == "length" else STOP_TOKEN
 
 
 def _behind(marked: bytes, mark: bytes) -> bytes:

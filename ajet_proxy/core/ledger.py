@@ -65,7 +65,7 @@ class Ledger(State):
         missed: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "",
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
-        `metadata`. `missed` says that what it counts as its first attempt may be one that never got so far."""
+        `metadata`. `missed` says that its first attempt may be one that never got so far."""
         at = self._time(at)
         started = ev.CallStarted(
             at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries
@@ -78,7 +78,7 @@ class Ledger(State):
         if known.tenant != tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)
-        again = repeats(known, body_hash, idempotency_key, 0 if missed else retries)
+        again = repeats(known, body_hash, idempotency_key, retries, missed)
         labels = self.label(episode, task=task, eval=eval, at=at)
         return (*labels, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
@@ -106,15 +106,22 @@ class Ledger(State):
         return (*named, ev.CallFinished(at, episode, call, marks))
 
     def lose_call(
-        self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = ()
+        self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = (), unsent: bool = False
     ) -> Events:
-        """`call` will never be trained, for `reason`, or for its episode's end. Nothing happens if it ended before."""
+        """`call` will never be trained, for `reason`, or for its episode's end. Nothing happens if it ended before; but
+        one that is complete and whose end its client was `unsent` is complete no longer. An episode that has settled
+        keeps it all the same: what may be delivered, or was, does not change."""
         known, entry, at = self._episode(episode), self._entry(episode, call), self._time(at)
-        if entry.state != "running":
+        unsettled = known.state in ("open", "sealed")
+        if entry.state != "running" and not (unsent and entry.state == "complete" and unsettled):
             return _late(known, call, entry, marks, at)
-        if known.state not in ("open", "sealed"):
+        if not unsettled:
             reason = f"episode_{known.state}"
         return (ev.CallLost(at, episode, call, reason, marks),)
+
+    def answers_sent(self, until: float, *, at: float) -> Events:
+        """The clients of all calls that finished before `until` have been sent their answers."""
+        return (ev.AnswersSent(self._time(at), until),) if any(end <= until for end in self.unsent.values()) else ()
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one where that is None."""
@@ -309,6 +316,11 @@ class Ledger(State):
 
     def episode_of_call(self, call: str) -> str | None:
         return self.episode_by_call.get(call)
+
+    def wanted(self, episode: str, call: str) -> bool:
+        """Whether `call` would be trained if it were whole, as far as is known by now."""
+        known = self.episodes.get(episode)
+        return known is not None and known.wants(call)
 
     def packed(self, episode: str, call: str) -> Packed | None:
         """A complete call with its text, while its episode takes calls."""

@@ -63,6 +63,10 @@ class Responding(Outline, frozen=True):
             if messages is not None and len(messages) == 1 and messages[0].message["role"] == "assistant":
                 yield from Outline.ends(self, messages[0].message)
 
+    def called(self, answer: Mapping[str, Any]) -> bool:
+        output = answer["output"] if isinstance(answer["output"], list) else []
+        return any(isinstance(item, Mapping) and item.get("type") == "function_call" for item in output)
+
     @property
     def kind(self) -> bytes:
         """What may shape the prompt, but for the words of the instructions, and the kinds of messages there are."""

@@ -14,10 +14,10 @@ processed logprobs, the sampling parameters had narrowed the choice.
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 from ajet_proxy.core.call import NOT_SCORED, Captured, Lost, Unscored
+from ajet_proxy.core.logprobs import logprobs_of
 
 TARGET = "/v1/completions"
 """The engine's route that scores."""
@@ -48,7 +48,7 @@ def answered(choice: Unscored, body: bytes) -> Captured | Lost:
     """`choice` with the logprobs that the engine's answer `body` tells; lost if it does not tell them all."""
     try:
         logprobs = _logprobs(choice, json.loads(body)["choices"][0])
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return Lost(choice.index, NOT_SCORED)
     return Captured(
         index=choice.index,
@@ -62,7 +62,7 @@ def answered(choice: Unscored, body: bytes) -> Captured | Lost:
 
 
 def _logprobs(choice: Unscored, told: Any) -> tuple[float, ...]:
-    """One finite number for each sampled token, or one of the errors that `answered` expects."""
+    """One logprob for each sampled token, or one of the errors that `answered` expects."""
     *head, last = choice.token_ids
     rows = told["prompt_logprobs"]
     if len(rows) != len(choice.prompt_token_ids) + len(head):
@@ -70,6 +70,6 @@ def _logprobs(choice: Unscored, told: Any) -> tuple[float, ...]:
     sampled = rows[len(choice.prompt_token_ids) :]
     values = [row[str(token)]["logprob"] for row, token in zip(sampled, head, strict=True)]
     values.append(told["logprobs"]["top_logprobs"][0][f"token_id:{last}"])
-    if not all(map(math.isfinite, values)):
-        raise ValueError("not one finite number for each token")
-    return tuple(map(float, values))
+    if (logprobs := logprobs_of(values)) is None:
+        raise ValueError("not one logprob for each token")
+    return logprobs

@@ -88,6 +88,8 @@ class State:
         self.captures: Counter[str] = Counter()
         """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
         self.episode_by_call: dict[str, str] = {}
+        self.unsent: dict[str, float] = {}
+        """Complete calls of which it is not known yet that their client was sent the end, and when they finished."""
         self.queues = ReadyQueues(settings.group_size)
         self.batches: dict[str, LeasedBatch] = {}
         self.leased: dict[str, LeasedBatch] = {}
@@ -108,6 +110,7 @@ class State:
             ev.CallStarted: self._call_started,
             ev.CallFinished: self._call_finished,
             ev.CallLost: self._call_lost,
+            ev.AnswersSent: self._answers_sent,
             ev.RewardGiven: self._rewarded,
             ev.EpisodeSealed: self._sealed,
             ev.EpisodeDiscarded: self._discarded,
@@ -184,15 +187,20 @@ class State:
         self.tokens["generated"] += turn.sampled
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
+        self.unsent[turn.call] = event.at
         self._call_ended(episode, entry, "complete", event.at)
 
     def _call_lost(self, event: ev.CallLost) -> None:
         episode = self.episodes[event.episode]
         entry = episode.calls[event.call]
+        self.unsent.pop(event.call, None)
         entry.turn, entry.reason = None, event.reason
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "lost", event.at)
+
+    def _answers_sent(self, event: ev.AnswersSent) -> None:
+        self.unsent = {call: at for call, at in self.unsent.items() if at > event.until}
 
     def _call_ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
         if entry.state != state:
@@ -239,7 +247,7 @@ class State:
             episode.shares = dict.fromkeys(episode.trains())
             for model in episode.shares:
                 self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
-        self._move(episode, state, at, reason)
+        self._move(episode, state, at, reason, episode.losses() if reason == "incomplete_call" else None)
         if state != "discarded":
             self._count(episode, None, at)
 
@@ -354,7 +362,7 @@ class State:
 
     def _started(self, event: ev.ProxyStarted) -> None:
         """Clocks begin anew: nobody could show a sign of life during the stop. If the machine's clock went back in the
-        meantime, what was counted from its old reading moves with it."""
+        meantime, what was counted from its old reading moves with it. Nobody knows any more who was sent an answer."""
         back = min(event.at - self.now, 0.0)
         self.now = event.at
         self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)
@@ -363,6 +371,10 @@ class State:
             episode.opened_at += back
         for batch in self.leased.values():
             batch.lease_until += back
+        for call in self.unsent:
+            if (name := self.episode_by_call.get(call)) is not None:
+                self.episodes[name].calls[call].doubtful = True
+        self.unsent = {}
 
     def _move(
         self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None

@@ -30,13 +30,14 @@ from ajet_proxy.core.episode import Episode
 from ajet_proxy.core.headers import is_text
 from ajet_proxy.core.retention import to_remove
 from ajet_proxy.core.state import State
+from ajet_proxy.io.data_dir import ARCHIVE
 from ajet_proxy.io.journal import JournalDamaged
 from ajet_proxy.io.snapshot import pack, unpack
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
 
-NAME = "archive.sqlite"
+NAME = ARCHIVE
 MAX_BODY = 512 << 20
 RETRY_AFTER_S = 2.0
 BUSY_S = 60.0

@@ -16,7 +16,7 @@ from ajet_proxy.core.continuity import Known, Sought
 from ajet_proxy.core.history import retold
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.timeline import Packed
-from ajet_proxy.io.desk import Asking, Begun, Desk, Ending, Gone
+from ajet_proxy.io.ledger_port import Asking, Begun, Desk, Ending, Gone
 
 Told = Callable[..., None]
 

@@ -33,8 +33,9 @@ from pathlib import Path
 from ajet_proxy.core.ledger import LedgerSettings
 from ajet_proxy.core.state import State
 from ajet_proxy.io import snapshot
-from ajet_proxy.io.archive import Archiver
+from ajet_proxy.io.archive import NAME, Archiver, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode
+from ajet_proxy.io.data_dir import COMPACTING
 from ajet_proxy.io.journal import NUMBER, folder_of, read_segment, segments, snapshots, sync_folder
 from ajet_sdk.errors import AjetError
 
@@ -46,7 +47,7 @@ OOM_SCORE = Path("/proc/self/oom_score_adj")
 @contextlib.contextmanager
 def alone(data_dir: Path) -> Iterator[None]:
     """No other compaction of `data_dir` runs meanwhile; one that does is waited for."""
-    descriptor = os.open(data_dir / "compacting", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(data_dir / COMPACTING, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -57,6 +58,8 @@ def alone(data_dir: Path) -> Iterator[None]:
 def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
     """Compact the journal in `data_dir`; see `Archiver.retain` for the rest. Returns how many episodes were removed."""
     with alone(data_dir):
+        if snapshots(data_dir) and not (data_dir / NAME).exists():  # which was there, and would be made anew
+            refuse_missing(data_dir, snapshot.load(data_dir, LedgerSettings()))
         archiver = Archiver(data_dir)
         try:
             ended = segments(data_dir)[:-1]

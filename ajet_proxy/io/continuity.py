@@ -49,7 +49,7 @@ from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.joint import begins_with, joined
 from ajet_proxy.core.timeline import Packed
 from ajet_proxy.core.tokens import unpack_tokens
-from ajet_proxy.io.desk import Desk
+from ajet_proxy.io.ledger_port import Desk
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.rendering import CHAT, ROUTES, Engine, Ids, NotRendered, OnChat
 from ajet_proxy.io.upstream import EngineRequest, Upstream
@@ -119,7 +119,8 @@ class Turn:
         if self._asked is not None and (answer := self._exchange.given[captured.index]) is not None:
             with suppress(RecursionError):  # nested too deeply to be known again, as tool calls may be
                 ends, call = tuple(self._asked.ends(answer)), origin.calls[captured.index]
-                self._shared.desk.remember(ends, self._asked.sought.shape, call, ended(captured))
+                how = ended(captured, self._asked.called(answer))
+                self._shared.desk.remember(ends, self._asked.sought.shape, call, how)
         altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
         return replace(origin, altered=altered, continuity=self._word)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,13 +37,14 @@ from ajet_proxy.io.server import Unmeasured
 from ajet_proxy.io.store import Store
 from ajet_proxy.io.tunnels import Interception
 from ajet_proxy.io.workers import Workers
+from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk import __version__, frame, routes
 from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
 MAX_WAIT_S = 3600.0
-MAX_BODY, MAX_OPENING = 1 << 20, 64 << 10
-"""No control request needs more; and what an episode was opened with is kept as long as it is."""
+MAX_OPENING = 64 << 10
+"""What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
 
 
@@ -67,8 +68,10 @@ class Control:
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
         clock: Clock, metrics: Metrics, interception: Interception | None,
-        workers: Workers | None, settings: ControlSettings, room: Room,
+        workers: Workers | None, settings: ControlSettings, room: Room, listening: Collection[Address],
     ) -> None:
+        """`listening` are the addresses at which the daemon listens by the time it is asked."""
+        self._listening = listening
         self._room = room
         self._interception = interception
         self._workers = workers
@@ -89,10 +92,11 @@ class Control:
     def add_routes(self, app: web.Application) -> None:
         """Register every control route, and refuse what else lies under ``/ajet``."""
         for route in ROUTES:
-            app.router.add_route(route.method, PREFIX + route.path, self._handler(route))
-        app.router.add_get("/metrics", self._metrics_page)
+            path = PREFIX + route.path
+            app.router.add_route(route.method, path, self._handler(route), expect_handler=body_of.unasked)
+        app.router.add_get("/metrics", self._metrics_page, expect_handler=body_of.unasked)
         add_page(app, self._claims)
-        app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown)
+        app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown, expect_handler=body_of.unasked)
 
     def _handler(self, route: Route) -> Any:
         async def handle(http: web.Request) -> web.StreamResponse:
@@ -100,7 +104,7 @@ class Control:
             check_scope(claims, route.scope)
             if self._settings.client_certificates and route.scope == "trainer":
                 client_certificates.demand(http)
-            most = MAX_OPENING if route.name == "open_episode" else MAX_BODY
+            most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
             path = route.path.replace("{id}", http.match_info.get("id", ""))
             request = api.Request(route.method, path, dict(http.query), body, claims)
@@ -118,6 +122,8 @@ class Control:
                     return web.json_response(self._status(known) | self._intercepting(http))
                 case "ca":
                     return self._certificate()
+                case "policy":
+                    await self._check_upstreams(request)
             answer = await self._ask(http, request)
             if route.name == "open_episode":
                 http[SUBJECT] = (answer.body or {}).get("episode", "")
@@ -206,6 +212,15 @@ class Control:
                 retry_after=RETRY_AFTER_S,
             )
         return web.json_response({"gate": "closed", "in_flight": self._gate.in_flight})
+
+    async def _check_upstreams(self, request: api.Request) -> None:
+        """`BadRequest` for an engine at an address of ours."""
+        for url in parse(routes.Policy, request.body).upstreams or ():
+            if await asyncio.to_thread(leads_here, url, tuple(self._listening), self._settings.public_url):
+                raise BadRequest(
+                    f"upstream {url[:200]!r} is the proxy's own address: give that of the engine", code="own_address",
+                    param="upstreams",
+                )
 
     async def _open_gate(self, request: api.Request) -> web.Response:
         """Let requests through, and wake the engines if they were frozen: until then requests wait there, and where the

@@ -51,8 +51,8 @@ class ControlRelay:
     def add_routes(self, app: web.Application) -> None:
         """Take the control routes of `app`, before its front takes what is left."""
         app.cleanup_ctx.append(self._connections)
-        app.router.add_get("/metrics", self._pass)
-        app.router.add_route("*", "/ajet{tail:(/.*)?}", self._pass)
+        app.router.add_get("/metrics", self._pass, expect_handler=body_of.unasked)
+        app.router.add_route("*", "/ajet{tail:(/.*)?}", self._pass, expect_handler=body_of.unasked)
 
     async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
         connector = aiohttp.UnixConnector(self._path, limit=0, keepalive_timeout=KEEPALIVE_S)
@@ -66,7 +66,8 @@ class ControlRelay:
     async def _pass(self, http: web.Request) -> web.StreamResponse:
         if http.body_exists:
             self._keys.authenticate(key_in(http.headers), self._clock.now())
-        body = await body_of.read(http, max_body=self._max_body, limit_s=self._client_timeout, room=self._room)
+        most = min(self._max_body, body_of.MAX_CONTROL)
+        body = await body_of.read(http, max_body=most, limit_s=self._client_timeout, room=self._room)
         headers = CIMultiDict(
             (name, value) for name, value in as_written(http.raw_headers).items()
             if name.lower() not in _OURS and is_text(value)

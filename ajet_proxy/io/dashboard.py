@@ -14,6 +14,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from ajet_proxy.core.keys import Claims, check_scope
+from ajet_proxy.io.body import unasked
 from ajet_sdk.errors import Unauthorized
 from ajet_sdk.page import live_page
 
@@ -43,5 +44,5 @@ def add_page(app: web.Application, claims: Callable[[web.Request], Claims]) -> N
     async def beside(_http: web.Request) -> web.Response:
         return web.Response(status=308, headers={"Location": PATH})
 
-    app.router.add_get(PATH, show)
-    app.router.add_get(PATH.rstrip("/"), beside)
+    app.router.add_get(PATH, show, expect_handler=unasked)
+    app.router.add_get(PATH.rstrip("/"), beside, expect_handler=unasked)

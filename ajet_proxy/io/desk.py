@@ -1,27 +1,26 @@
-"""What a front asks of the ledger: where a request belongs, when it may go, and that its calls are on disk.
+"""The `Desk` of the process that has the ledger.
 
-Idea: everything that a request needs of the daemon's one state is one short question to a `Desk`, and nothing of HTTP
-is in it. So the front does not know whether the ledger is in its own process (`LedgerDesk`) or in another one
-(`ajet_proxy.io.remote_desk`).
-
-Invariant: whoever leaves a ``begin`` block leaves no call running, and `end` returns when the calls are on disk.
+Its answers are the ledger's, and what it is told becomes events, which `Store` puts on disk.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
-from msgspec import Struct
 from msgspec.structs import replace
+from yarl import URL
 
 from ajet_proxy.core.attempt import Missed
 from ajet_proxy.core.borrowed import RUNGS, Names
-from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR
+from ajet_proxy.core.call import DISCONNECTED, ENGINE_ERROR, NOT_WRITTEN
 from ajet_proxy.core.continuity import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.episode import takes
@@ -35,14 +34,16 @@ from ajet_proxy.core.events import (
     GateOpened,
     PolicyAnnounced,
 )
-from ajet_proxy.core.history import Beginnings, Mark
+from ajet_proxy.core.history import Beginnings
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.retold import Retold
+from ajet_proxy.core.telling import Telling
 from ajet_proxy.core.timeline import Packed, Policy
 from ajet_proxy.io.call_off import OverTold, UnderWay, nobody
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper, Inside
+from ajet_proxy.io.ledger_port import Asking, Begun, Ending, Gone, Whole, unsent
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
@@ -52,117 +53,11 @@ logger = logging.getLogger(__name__)
 
 UNSURE = (*RUNGS, "lineage")
 """Ways that name no episode for good: while a request waits for the gate, theirs may end and another one begin."""
+SENT_S, SENT_WITHIN_S = 0.25, 0.1
+"""So often it is noted at most whose answers have been sent, which they are so soon after they are on disk."""
 MAX_NOTED = 10
 """An episode notes at most so many others that its first call may have continued."""
-
-
-class Asking(Struct, frozen=True):
-    """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts where nothing names
-    an episode; ``sent`` is its `core.attempt`; ``model`` the one that it asks for."""
-
-    identity: Identity
-    history: Beginnings | None
-    sent: Mapping[str, Any]
-    model: str
-    choices: int
-    route: str
-
-
-class Begun(Struct, frozen=True):
-    """Calls that have begun. ``given`` is the model that their episode was opened for, if it was for one;
-    ``gate_since`` is when the gate was last moved, 0 if never."""
-
-    calls: tuple[str, ...]
-    episode: str
-    model: str
-    given: str | None
-    agent: str
-    started_at: float
-    policy_version: int
-    gate_since: float
-
-
-class Whole(Struct, frozen=True):
-    """A call that ended well."""
-
-    episode: str
-    call: Packed
-    marks: tuple[Mark, ...] = ()
-
-
-class Gone(Struct, frozen=True):
-    """A call that is lost."""
-
-    episode: str
-    call: str
-    reason: str
-    marks: tuple[Mark, ...] = ()
-
-
-Ending = Whole | Gone
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class Desk(Protocol):
-    """The ledger, as a front sees it."""
-
-    @property
-    def merge_policy(self) -> Policy:
-        """How calls become samples."""
-
-    def policy_version(self, model: str) -> int:
-        """The version that serves `model` now."""
-
-    @property
-    def weights(self) -> object:
-        """The same object for as long as no `policy_version` changes."""
-
-    async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        """`identity` with the episode that its name stands for, or that the request continues, if there is one."""
-
-    async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
-        """Record the reward of `identity`, as found; a name opens its episode on first sight. `name` is the reward's
-        id. Where nothing but what it says names it, `again` tells whether it was sent before, and it gets a number."""
-
-    async def admit(self, identity: Identity) -> None:
-        """Count a request that makes no call for its tenant's quota; `OverQuota` if that has no room for it. The key of
-        an episode that takes no calls is refused as for a call; not a request that rewards, which is refused by what it
-        may reward."""
-
-    def used(self, tenant: str, tokens: int) -> None:
-        """What came of such a request took so many tokens."""
-
-    def enter(self, model: str, episode: str = "", over: OverTold = nobody) -> AbstractAsyncContextManager[None]:
-        """Hold a request while weights change, and until there is an engine for `model`. `over` is called if its
-        `episode` is discarded while it is inside."""
-
-    def begin(self, asking: Asking, over: OverTold) -> AbstractAsyncContextManager[Begun]:
-        """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `over` is
-        called when their episode is discarded before that."""
-
-    def missed(self) -> None:
-        """A request may have come that nobody has read, and that its client sends again."""
-
-    async def end(self, endings: Sequence[Ending]) -> None:
-        """Record how calls ended; returns when that is on disk."""
-
-    def lose(self, endings: Sequence[Ending]) -> None:
-        """Record how calls ended, which nobody waits for."""
-
-    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
-        """The call that a request goes on from, with its text, or a word of `core.continuity` for why there is none."""
-
-    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
-        """`call` was answered; see `core.continuity.Memory`."""
-
-    def keep(self, response: str, ask: Ask) -> None:
-        """The engine may keep `response`, which answered `ask`."""
-
-    async def kept(self, response: str) -> Ask | None:
-        """How a response that the engine keeps was asked for, if that is remembered."""
-
-    async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
-        """The complete calls of an `agent` to a `model`, while their episode takes calls."""
 
 
 class LedgerDesk:
@@ -177,9 +72,13 @@ class LedgerDesk:
         self._memory = Memory()
         self._names = Names(store.ledger.episodes.values())
         self._missed = Missed(clock.now())
+        self._waiting: dict[object, float] = {}
+        """Since when ends of calls wait for the disk."""
+        self._noting: asyncio.TimerHandle | None = None
         self._under_way = UnderWay()
         store.listen(self._heard)
         self._retold = Retold()
+        self._telling = Telling(store.trouble)
 
     @property
     def merge_policy(self) -> Policy:
@@ -284,7 +183,8 @@ class LedgerDesk:
             )
             missed = self._missed.explains(name, retries, ledger.find(episode))
             self._store.post(opening(episode=episode, calls=begun.calls, at=begun.started_at, missed=missed))
-            self._missed.let_in(name)
+            if not retries:
+                self._missed.let_in(name)
             reason = DISCONNECTED
             self._under_way.add(episode, over)
             try:
@@ -301,9 +201,39 @@ class LedgerDesk:
 
     async def end(self, endings: Sequence[Ending]) -> None:
         *first, last = endings
-        self.lose(first)
-        if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
-            await self._store.commit(events)
+        waiting = object()
+        self._waiting[waiting] = self._clock.now()
+        try:
+            self.lose(first)
+            if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
+                await self._store.commit(events)
+        except BaseException as error:
+            self.lose(unsent(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
+            raise
+        finally:
+            del self._waiting[waiting]
+            self._note_sent_later()
+
+    def close(self) -> None:
+        """Whoever was answered has been, and nobody else will be."""
+        if self._noting is not None:
+            self._noting.cancel()
+        self._note_sent(0.0)
+
+    def _note_sent_later(self) -> None:
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().call_later(SENT_S, self._note_sent)
+
+    def _note_sent(self, within_s: float = SENT_WITHIN_S) -> None:
+        """Note of which calls the ends have been sent: those on disk for `within_s`. The first of those that wait for
+        the disk has waited longest."""
+        self._noting, now, ledger = None, self._clock.now(), self._store.ledger
+        first = next(iter(self._waiting.values()), math.inf)
+        until = min(now - within_s, math.nextafter(first, 0.0))
+        with contextlib.suppress(NotReady):
+            self._store.post(ledger.answers_sent(until, at=now))
+        if ledger.unsent and within_s:
+            self._note_sent_later()
 
     def lose(self, endings: Sequence[Ending]) -> None:
         for ending in endings:  # one by one, because each changes what the next one means
@@ -344,6 +274,7 @@ class LedgerDesk:
                 self._memory.forget(self._store.ledger.episodes[event.episode].calls)
             elif isinstance(event, GateOpened | PolicyAnnounced):
                 self._gate.changed()
+                self._telling.keep(str(URL(url, encoded=True)).rstrip("/") for url in self._engines.all())
             if isinstance(event, EpisodeDiscarded) and not event.models:
                 self._under_way.end(event.episode)
 
@@ -383,15 +314,21 @@ class LedgerDesk:
         return identity.claims.tenant
 
     def _decide(self, ending: Ending) -> tuple[Event, ...]:
-        """The events of one call's end."""
+        """The events of one call's end, from which it is seen whether its engine tells what it sampled."""
         ledger, at = self._store.ledger, self._clock.now()
+        if isinstance(ending, Whole):
+            self._telling.whole(ending.engine)
+        elif ledger.wanted(ending.episode, ending.call):
+            self._telling.lost(ending.engine, ending.reason)
         try:
             if isinstance(ending, Whole):
                 events = ledger.finish_call(ending.episode, ending.call, at=at, marks=ending.marks)
                 if not any(isinstance(event, CallFinished) for event in events):  # too late, and used all the same
                     self.used(ledger.tenant_of(ending.episode) or "", ending.call.turn.end)
                 return events
-            return ledger.lose_call(ending.episode, ending.call, ending.reason, at=at, marks=ending.marks)
+            return ledger.lose_call(
+                ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, unsent=ending.unsent
+            )
         except AjetError as error:
             name = ending.call.turn.call if isinstance(ending, Whole) else ending.call
             logger.info("call %s ended without effect: %s", name, error.message)

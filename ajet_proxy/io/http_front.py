@@ -13,7 +13,6 @@ Next: ajet_proxy/core/identity.py
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -48,10 +47,10 @@ from ajet_proxy.io import relay
 from ajet_proxy.io.call_off import CallOff
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.continuity import Continuity
-from ajet_proxy.io.desk import Asking, Begun, Desk
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.foreign import Foreign
 from ajet_proxy.io.inquiry import Inquiry
+from ajet_proxy.io.ledger_port import Asking, Begun, Desk
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.rewards import Rewards
@@ -59,10 +58,11 @@ from ajet_proxy.io.room import Room
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, request_headers
-from ajet_sdk.errors import AjetError, BadRequest, NotFound, NotReady
+from ajet_sdk.errors import AjetError, BadRequest, LoopDetected, NotFound, NotReady, TooLarge
 from ajet_sdk.routes import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
+LOOP = "an engine of this proxy leads back to it: give --upstream, and POST policy, the engines' own addresses"
 MOST_MISSPELT = 100
 """So many header names that mean nothing are written to the log, each once."""
 
@@ -70,8 +70,10 @@ MOST_MISSPELT = 100
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
     """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the
-    engines' own API key; ``pauses`` says that weights change while calls are in flight."""
+    engines' own API key; ``pauses`` says that weights change while calls are in flight. ``daemon`` is its name, which
+    no other one has."""
 
+    daemon: str = "ajet_proxy"
     allow_routes: tuple[str, ...] = ()
     upstream_key: str | None = None
     pauses: bool = False
@@ -126,8 +128,9 @@ class HttpFront:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
         app.cleanup_ctx.append(self._connections)
         app.on_response_prepare.append(relay.leave_out)
+        app.on_response_prepare.append(body_of.close_unread)
         app.on_response_prepare.append(self._began)
-        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=body_of.ask)
+        app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=body_of.unasked)
 
     async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
         await self._upstream.start()
@@ -177,7 +180,7 @@ class HttpFront:
         """Ask the engine on the agent's behalf, and record the calls that come of it."""
         body = await self._body(http)
         try:
-            request = Request(body)
+            request = await self._read(http, body)
         except BadRequest:
             if dialect.target != dialect.path:
                 await self._rewards.record(http, self._identify(http, None), body)
@@ -297,8 +300,13 @@ class HttpFront:
     async def _pass(self, http: web.Request, body: bytes | None = None) -> web.StreamResponse:
         """Pass a request on as it is; its `body`, if it has been read."""
         body = await self._body(http) if body is None else body
-        identity = await self._rewards.record(http, self._identify(http, self._naming(http, body)), body)
-        model, response = _model_in(body), fetched(http.method, identity.path)
+        try:
+            request: Request | None = await self._read(http, body)
+        except BadRequest:
+            request = None
+        names = request if http[_HEADERS].labels.reward is not None else None
+        identity = await self._rewards.record(http, self._identify(http, names), body)
+        model, response = "" if request is None else request.model, fetched(http.method, identity.path)
         ask = None if response is None else await self._desk.kept(response)
         upstream_request = self._engine_request(
             http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=ask is not None
@@ -329,6 +337,8 @@ class HttpFront:
         if holds_key(http.rel_url.raw_query_string):  # which servers on the way write down
             raise BadRequest("a key has no place in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
         http[_HEADERS] = headers = self._headers(http)
+        if headers.came_through(self._settings.daemon):
+            raise LoopDetected(LOOP, code="loop_detected")
         for name, meant in headers.misspelt.items():
             if name not in self._misspelt and len(self._misspelt) < MOST_MISSPELT:
                 self._misspelt.add(name)
@@ -341,20 +351,13 @@ class HttpFront:
             claims=http[_CLAIMS],
         )
 
-    def _naming(self, http: web.Request, body: bytes) -> Request | None:
-        """What may name the episode of a reward that rides on a request which makes no call."""
-        try:
-            return None if http[_HEADERS].labels.reward is None else Request(body)
-        except BadRequest:
-            return None
-
     def _engine_request(
         self, http: web.Request, path: str, body: bytes | None, *, model: str, sticky: str, identity: bool
     ) -> EngineRequest:
         query = http.rel_url.raw_query_string
         headers = request_headers(
             http[_HEADERS].sent.items(), is_ours=self._is_ours, upstream_key=self._settings.upstream_key,
-            identity=identity,
+            identity=identity, daemon=self._settings.daemon,
         )
         return EngineRequest(
             method=http.method, target=f"{path}?{query}" if query else path, headers=headers, body=body, model=model,
@@ -371,6 +374,14 @@ class HttpFront:
             return False
         return True
 
+    async def _read(self, http: web.Request, body: bytes) -> Request:
+        """`body` as a JSON object, or `BadRequest`. A reward that rides on one which is `TooLarge` is kept."""
+        try:
+            return Request(body, self._settings.max_messages)
+        except TooLarge:
+            await self._rewards.record(http, self._identify(http, None), body)
+            raise
+
     async def _body(self, http: web.Request) -> bytes:
         settings = self._settings
         try:
@@ -385,12 +396,3 @@ class HttpFront:
 def _is_preflight(http: web.Request) -> bool:
     """Whether a browser asks what a page of another site may ask."""
     return http.method == "OPTIONS" and "Origin" in http.headers and "Access-Control-Request-Method" in http.headers
-
-
-def _model_in(body: bytes) -> str:
-    """The model that a JSON body names; empty for any other body."""
-    try:
-        model = json.loads(body).get("model")
-    except (ValueError, AttributeError, RecursionError):
-        return ""
-    return model if isinstance(model, str) else ""

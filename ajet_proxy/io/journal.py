@@ -11,13 +11,14 @@ does not count. At the end of the last segment that is a torn tail: it is cut of
 behind it, or in an earlier segment, it is damage that no crash explains, and opening refuses.
 
 Invariant: what `durable` counts survives a kill and a power cut. When the disk refuses, nothing pending is dropped: the
-file is cut back to its last durable record and all that is pending is written again, in order, until it works.
+file is cut back to its last durable record and all that is pending is written again, in order, until it works. Nothing
+counts as durable in a file that a start would not find: after each write, and as often when there is none, the writer
+looks whether its segment still stands at its path. Put back there, it goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import io
 import logging
 import os
@@ -30,7 +31,7 @@ from struct import Struct
 from typing import BinaryIO
 from zlib import crc32
 
-from ajet_sdk.errors import AjetError, Conflict, TooLarge
+from ajet_sdk.errors import AjetError, TooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -54,29 +55,16 @@ class JournalDamaged(AjetError):
     type = "journal_damaged"
 
 
+class JournalGone(OSError):
+    """The file that is written is no longer the journal's."""
+
+
 def of_several(data_dir: Path, error: KeyError) -> JournalDamaged:
     """For a record about something that no record before it has made."""
     return JournalDamaged(
         f"the files of the journal in {data_dir} do not fit together ({error} comes from nowhere): restore all of them "
         "from one copy", code="journal_damaged",
     )
-
-
-def lock(data_dir: Path) -> int:
-    """An open descriptor that holds `data_dir` for this process, or `Conflict` if another proxy has it."""
-    descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
-        raise Conflict(
-            f"another proxy (process {owner}) is using {data_dir}: stop it, or give this one another --data-dir",
-            code="data_dir_locked",
-        ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
 
 
 def folder_of(data_dir: Path) -> Path:
@@ -90,9 +78,16 @@ def snapshots(data_dir: Path) -> list[Path]:
 
 
 def segments(data_dir: Path) -> list[Path]:
-    """The segments behind the latest snapshot, oldest first; `JournalDamaged` if one before the last is missing."""
+    """The segments behind the latest snapshot, oldest first; `JournalDamaged` if one before the last is missing, or the
+    last one, which no snapshot takes in."""
     behind = max((path.stem for path in snapshots(data_dir)), default=f"{0:08d}")
     found = sorted(path for path in folder_of(data_dir).glob(f"{NUMBER}.log") if path.stem > behind)
+    if behind.strip("0") and not found:
+        path = folder_of(data_dir) / f"{int(behind) + 1:08d}.log"
+        raise JournalDamaged(
+            f"{path} is missing, which begins where the snapshot before it ends: restore it from a copy, or `touch` it "
+            "to go on without what happened since", code="journal_damaged",
+        )
     for number, path in enumerate(found, int(behind) + 1):
         if int(path.stem) != number:
             raise JournalDamaged(
@@ -210,6 +205,8 @@ class Journal:
         self._due = False
         self._closing = False
         self._descriptor = -1
+        self._path = self._folder
+        """The segment that is written, once there is one."""
         self._number, self._end = 0, 0
         self._ragged = False
         """Whether bytes of a record that is not durable may stand behind the last one that is."""
@@ -247,13 +244,19 @@ class Journal:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> int:
-        """Write what is pending and end; returns how many records could not be written in `timeout_s` seconds."""
+        """Write what is pending and end; returns how many records could not be written in `timeout_s` seconds. An
+        `error` that is there then says that what is durable cannot be found."""
         with self._changed:
             self._closing = True
             self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join(timeout_s)
         if self._descriptor >= 0 and not self._thread.is_alive():
+            try:
+                self._look()
+                self.error = None if isinstance(self.error, JournalGone) else self.error
+            except OSError as error:
+                self.error = error
             os.close(self._descriptor)
             self._descriptor = -1
         return self.appended - self.durable
@@ -261,7 +264,7 @@ class Journal:
     def _cut_tail(self, path: Path) -> None:
         """End the last segment behind its last whole record; the rest is kept beside it for a person to look at."""
         self._end = max(self._end, len(MAGIC)) if path.stat().st_size >= len(MAGIC) else 0
-        self._descriptor = os.open(path, os.O_RDWR)
+        self._descriptor, self._path = os.open(path, os.O_RDWR), path
         if os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:
             self._end = 0
         size = os.fstat(self._descriptor).st_size
@@ -278,23 +281,14 @@ class Journal:
 
     def _run(self) -> None:
         """The writer thread: whatever is pending becomes durable together; a refusal is tried again."""
-        while True:
-            with self._changed:
-                while not (self._due and self._pending) and not self._closing:
-                    self._due = False
-                    self._changed.wait()
-                if not self._pending:
-                    return
-                batch = list(self._pending)
-                if END_OF_SEGMENT in batch:
-                    batch = batch[: batch.index(END_OF_SEGMENT)] or [END_OF_SEGMENT]
-                self._due = len(batch) < len(self._pending)
+        while (batch := self._next_batch()) is not None:
             try:
                 self._write(batch)
             except (OSError, MemoryError) as error:
-                if self.error is None:
+                if str(error) != str(self.error):
                     logger.error("the journal cannot write: %s; intake stops until it can", error)
                 self.error = error
+                self._cut_back()
                 self._on_progress()
                 with self._changed:
                     self._due = True
@@ -302,6 +296,7 @@ class Journal:
                         return
                     self._changed.wait_for(lambda: self._closing, self._retry_s)
                 continue
+            told = self.error is None and not batch
             if self.error is not None:
                 logger.warning("the journal writes again; %d records were held back and none was lost", len(batch))
                 self.error = None
@@ -309,10 +304,49 @@ class Journal:
                 for _ in batch:
                     self._pending.popleft()
                 self.durable += len(batch)
-            self._on_progress()
+            if not told:
+                self._on_progress()
+
+    def _next_batch(self) -> list[bytes] | None:
+        """What is to be written together; nothing if there was nothing for as long as it may go unlooked at, and None
+        at the end."""
+        with self._changed:
+            while not (self._due and self._pending) and not self._closing:
+                self._due = False
+                if not self._changed.wait(self._retry_s):
+                    return []
+            if not self._pending:
+                return None
+            batch = list(self._pending)
+            if END_OF_SEGMENT in batch:
+                batch = batch[: batch.index(END_OF_SEGMENT)] or [END_OF_SEGMENT]
+            self._due = len(batch) < len(self._pending)
+            return batch
+
+    def _look(self) -> None:
+        """`JournalGone` if the segment that is written is not where a start would look for it."""
+        if self._descriptor < 0:
+            return
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+                return
+        raise JournalGone(
+            f"{self._path} was moved, removed or replaced under the proxy: put {self._folder} back as it was, and it "
+            "goes on; if that is gone, stop the proxy and restore it from a copy"
+        )
+
+    def _cut_back(self) -> None:
+        """Leave nothing behind the last durable record, if the disk allows that much."""
+        if self._ragged:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+                self._ragged = False
 
     def _write(self, batch: list[bytes]) -> None:
-        """Append `batch` behind the last durable record and make it durable."""
+        """Append `batch` behind the last durable record and make it durable, where a start finds it."""
+        if not batch:
+            self._look()
+            return
         if batch == [END_OF_SEGMENT]:
             if self._end > len(MAGIC):
                 self._next_segment()
@@ -328,9 +362,11 @@ class Journal:
             written = os.pwrite(self._descriptor, view, at)
             view, at = view[written:], at + written
         os.fdatasync(self._descriptor)
+        self._look()
         self._end, self._ragged = at, False
 
     def _next_segment(self) -> None:
+        self._look()
         path = self._folder / f"{self._number + 1:08d}.log"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
@@ -342,7 +378,7 @@ class Journal:
             raise
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._descriptor, self._number, self._end = descriptor, self._number + 1, len(MAGIC)
+        self._descriptor, self._path, self._number, self._end = descriptor, path, self._number + 1, len(MAGIC)
 
 
 def sync_folder(folder: Path) -> None:

@@ -3,6 +3,8 @@
 Ending is durable: `end` returns when the journal has it, and only then may the client see the end of its answer. Tokens
 that came without logprobs are scored before that, and only under the weights that sampled them. Losing does not wait,
 because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls.
+
+Invariant: a call stays complete only if its client was `sent` the end of its answer, which whoever relays it says.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from ajet_proxy.core.call import (
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.same_text import Found
-from ajet_proxy.io.desk import Desk, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port import Desk, Ending, Gone, Whole, unsent
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 
@@ -40,7 +42,11 @@ class Recorder:
         """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
         """
         self.origin = origin
+        self.engine = ""
+        """Who answered: the address of the engine's route."""
         self.ended = False
+        self.sent = False
+        """Whether the client's connection has taken the bytes that complete the answer."""
         self.lost: set[int] = set()
         """The places of the choices that ended in no whole call."""
         self._scorer = scorer
@@ -52,6 +58,7 @@ class Recorder:
         self._weights: object = None
         self._changes: list[Change] = []
         self._same_text: dict[int, Found | None] = {}
+        self._endings: list[Ending] = []
 
     def note_version(self, exchange: Exchange) -> None:
         """Look whether other weights serve the model by now. Of a stream, which may have been frozen while they
@@ -75,14 +82,17 @@ class Recorder:
             for outcome in whole:
                 self._same_text[outcome.index] = await self._repeated(outcome)
         self.ended = True
-        await self._desk.end([self._ending(outcome) for outcome in whole])
+        self._endings = [self._ending(outcome) for outcome in whole]
+        await self._desk.end(self._endings)
 
     def lose(self, reason: str = DISCONNECTED) -> None:
-        """Record that all calls are lost, unless they are ended already."""
-        if self.ended:
-            return
-        self.ended = True
-        self._desk.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
+        """Record that all calls are lost, unless the client was sent the end."""
+        if not self.ended:
+            self.ended = True
+            self._desk.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
+        elif not self.sent and (lost := unsent(self._endings, reason)):
+            self._endings = []
+            self._desk.lose(lost)
 
     async def _scored(self, choice: Unscored) -> Captured | Lost:
         outcome = await self._scorer.score(choice) if self._same_weights() else None
@@ -106,8 +116,8 @@ class Recorder:
         origin, marks = self.origin, self._marks(outcome)
         if isinstance(outcome, Lost):
             self.lost.add(outcome.index)
-            return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks)
+            return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine)
         if self._finished is not None:
             origin = self._finished(origin, outcome)
         call = to_packed(outcome, origin, self._changes, self._same_text.get(outcome.index))
-        return Whole(origin.episode, call, marks)
+        return Whole(origin.episode, call, marks, self.engine)

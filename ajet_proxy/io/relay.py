@@ -1,8 +1,9 @@
 """An engine's answer on its way to the client: captured, or passed through as it is.
 
 Invariant: bytes leave in the order in which they came, and those that complete a captured answer leave only after the
-`Recorder` has made its calls durable. A client that goes away ends the engine's request at once. An answer that breaks
-off breaks off for the client too: nothing is made up to end it well.
+`Recorder` has made its calls durable. Calls whose client went away before those were written to it are lost. A client
+that goes away ends the engine's request at once. An answer that breaks off breaks off for the client too, and so does
+one that the disk does not take in time: nothing is made up to end it well.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from ajet_proxy.io.keep_alive import KeepAlive
 from ajet_proxy.io.recorder import Recorder
 from ajet_proxy.io.server import Unmeasured, stalled
 from ajet_proxy.io.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers, sendable
-from ajet_sdk.errors import AjetError, EngineError, EngineTimeout
+from ajet_sdk.errors import EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 
 _NO_ROUTE: Final = (404, 405, 501)
 """How an engine says that it does not have a route."""
-_REFUSED: Final = (400, 403, 422)
+REFUSED: Final = (400, 403, 422)
 """How an engine says that it does not take a field, or not from everybody."""
 MAX_NAMED: Final = 100
 """An answer names so many of its calls at most: clients refuse headers of more than about 8 kB."""
@@ -54,7 +55,8 @@ class Streamed(Unmeasured):
 
 
 class Document(web.Response):
-    """An engine's answer in one piece, with the engine's headers, `body` in place of its body, and perhaps `status`."""
+    """An engine's answer in one piece, with the engine's headers, `body` in place of its body, and perhaps `status`.
+    Its ``unsent`` is called if the client goes away before all of it has left."""
 
     def __init__(self, answer: aiohttp.ClientResponse, body: bytes, status: int | None) -> None:
         headers = response_headers(as_written(answer.raw_headers), keep_length=True)
@@ -63,6 +65,14 @@ class Document(web.Response):
         reason = sendable(answer.reason or "") if status is None else None
         super().__init__(status=status or answer.status, reason=reason, headers=headers, body=body)
         self.lacking = _lacking(headers)
+        self.unsent: Callable[[], None] = lambda: None
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        try:
+            await super().write_eof(data)
+        except (asyncio.CancelledError, ConnectionError):
+            self.unsent()
+            raise
 
 
 def _lacking(headers: Mapping[str, str]) -> list[str]:
@@ -85,6 +95,7 @@ async def captured(
     asked that has no route for `request`. `heard` gets an answer that is not captured."""
     try:
         answer, asked = await _ask(request, exchange, upstream, own)
+        recorder.engine = str(answer.url).partition("?")[0]
         try:
             exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
             if exchange.settled:
@@ -92,6 +103,7 @@ async def captured(
             told = heard if exchange.skip is not None else None
             if exchange.buffered:
                 document = await _document(answer, exchange, recorder, told)
+                document.unsent = lambda: recorder.lose(_gone(http))
                 _lead_back(http, answer, asked, document)
                 return document
             response = Streamed(answer, keep_length=exchange.settled)
@@ -99,14 +111,17 @@ async def captured(
             return await _stream(http, answer, response, exchange, recorder, keep_alive_s, told)
         finally:
             answer.close()
-    except AjetError:
-        recorder.lose(ENGINE_ERROR)
-        raise
     except (asyncio.CancelledError, ConnectionError):
-        recorder.lose(EPISODE_DISCARDED if called_off(http) else STALLED if stalled(http) else DISCONNECTED)
+        recorder.lose(_gone(http))
         raise
-    finally:
+    except BaseException:
         recorder.lose(ENGINE_ERROR)
+        raise
+
+
+def _gone(http: web.Request) -> str:
+    """Why the client of `http` gets no end of its answer."""
+    return EPISODE_DISCARDED if called_off(http) else STALLED if stalled(http) else DISCONNECTED
 
 
 async def _ask(
@@ -114,7 +129,7 @@ async def _ask(
 ) -> tuple[aiohttp.ClientResponse, EngineRequest]:
     """The engine's answer to `request`, or to what it is asked if it does not take that; and what it was asked."""
     answer = await upstream.send(request)
-    if answer.status in _REFUSED and exchange.retreat():
+    if answer.status in REFUSED and exchange.retreat():
         answer.close()
         return await upstream.send(replace(request, body=exchange.upstream_body)), request
     if answer.status in _NO_ROUTE and instead is not None:
@@ -170,7 +185,7 @@ async def retold(
 
 async def _document(
     answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, heard: Callable[[bytes], None] | None
-) -> web.StreamResponse:
+) -> Document:
     """An answer in one piece, kept back as a whole."""
     try:
         data = await answer.read()
@@ -216,7 +231,7 @@ async def _stream(
             except _BROKEN:
                 rest = [*exchange.feed(_left(answer)), *exchange.abort()]
                 await recorder.end(exchange.outcomes)
-                await _write(response, rest)
+                await _write_end(response, rest, recorder)
                 return _cut(http, response)
             if not data:
                 break
@@ -225,10 +240,10 @@ async def _stream(
                 await flow.run()
             if exchange.settled and not recorder.ended:
                 await recorder.end(exchange.outcomes)
-                await _write(response, exchange.release())
+                await _write_end(response, exchange.release(), recorder)
         rest = exchange.finish()
         await recorder.end(exchange.outcomes)
-    await _write(response, rest)
+    await _write_end(response, rest, recorder)
     await response.write_eof()
     return response
 
@@ -258,6 +273,12 @@ def _name(response: web.StreamResponse, recorder: Recorder) -> None:
 async def _write(response: web.StreamResponse, parts: list[bytes]) -> None:
     if data := b"".join(parts):
         await response.write(data)
+
+
+async def _write_end(response: web.StreamResponse, parts: list[bytes], recorder: Recorder) -> None:
+    """Write what the client gets of a whole answer, or what follows that."""
+    await _write(response, parts)
+    recorder.sent = True
 
 
 def _cut(http: web.Request, response: web.StreamResponse) -> web.StreamResponse:

@@ -25,17 +25,19 @@ from ajet_proxy.core.keys import Claims, Ring
 from ajet_proxy.core.timeline import Packed, Policy, Turn
 from ajet_proxy.io.call_off import OverTold, nobody
 from ajet_proxy.io.channel import Channel, Form, Values, fields
-from ajet_proxy.io.desk import Asking, Begun, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port import Asking, Begun, Ending, Gone, Whole
 from ajet_sdk.errors import AjetError
 
 
 class Facts(Struct, frozen=True):
-    """What every worker knows. ``served`` has the version and the engines of each model that was announced."""
+    """What every worker knows. ``served`` has the version and the engines of each model that was announced; ``daemon``
+    is the daemon's name, which no other one has."""
 
     served: Mapping[str, tuple[int, tuple[str, ...]]]
     default_version: int
     merge_policy: Policy
     ring: Ring
+    daemon: str
 
     def policy_version(self, model: str) -> int:
         """As the ledger has it."""
@@ -63,9 +65,10 @@ VALUES = Values((
     fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Known), fields(Turn),
     fields(Packed), fields(Facts), fields(Ask),
     Form(Asking, _asking, lambda told: Asking(told[0], None if told[1] is None else retold(told[1]), *told[2:])),
-    Form(Whole, lambda end: [end.episode, end.call, end.marks], lambda told: Whole(told[0], told[1], _marks(told[2]))),
-    Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks],
-         lambda told: Gone(told[0], told[1], told[2], _marks(told[3]))),
+    Form(Whole, lambda end: [end.episode, end.call, end.marks, end.engine],
+         lambda told: Whole(told[0], told[1], _marks(told[2]), told[3])),
+    Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks, end.engine, end.unsent],
+         lambda told: Gone(told[0], told[1], told[2], _marks(told[3]), *told[4:])),
     Form(Ring, lambda ring: [ring.secrets, sorted(ring.keys), dict(ring.tenants), dict(ring.episodes)],
          lambda told: Ring(told[0], frozenset(told[1]), *told[2:])),
 ))  # fmt: skip

@@ -17,7 +17,7 @@ from ajet_proxy.core.attempt import retries, retry_key
 from ajet_proxy.core.history import History
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.io.audit import SUBJECT
-from ajet_proxy.io.desk import Desk
+from ajet_proxy.io.ledger_port import Desk
 
 
 class Rewards:

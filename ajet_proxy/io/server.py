@@ -29,10 +29,11 @@ PROGRESS = 1 << 20
 
 
 class Runner(web.AppRunner):
-    """Serves an application, as `web.AppRunner` does. A client may keep us waiting for `patience_s`."""
+    """Serves an application, as `web.AppRunner` does. A client may keep us waiting for `patience_s`. Bodies come as
+    they were packed; `body` unpacks them."""
 
     def __init__(self, app: web.Application, *, patience_s: float = 120.0, **options: Any) -> None:
-        super().__init__(app, **options)
+        super().__init__(app, auto_decompress=False, **options)
         self._patience_s = patience_s
 
     async def _make_server(self) -> web.Server:

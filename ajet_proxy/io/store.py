@@ -7,7 +7,8 @@ A write costs the same for one record as for many. So what nobody waits for goes
 `LINGER_S`; and under load those who wait share a write every `WINDOW_S`.
 
 Invariant: whoever is told that something happened can rely on its being on disk. While the journal cannot write, no new
-work is taken in (503); the end of work that was taken in before still counts, and waits for the disk.
+work is taken in (503); the end of work that was taken in before still counts, and waits for the disk. Nobody waits for
+longer than ``patience_s``.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from ajet_proxy.io import snapshot
 from ajet_proxy.io.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.compaction import alone
-from ajet_proxy.io.journal import END_OF_SEGMENT, Journal, JournalDamaged, lock, of_several, readable
+from ajet_proxy.io.data_dir import begin, lock
+from ajet_proxy.io.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, of_several, readable
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 2.0
+PATIENCE_S = 60.0
 LINGER_S = 0.02
 """How long an event that nobody waits for may stay off the disk."""
 WINDOW_S = 0.003
@@ -86,14 +89,15 @@ class _Waiter:
     number: int
     future: asyncio.Future[None]
     patient: bool
-    """It waits until the disk recovers instead of being told 503."""
+    """It waits for the disk to recover instead of being told 503 at once."""
 
 
 class Store:
     """Ledger and journal as one. Make it with `open`, in the event loop that will use it."""
 
-    def __init__(self, ledger: Ledger, metrics: Observer | None = None) -> None:
+    def __init__(self, ledger: Ledger, metrics: Observer | None = None, *, patience_s: float = PATIENCE_S) -> None:
         self.ledger = ledger
+        self.patience_s = patience_s
         self.limits: Limits | None = None
         self.quotas: Spending | None = None
         self.trouble: dict[str, str] = {}
@@ -113,17 +117,18 @@ class Store:
     @classmethod
     def open(
         cls, data_dir: Path, settings: LedgerSettings, *, metrics: Observer | None = None,
-        journal: Callable[[Path, Callable[[], None]], Journal] = Journal,
+        patience_s: float = PATIENCE_S, journal: Callable[[Path, Callable[[], None]], Journal] = Journal,
     ) -> Store:
         """Take hold of `data_dir` and rebuild the state from its journal.
 
-        Raises `Conflict` if another proxy has the directory, `JournalDamaged` if its journal cannot be read.
+        Raises `Conflict` if another proxy has the directory, `JournalDamaged` if its journal cannot be read or is gone.
         """
         held = lock(data_dir)
         try:
             archive = ArchiveFile(data_dir)
+            begin(data_dir)
             with alone(data_dir):
-                store = cls(snapshot.load(data_dir, settings, archive), metrics)
+                store = cls(snapshot.load(data_dir, settings, archive), metrics, patience_s=patience_s)
                 refuse_missing(data_dir, store.ledger)
                 store._lock, store._archive = held, archive
                 store._journal = journal(data_dir, store._on_progress)
@@ -146,7 +151,8 @@ class Store:
         return self._journal.error is None
 
     async def commit(self, events: Sequence[Event]) -> None:
-        """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses.
+        """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses. Ends
+        of calls are not refused at once: the disk has ``patience_s`` to take them.
 
         After `NotReady` the events may have been applied all the same and reach the disk later: asking again is safe,
         because every command that is repeated is answered as done.
@@ -160,7 +166,11 @@ class Store:
             waiter = _Waiter(self._journal.appended, self._loop.create_future(), patient)
             self._waiters.append(waiter)
             self._flush_in(0.0)
-            await waiter.future
+            try:
+                async with asyncio.timeout(self.patience_s):
+                    await waiter.future
+            except TimeoutError:
+                raise self._not_ready(f"it did not take this within {self.patience_s:g} seconds") from None
         if self._metrics is not None:
             self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
 
@@ -208,7 +218,9 @@ class Store:
 
     def alerts(self) -> dict[str, str]:
         """What an operator should look at, by what it is about."""
-        return self.ledger.alerts() | self.trouble
+        error = self._journal.error
+        own = {} if error is None else {"journal": f"the journal cannot write, and nothing new is taken in: {error}"}
+        return own | self.ledger.alerts() | self.trouble
 
     async def leasable(self, seen: object, timeout: float) -> None:
         """Return as soon as `Ledger.leasable` is no longer what was `seen`, or after `timeout` seconds."""
@@ -236,7 +248,8 @@ class Store:
             self._subscribers.discard(queue)
 
     async def close(self) -> None:
-        """Write what is pending, end every wait and let the directory go."""
+        """Write what is pending, end every wait and let the directory go; `JournalDamaged` if a start would not find
+        what was written."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         unwritten = await asyncio.to_thread(self._journal.close)
@@ -249,6 +262,8 @@ class Store:
             queue.put_nowait(None)
         self._archive.close()
         os.close(self._lock)
+        if isinstance(self._journal.error, JournalGone):
+            raise JournalDamaged(str(self._journal.error), code="journal_gone")
 
     def _flush_in(self, seconds: float) -> None:
         """Have what is queued written in so many seconds, or before."""
@@ -298,11 +313,11 @@ class Store:
                 _resolve(waiter.future, self._not_ready())
                 self._waiters.remove(waiter)
 
-    def _not_ready(self) -> NotReady:
-        return NotReady(
-            f"the journal cannot write: {self._journal.error or 'it is closed'}", code="journal",
-            retry_after=RETRY_AFTER_S,
-        )
+    def _not_ready(self, why: str = "it is closed") -> NotReady:
+        error = self._journal.error
+        if error is not None:
+            why = "its file is gone" if isinstance(error, JournalGone) else str(error)
+        return NotReady(f"the journal cannot write: {why}", code="journal", retry_after=RETRY_AFTER_S)
 
 
 def _resolve(future: asyncio.Future[None], error: Exception | None = None) -> None:

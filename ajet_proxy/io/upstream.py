@@ -33,6 +33,7 @@ from ajet_proxy.core.keys import holds_key
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.io.unpacking import coding_of
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
 from ajet_sdk.routes import HEADER_PREFIX
 from ajet_sdk.sockets import watching
@@ -50,8 +51,6 @@ HOP_BY_HOP = frozenset((
     "transfer-encoding", "upgrade",
 ))
 _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
-UNPACKED = frozenset(("gzip", "deflate", "br", "zstd"))
-"""The codings of a request's body that aiohttp takes off, if the last header of codings names one of them alone."""
 MAX_HEADERS = 1000
 """Of an engine's answer."""
 _CREDENTIALS = ("authorization", "x-api-key")
@@ -288,11 +287,13 @@ class Upstream:
 
 
 def request_headers(
-    headers: Iterable[tuple[str, str]], *, is_ours: Callable[[str], bool], upstream_key: str | None, identity: bool
+    headers: Iterable[tuple[str, str]], *, is_ours: Callable[[str], bool], upstream_key: str | None, identity: bool,
+    daemon: str,
 ) -> CIMultiDict[str]:
     """The client's headers as the engine gets them: what is for us, for one hop or about the body's framing is left
     out, keys of ours (`is_ours`) too; `upstream_key` stands in for any key; with `identity` the answer must not be
-    compressed. A name that comes again is spelled as it was first, since aiohttp keeps all values of one spelling."""
+    compressed. ``Via`` names this `daemon`, which so knows a request of its own again. A name that comes again is
+    spelled as it was first, since aiohttp keeps all values of one spelling."""
     pairs = list(headers)
     dropped = _NOT_FORWARDED | _named_in_connection(pairs)
     spelled: dict[str, str] = {}
@@ -300,7 +301,7 @@ def request_headers(
     codings = [place for place, (name, _) in enumerate(pairs) if name.lower() == "content-encoding"]
     for place, (name, value) in enumerate(pairs):
         lower = name.lower()
-        if codings[-1:] == [place] and value.lower() in UNPACKED:
+        if codings[-1:] == [place] and coding_of([value]) is not None:
             continue
         if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
             continue
@@ -309,6 +310,7 @@ def request_headers(
         if holds_key(value):  # as a cookie or in a header of the caller's own
             continue
         out.add(spelled.setdefault(lower, name), sendable(value))
+    out.add(spelled.get("via", "Via"), f"1.1 {daemon}")
     if identity:
         out["Accept-Encoding"] = "identity"
     if upstream_key is not None:

@@ -158,7 +158,7 @@ function broken(status) {
 }
 
 function board(status, seen, rates, width) {
-  const now = seen.now, alerts = status.alerts || [], trouble = [...alerts, ...(status.journal && !status.journal.healthy ? ["The journal cannot write: the disk is full or failing, and nothing is taken in."] : [])];
+  const now = seen.now, trouble = status.alerts || [];
   return [
     ...trouble.map((line) => h("section", { class: "card alert" }, line)),
     tiles(status, rates), states(status.episodes),

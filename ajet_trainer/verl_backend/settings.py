@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from ajet_trainer.config import Config, ConfigError, nearest
+from ajet_trainer.verl_backend import refused
 from ajet_trainer.verl_backend.weights import BACKEND
 
 FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.")
@@ -35,8 +36,11 @@ OURS = {
     "critic.checkpoint.async_save": NOT_ASYNC,
     "trainer.v1.trainer_mode": "the trainer is ajet's own; where its engines run is placement in [trainer]",
     "transfer_queue.enable": "batches reach verl's workers through TransferQueue",
+    "algorithm.filter_groups.enable": "no dataset has groups to take instead; set no_signal = 'drop' in [trainer]",
+    "algorithm.use_pf_ppo": "verl's V1 trainer would give rows the advantages of others",
 }
-"""Keys on which it rests that batches are whole and trained once, and what to do instead of setting them."""
+"""Keys on which it rests that batches are whole and that each is trained once, for its own rewards; and what to do
+instead of setting them."""
 
 
 def everywhere(config: Config) -> dict[str, Any]:
@@ -146,6 +150,7 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
         if OmegaConf.select(tree, name) != value:
             raise ConfigError(f"{name} is not to be changed: {OURS[name]}", param=name)
     check(tree)
+    refused.check(tree, config.group_size)
     return tree
 
 
@@ -168,7 +173,9 @@ def check(tree: DictConfig) -> None:
     name, groups = "actor_rollout_ref.actor.ppo_mini_batch_size", tree.data.train_batch_size
     size = OmegaConf.select(tree, name)
     if type(size) is not int or not 0 < size <= groups:
-        raise ConfigError(f"{name} is how many groups an update has: from 1 to {groups}, not {size!r}", param=name)
+        raise ConfigError(
+            f"{name} makes groups / ppo_mini_batch_size updates of a step: from 1 to {groups}, not {size!r}", param=name
+        )
     if tree.critic.ppo_mini_batch_size != size:
         same = "critic.ppo_mini_batch_size"
         raise ConfigError(f"{same} follows the actor's: set {name}", param=same)

@@ -31,7 +31,7 @@ from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 from verl.workers.utils.padding import response_to_nested
 
-from ajet_trainer.advantage import one_row_a_session, row_weights
+from ajet_trainer.advantage import one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
 from ajet_trainer.verl_backend import queue, weights
 from ajet_trainer.verl_backend.checkpoints import prune
@@ -108,11 +108,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.push()
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        padded = any(tag.get("is_padding", False) for tag in batch.tags)
+        real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         batch = super()._compute_advantage(batch, metrics)
-        rows, places = one_row_a_session(batch.keys)
-        if padded or len(rows) < len(batch.keys):
-            self._weigh_episodes(batch, rows, places)
+        if len({session_of(batch.keys[place]) for place in real}) < len(batch.keys):
+            self._weigh_episodes(batch, real)
         return batch
 
     # What a run asks of a learner (ajet_trainer.step) --------------------------------------------------------------
@@ -197,9 +196,9 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             self.config.actor_rollout_ref.actor.ppo_mini_batch_size = share
             self.config.critic.ppo_mini_batch_size = share
 
-    def _weigh_episodes(self, batch: KVBatchMeta, rows: Sequence[int], places: Sequence[int]) -> None:
-        """Advantages of a batch in which a session has several rows, or none as verl's padding; see
-        `ajet_trainer.advantage`."""
+    def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> None:
+        """Advantages of a batch in which a session has several rows, or which verl has filled up: `real` are the rows
+        that are no padding, and estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
         fields = ["uid", "response_mask", "rm_scores", "token_level_rewards", "advantages", "returns"]
         stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         lengths = stored["response_mask"]
@@ -208,7 +207,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if "token_level_rewards" not in data.batch:
             data.batch["token_level_rewards"] = data.batch["rm_scores"]
         if self.config.algorithm.adv_estimator in GROUPED:
-            self._advantage_by_session(data, rows, places)
+            found = self._advantage_by_session(data.select_idxs(real), [batch.keys[place] for place in real])
+            for name, values in found.items():
+                data.batch[name] = torch.zeros_like(data.batch[name])
+                data.batch[name][real] = values
         trained = data.batch["response_mask"].sum(dim=-1).tolist()
         actor = self.config.actor_rollout_ref.actor
         mode = MEANS.get(actor.policy_loss.loss_mode, actor.loss_agg_mode)
@@ -218,13 +220,13 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         changed = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
         queue.update(batch, changed)
 
-    def _advantage_by_session(self, data: DataProto, rows: Sequence[int], places: Sequence[int]) -> None:
-        """verl's estimator over one row a session, spread over the session's rows.
+    def _advantage_by_session(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Advantages and returns by verl's estimator over one row a session, spread over the session's rows.
 
         That row is as long as the session's rows together, because some baselines weigh by length, and its reward is
         the session's, less the KL penalties of all its rows where verl was told to subtract them.
         """
-        algorithm = self.config.algorithm
+        algorithm, (rows, places) = self.config.algorithm, one_row_a_session(keys)
         mask, rewards, scores = (data.batch[n] for n in ("response_mask", "token_level_rewards", "rm_scores"))
         index = torch.tensor(places)
         lengths = mask.new_zeros(len(rows)).index_add(0, index, mask.sum(dim=-1))
@@ -242,8 +244,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             norm_adv_by_std_in_grpo=algorithm.get("norm_adv_by_std_in_grpo", True),
             config=algorithm,
         )
-        data.batch["advantages"] = session.batch["advantages"][index, :1] * mask
-        data.batch["returns"] = session.batch["returns"][index, :1] * mask
+        return {name: session.batch[name][index, :1] * mask for name in ("advantages", "returns")}
 
     def _track(self, metrics: Mapping[str, Any]) -> None:
         """Passes the metrics on to the loggers of verl's ``trainer.logger``, if any are named."""

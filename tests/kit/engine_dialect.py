@@ -142,7 +142,8 @@ def _chat_choice(reply: Reply, index: int, output: Output, group: int) -> Iterat
         if not delta and not last and not asked:
             continue
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": _chat_logprobs(reply, output, start, end)}
-        choice["finish_reason"] = ("tool_calls" if tools else output.finish_reason) if last else None
+        called = tools and output.finish_reason == "stop"  # an answer that was cut at its limit says so
+        choice["finish_reason"] = ("tool_calls" if called else output.finish_reason) if last else None
         if last:
             choice["stop_reason"] = output.stop_reason
         choice["token_ids"] = list(output.token_ids[start:end]) if reply.ids else None

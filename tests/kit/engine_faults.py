@@ -17,6 +17,9 @@ KINDS = (
     "hang",           # never answer
     "no_token_ids",   # know nothing of return_token_ids and enable_response_messages
     "no_logprobs",    # token ids, but no logprobs, not even when asked to score
+    "refuses_ids",    # 400 for whoever asks for token ids
+    "refuses_logprobs",  # 400 for whoever asks for logprobs
+    "refuses_both",   # 400 for either
     "not_vllm",       # 200 with a body that is not JSON
     "error_event",    # in a stream: an error event after `after` events, then [DONE]
     "no_done",        # a stream that ends without [DONE]
@@ -24,10 +27,9 @@ KINDS = (
     "abort",          # finish_reason "abort", half of the tokens
     "slow",           # wait `delay_s` before the answer and before each event
 )  # fmt: skip
-EXTRAS = {
-    "no_token_ids": ("return_token_ids", "enable_response_messages"),
-    "no_logprobs": ("logprobs", "include", "prompt_logprobs"),
-}
+IDS, LOGPROBS = ("return_token_ids", "enable_response_messages"), ("logprobs", "include", "prompt_logprobs")
+EXTRAS = {"no_token_ids": IDS, "no_logprobs": LOGPROBS}
+REFUSED = {"refuses_ids": IDS, "refuses_logprobs": LOGPROBS, "refuses_both": (*IDS, *LOGPROBS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ class Fault:
 def as_asked(body: dict[str, Any], kind: str) -> dict[str, Any]:
     """`body` as an engine understands it that lacks what the fault takes away."""
     return {key: value for key, value in body.items() if key not in EXTRAS.get(kind, ())}
+
+
+def refused(body: dict[str, Any], kind: str) -> str | None:
+    """The first field of `body` that an engine with this fault refuses, if any."""
+    return next((name for name in REFUSED.get(kind, ()) if body.get(name)), None)
 
 
 def aborted(output: Output) -> Output:

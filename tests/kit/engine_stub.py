@@ -29,7 +29,7 @@ from tests.kit import engine_dialect as dialect
 from tests.kit import engine_responses as responses
 from tests.kit import engine_script
 from tests.kit.engine_faults import Fault as Fault
-from tests.kit.engine_faults import aborted, as_asked, spoiled, without_ids
+from tests.kit.engine_faults import aborted, as_asked, refused, spoiled, without_ids
 from tests.kit.engine_tokens import MAX_MODEL_LEN, decode, encode, generate, render
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -119,7 +119,7 @@ class EngineStub:
                 return answer
             assert self.paused is not None
             await self.paused.wait()
-            problem = self._refusal(seen.body)
+            problem = self._refusal(seen.body, fault.kind if fault else "")
             response = problem or await self._answer(request, seen.body, fault)
             seen.finished = True
             return response
@@ -167,10 +167,12 @@ class EngineStub:
             return web.Response(text="<html><body>It works!</body></html>", content_type="text/html")
         return None
 
-    def _refusal(self, body: Any) -> web.Response | None:
+    def _refusal(self, body: Any, kind: str) -> web.Response | None:
         if not isinstance(body, dict):
             message = "1 validation error:\n  {'type': 'json_invalid', 'loc': 'body.1', 'msg': 'JSON decode error'}"
             return _json(dialect.error(400, message, "Bad Request", "body.1"), 400)
+        if (unknown := refused(body, kind)) is not None:
+            return _json(dialect.error(400, f"Unknown parameter: {unknown}.", "BadRequestError", unknown), 400)
         model = body.get("model")
         if model is not None and self.models and model not in self.models:
             return _json(dialect.error(404, f"The model `{model}` does not exist.", "NotFoundError", "model"), 404)

@@ -170,8 +170,10 @@ class LedgerRig:
         done = replace(done, same_text=same_text)
         return self.run(self.ledger.finish_call(episode, pack(done), at=self.at))
 
-    def lose(self, episode: str, call: str, reason: str = "disconnected") -> Sequence[Event]:
-        return self.run(self.ledger.lose_call(episode, call, reason, at=self.at))
+    def lose(
+        self, episode: str, call: str, reason: str = "disconnected", *, unsent: bool = False
+    ) -> Sequence[Event]:
+        return self.run(self.ledger.lose_call(episode, call, reason, at=self.at, unsent=unsent))
 
     def call(
         self, episode: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), **options: Any

@@ -16,7 +16,7 @@ import pytest
 
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
-from tests.kit.proxy_process import ProxyProcess
+from tests.kit.proxy_process import ProxyFailed, ProxyProcess
 from tests.proxy.serving import CHAT, eventually, identity_holds
 
 AGENTS = 30
@@ -78,6 +78,42 @@ async def test_a_full_disk_stops_intake_and_loses_nothing(
         assert [call["complete"] for call in record["calls"]] == [True, True]
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_on_a_full_disk_no_call_is_complete_whose_client_got_no_end(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, workers: str
+) -> None:
+    """Some clients give up, others are told 503 or cut; also after the disk has room again, and after a restart."""
+    async with asyncio.timeout(60):
+        with ProxyProcess(stub.url, tmp_path / "data", options=["--drain-s", "3", "--workers", workers]) as proxy:
+            chat = f"{proxy.url}/e/one/v1/chat/completions"
+            assert (await http.post(chat, json=CHAT)).status_code == 200
+            fill_disk(proxy, full=True)
+            bodies = [CHAT | {"seed": seed, "stream": stream} for seed in (2, 3) for stream in (False, True)]
+            waiting = [asyncio.create_task(http.post(chat, json=body)) for body in bodies]
+            await eventually(lambda: none_runs(http, proxy, 5))
+            for gone in waiting[:2]:
+                gone.cancel()
+            refused, cut = await asyncio.gather(*waiting[2:], return_exceptions=True)
+            assert isinstance(refused, httpx.Response) and refused.status_code == 503
+            assert refused.headers["Retry-After"] and refused.json()["error"]["code"] == "journal"
+            assert isinstance(cut, httpx.RemoteProtocolError)
+            fill_disk(proxy, full=False)
+            again = await until(lambda: http.post(chat, json=CHAT | {"seed": 4}), 200)
+            for _ in range(2):
+                record = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()
+                reasons = [call.get("reason") for call in record["calls"]]
+                assert sorted(reasons, key=str) == [None, None, *["disconnected"] * 2, *["not_written"] * 2]
+                assert record["calls"][-1]["call"] == again.headers["X-AJet-Call"]
+                proxy.kill()
+                proxy.start()
+
+
+async def none_runs(http: httpx.AsyncClient, proxy: ProxyProcess, calls: int) -> bool:
+    """Whether so many calls were made, and the engine has answered all."""
+    found = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()["calls"]
+    return len(found) == calls and all(call["complete"] for call in found)
+
+
 async def asked(stub: EngineStub, times: int) -> bool:
     return len(stub.llm_requests()) == times
 
@@ -91,6 +127,38 @@ async def until(ask: Any, status: int, limit_s: float = 10.0) -> httpx.Response:
             return answer
         assert time.monotonic() < deadline, answer.text
         await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("back", [True, False])
+async def test_a_journal_that_is_taken_away_is_noticed_and_never_begun_anew(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, back: bool
+) -> None:
+    with ProxyProcess(stub.url, tmp_path / "data", options=["--drain-s", "3"]) as proxy:
+        chat, folder = f"{proxy.url}/e/one/v1/chat/completions", proxy.data_dir / "journal"
+        assert (await http.post(chat, json=CHAT)).status_code == 200
+        folder.rename(tmp_path / "away")
+        refused = await until(lambda: http.post(chat, json=CHAT | {"seed": 2}), 503)
+        assert refused.json()["error"]["code"] == "journal" and refused.headers["Retry-After"]
+        status = await status_of(http, proxy)
+        assert status["journal"]["healthy"] is False
+        (alert,) = status["alerts"]
+        assert f"put {folder} back" in alert and "put" in proxy.errors()
+        metrics = (await http.get(f"{proxy.url}/metrics")).text
+        assert "ajet_journal_healthy 0" in metrics and "ajet_alerts 1" in metrics
+        if back:
+            (tmp_path / "away").rename(folder)
+            await until(lambda: http.post(chat, json=CHAT | {"seed": 3}), 200)
+        else:
+            assert proxy.stop() == 1
+            with pytest.raises(ProxyFailed, match="holds no journal, and compacting beside it"):
+                proxy.start()
+            (tmp_path / "away").rename(folder)
+            proxy.start()
+        assert (await status_of(http, proxy))["alerts"] == []
+        proxy.kill()
+        proxy.start()
+        calls = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()["calls"]
+        assert [call["complete"] for call in calls if call["complete"]] == [True] * (2 if back else 1)
 
 
 async def test_a_torn_journal_is_cut_at_its_last_whole_record(
@@ -111,6 +179,29 @@ async def test_a_torn_journal_is_cut_at_its_last_whole_record(
         proxy.start()
         record = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()
         assert [call["complete"] for call in record["calls"]] == [True, True]
+
+
+@pytest.mark.parametrize("sent", [False, True])
+async def test_a_retry_after_a_kill_takes_out_only_what_nobody_may_have_heard(
+    tmp_path: Path, stub: EngineStub, http: httpx.AsyncClient, sent: bool
+) -> None:
+    """Of two equal requests one was answered, and the other one found no daemon; or there was one, and the daemon died
+    before its client had the end."""
+    with ProxyProcess(stub.url, tmp_path / "data") as proxy:
+        url = f"{proxy.url}/e/one/v1/chat/completions"
+        assert (await http.post(url, json=CHAT)).status_code == 200
+        if sent:
+            await asyncio.sleep(1.0)  # it is noted four times a second
+        proxy.kill()
+        with pytest.raises(httpx.TransportError):
+            await http.post(url, json=CHAT)
+        proxy.start()
+        again = await http.post(url, json=CHAT, headers={"x-stainless-retry-count": "1"})
+        record = (await http.get(f"{proxy.url}/ajet/v1/episodes/one")).json()
+        first, second = record["calls"]
+        assert (first["complete"], second["complete"]) == (sent, True)
+        assert second["call"] == again.headers["X-AJet-Call"]
+        assert sent or first["reason"] == "retried"
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from cryptography.x509.oid import NameOID
 from ajet_proxy.config import Config
 from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
 from ajet_proxy.io import keyring
+from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
@@ -65,6 +66,23 @@ async def test_an_ill_engine_is_named_with_advice(tmp_path: Path, kind: str, mes
     assert message in found[0].message
     assert found[0].advice
     assert json.loads(as_json(findings))["ok"] is False
+
+
+@pytest.mark.parametrize(("kind", "what", "remedy"), [
+    ("refuses_ids", "return_token_ids", GIVES_TOKEN_IDS), ("refuses_logprobs", "logprobs", GIVES_LOGPROBS),
+    ("refuses_both", "return_token_ids and logprobs", GIVES_TOKEN_IDS),
+])  # fmt: skip
+async def test_what_an_engine_refuses_is_named_with_the_remedy(
+    tmp_path: Path, kind: str, what: str, remedy: str
+) -> None:
+    async with EngineStub() as stub:
+        stub.faults.append(Fault(kind, times=99))
+        findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
+    (found,) = (f for f in findings if f.level == "fault")
+    assert found.message.startswith(f"refuses {what}, so every episode would be discarded as incomplete_call: ")
+    assert "Unknown parameter" in found.message
+    assert found.advice == remedy
+    assert "vLLM" in remedy
 
 
 async def test_an_engine_that_is_down(tmp_path: Path) -> None:
@@ -115,6 +133,16 @@ async def test_pausing_needs_an_engine_that_can(tmp_path: Path) -> None:
     async with EngineStub() as stub:
         findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path), gate_mode="pause"))
     assert "it has no /pause" in faults(findings)[0]
+
+
+async def test_a_journal_that_is_gone_is_a_fault(tmp_path: Path) -> None:
+    async with serving(tmp_path):
+        pass
+    config = Config(data_dir=str(tmp_path))
+    assert any((f.check, f.level) == ("journal", "ok") for f in await examine(config))
+    shutil.rmtree(tmp_path / "journal")
+    (found,) = [f for f in await examine(config) if f.level == "fault"]
+    assert found.check == "journal" and "holds no journal" in found.message and "restore it" in found.advice
 
 
 def test_a_data_directory_out_of_sight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,3 +41,12 @@ def test_what_an_agent_wrote_cannot_move_the_cursor() -> None:
 
 def test_columns_are_aligned() -> None:
     assert align([("a", "bb"), ("ccc", "d")]) == "a    bb\nccc  d"
+
+
+def test_what_cannot_be_trained_because_of_its_engine_is_told_apart() -> None:
+    blind = RunResult("t", 0, "ep-1", "rewarded", 1.0, "discarded by the proxy: incomplete_call (no_token_ids)", 1.0,
+                      "no_token_ids")  # fmt: skip
+    empty = RunResult("t", 1, "ep-2", "rewarded", 1.0, "discarded by the proxy: incomplete_call", 1.0)
+    results = RunResults((REWARDED, blind, empty, ABORTED))
+    assert (results.untold, results.kept) == ([blind], [REWARDED])
+    assert results.table().endswith("3 rewarded, 1 aborted, mean reward 0.8333, 1 cannot be trained")

@@ -74,6 +74,10 @@ def test_unknown_fields_are_ignored() -> None:
         ({"logprobs": [-0.5, float("nan")]}, "logprobs"),
         ({"logprobs": [-0.5, None]}, "logprobs"),
         ({"logprobs": [-0.5, 10**400]}, "logprobs"),
+        ({"logprobs": [-0.5, 0.5]}, "logprobs"),
+        ({"logprobs": [1e300, -0.5]}, "logprobs"),
+        ({"logprobs": [-0.5, -3.5e38]}, "logprobs"),
+        ({"logprobs": -0.5}, "logprobs"),
         ({"policy_version": "7"}, "policy_version"),
         ({"policy_version": 2**31}, "policy_version"),
         ({"policy_version": [[7, 1]]}, "policy_version"),
@@ -90,6 +94,13 @@ def test_a_call_that_is_not_whole_is_refused(change: dict[str, Any], param: str)
     with pytest.raises(BadRequest) as caught:
         Call.from_json(LINE | change)
     assert caught.value.param == param
+
+
+def test_the_logprob_that_cannot_be_is_named() -> None:
+    with pytest.raises(BadRequest, match=r"at most 0, and finite in 32 bits, found 0\.5$"):
+        Call.from_json(LINE | {"logprobs": [-0.5, 0.5]})
+    for rounded in (0.0, -0.0, 1e-7, -9999.0):
+        assert Call.from_json(LINE | {"logprobs": [-0.5, rounded]}).logprobs == (-0.5, rounded)
 
 
 @pytest.mark.parametrize("line", [None, [], "text", 3])

@@ -30,8 +30,8 @@ STATUS: dict[str, Any] = {
     "version": "1", "gate": {"state": "closing"}, "requests": {"in_flight": 3, "waiting": 2},
     "models": {EVIL: {"policy_version": 7, "upstreams": ["a"]}}, "journal": {"healthy": False},
     "episodes": {"opened": 5, "open": 1, "trained": 4}, "groups": {"waiting": 1, "ready": 2, "leased": 1},
-    "drift": {"template": 1, "retokenized": 9}, "discarded": {"aborted": 2}, "alerts": ["drift is high"],
-    "tokens": {"generated": 100}, "calls": {"complete": 4},
+    "drift": {"template": 1, "retokenized": 9}, "discarded": {"aborted": 2},
+    "alerts": ["drift is high", "the journal cannot write"], "tokens": {"generated": 100}, "calls": {"complete": 4},
 }
 SEEN: dict[str, Any] = {
     "now": 100.0,

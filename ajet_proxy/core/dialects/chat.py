@@ -83,9 +83,6 @@ class Chat:
             echo=Echo() if flag(request, "echo") else None,
         )
 
-    def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
-        return answer
-
     def logprobs(self, value: Any) -> list[Any]:
         return [token.get("logprob") for token in value.get("content") or ()]
 

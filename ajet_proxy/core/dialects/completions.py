@@ -76,12 +76,9 @@ class Completions:
         return Ask(
             fields=({"return_token_ids": "true"} if hide_ids and not unread(request, "return_token_ids") else {})
             | ({"logprobs": "0"} if hide_logprobs else {}),
-            choices=self.choices(request), hide_ids=hide_ids, hide_logprobs=hide_logprobs,
+            choices=n * len(prompts), prompts=len(prompts), hide_ids=hide_ids, hide_logprobs=hide_logprobs,
             show_prompt=echo is not None and streamed, echo=echo,
         )
-
-    def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
-        return choice
 
     def logprobs(self, value: Any) -> list[Any]:
         logprobs = value.get("token_logprobs")

@@ -27,9 +27,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet_proxy.core.call import CAPTURE_FAILED, Lost, Outcome
+from ajet_proxy.core.dialects.choice import UNREADABLE
 from ajet_proxy.core.dialects.messages_error import error_body
 from ajet_proxy.core.dialects.patterns import ID, ROW, STRING, WHOLE, is_utf8
-from ajet_proxy.core.dialects.reading import DONE, UNREADABLE, Ask, OpenAIDialect, Reading
+from ajet_proxy.core.dialects.reading import DONE, Ask, OpenAIDialect, Reading
 from ajet_proxy.core.dialects.spans import scan
 from ajet_proxy.core.sse import SseEvent
 
@@ -58,7 +59,6 @@ class MessagesReading(Reading):
     def __init__(self, dialect: OpenAIDialect, ask: Ask) -> None:
         super().__init__(dialect, ask)
         self._blocks: Blocks | None = None
-        self._over = False
         self._broken = False
         self._finish_reason: Any = None
         self._stop_reason: Any = None
@@ -68,7 +68,7 @@ class MessagesReading(Reading):
         seen: list[bytes] = []
         at = 0
         tally = self._tallies[0]
-        while self._blocks and not self._over and (found := _USUAL.match(stream, at)):
+        while self._blocks and tally.finish_reason is None and not self.done and (found := _USUAL.match(stream, at)):
             if not is_utf8(found[0]):
                 break
             said, name, text, logprob, token = found.groups()
@@ -85,7 +85,7 @@ class MessagesReading(Reading):
         return seen, at
 
     def show(self, event: SseEvent) -> bytes | None:
-        if event.data is None or self._over:
+        if event.data is None or self.done:
             return None
         try:
             return b"".join(self._events(event.data))
@@ -114,7 +114,7 @@ class MessagesReading(Reading):
 
     def _events(self, data: bytes) -> list[bytes]:
         if data == DONE:
-            self.ended = self._over = True
+            self.ended = self.done = True
             return [*(self._blocks.close() if self._blocks else ()), _event("message_stop")]
         answer = scan(data.decode(), deep="choices")
         values = answer.values
@@ -139,7 +139,7 @@ class MessagesReading(Reading):
 
     def _fail(self, message: str) -> bytes:
         """The stream ends here: the engine has failed, or cannot be understood."""
-        self.ended = self._over = True
+        self.ended = self.done = True
         return _event("error", error={"type": "internal_error", "message": message})
 
     def _message(self, values: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ajet_proxy.core.dialects.choice import UNREADABLE
 from ajet_proxy.core.dialects.lax import flag
-from ajet_proxy.core.dialects.reading import UNREADABLE, Reading
+from ajet_proxy.core.dialects.reading import Reading
 from ajet_proxy.core.dialects.spans import Edits, Spanned, scan_at
 
 _BEFORE = ("role", "content")

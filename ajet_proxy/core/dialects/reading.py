@@ -4,44 +4,33 @@ vLLM reports each choice's token ids and logprobs where it reports the text. `Re
 and puts back to null what only the proxy asked for, by exchanging those values in the text and touching nothing else.
 The two do not depend on one another: an answer that cannot be added up, because it is of no dialect or comes twice, is
 put back all the same, to its end.
-Invariant: a choice is `Captured` only if every part of its answer came with ids, and if prompt ids, one finite logprob
-for each sampled token and a finish reason are there.
+Invariant: a choice is `Captured` only if all of it was told (see `choice`) and nothing was told twice: no choice in one
+event, no ids behind a finish, no second prompt in place of the first. So a stream is read to its end before that is
+known. A prompt may be told once for all of its choices.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import replace
 
-from ajet_proxy.core.call import (
-    CAPTURE_FAILED,
-    ENGINE_ABORTED,
-    ENGINE_ERROR,
-    NO_LOGPROBS,
-    NO_TOKEN_IDS,
-    TRUNCATED,
-    Captured,
-    Lost,
-    Outcome,
-)
+from ajet_proxy.core.call import CAPTURE_FAILED, ENGINE_ERROR, TRUNCATED, Lost, Outcome
 from ajet_proxy.core.dialects.bulk import read
-from ajet_proxy.core.dialects.given import Piece, joined
+from ajet_proxy.core.dialects.choice import UNREADABLE, Tally
+from ajet_proxy.core.dialects.given import joined
 from ajet_proxy.core.dialects.lax import flag, integer
 from ajet_proxy.core.dialects.patterns import is_utf8
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Edits, Spanned, scan, splice
 from ajet_proxy.core.sse import SseEvent
-from ajet_proxy.core.tokens import NOT_SO, are_tokens
+from ajet_proxy.core.tokens import are_tokens
 
 DONE = b"[DONE]"
-UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
-"""What reading an answer may raise that is not of the dialect."""
 KEEP_ALIVE = b": waiting for the engine\n\n"
 """A comment: every reader of server-sent events skips it."""
 VERSIONS = "return_weight_versions"
@@ -58,11 +47,13 @@ class Echo:
 
 
 class Ask(Struct, frozen=True):
-    """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come,
-    and what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
+    """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come, and
+    what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
 
     fields: Mapping[str, str] = {}
     choices: int = 1
+    prompts: int = 1
+    """Each has as many choices as the others; those of the first come first."""
     hide_ids: bool = False
     """Of the prompt, too, unless `show_prompt`."""
     hide_logprobs: bool = False
@@ -104,7 +95,9 @@ class Reader(Protocol):
     """Whether the client's protocol is another one than the engine's: then every event goes through `show`, also those
     that come after the last call, and neither `show` nor `document` may raise."""
     ended: bool
-    """Whether the engine has said its last about the calls."""
+    """Whether the client may take what it is told next for the end of its answer."""
+    done: bool
+    """Whether the engine has said its last about the calls, so that `outcomes` holds."""
     status: int | None
     """The client's status for a document, where the engine's does not fit."""
     tells_versions: bool
@@ -151,9 +144,6 @@ class OpenAIDialect(Protocol):
     bulky: bool
     """Whether the bulk of a document may be in the form that `bulk.read` knows."""
 
-    def prompt_owner(self, answer: Spanned, choice: Spanned) -> Spanned:
-        """The object that carries ``prompt_token_ids`` for `choice`."""
-
     def logprobs(self, value: Any) -> list[Any]:
         """One logprob for each token in the ``logprobs`` of a choice."""
 
@@ -172,21 +162,6 @@ def choices_of(request: Mapping[str, Any]) -> int:
     return max(1, integer(request, "n") or 1)
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What came of one choice so far."""
-
-    prompt: Any = None
-    ids: list[Any] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    said: list[Piece] = field(default_factory=list, compare=False)
-    versions: Any = None
-    finish_reason: Any = None
-    stop_reason: Any = None
-    told: bool = False
-    silent: bool = False
-
-
 class Reading:
     """One answer, read event by event or as a whole document."""
 
@@ -199,13 +174,16 @@ class Reading:
         self._dialect = dialect
         self._ask = ask
         self._hides_all = ask.hide_ids and ask.hide_logprobs
-        self._tallies = [_Tally() for _ in range(ask.choices)]
+        self._tallies = [Tally() for _ in range(ask.choices)]
+        self._prompts: list[Any] = [None] * ask.prompts
+        self._each = ask.choices // ask.prompts
         self._unfinished = ask.choices
         self._model = ""
         self._error = False
         self._failed = False
         self.ended = False
-        """Whether the engine has said its last: every choice is finished, or the stream says that it is done."""
+        """Whether every choice is finished, or the stream says that it is done."""
+        self.done = False
         self.tells_versions = False
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
@@ -221,6 +199,8 @@ class Reading:
             if (place := int(index)) >= len(self._tallies):
                 break
             tally = self._tallies[place]
+            if tally.finish_reason is not None:
+                break
             tally.ids.append(int(token))
             tally.logprobs.append(float(logprob))
             tally.told = True
@@ -248,7 +228,7 @@ class Reading:
         Raises ValueError or RecursionError for what is no JSON object.
         """
         if data == DONE:
-            self.ended = True
+            self.ended = self.done = True
             return data
         text = data.decode()
         answer = scan(text, deep="choices")
@@ -261,7 +241,7 @@ class Reading:
     def document(self, body: bytes) -> bytes:
         """What the agent sees in place of `body`; raises like `event`."""
         text, edits = self._document(body)[1:]
-        self.ended = True
+        self.ended = self.done = True
         return splice(text, edits).encode()
 
     @property
@@ -274,7 +254,10 @@ class Reading:
         if self._error or self._failed or self._unfinished:
             reason = ENGINE_ERROR if self._error else CAPTURE_FAILED if self._failed else TRUNCATED
             return tuple(Lost(index, reason) for index in range(len(self._tallies)))
-        return tuple(self._outcome(index, tally) for index, tally in enumerate(self._tallies))
+        prompts = [tuple(prompt) if are_tokens(prompt) else prompt for prompt in self._prompts]
+        return tuple(
+            tally.outcome(index, self._model, prompts[index // self._each]) for index, tally in enumerate(self._tallies)
+        )
 
     def given(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said; see `Reader`."""
@@ -299,6 +282,9 @@ class Reading:
             self._failed = True
             choices = None
         self._hide("prompt_token_ids", answer, self._ask.hide_ids and not self._ask.show_prompt, edits)
+        if len(self._prompts) == 1:  # of several, the answer as a whole cannot say which it tells
+            self._learn(0, values)
+        named: set[int] = set()
         for choice in choices or ():
             self._hide("prompt_token_ids", choice, self._ask.hide_ids and not self._ask.show_prompt, edits)
             self._hide("token_ids", choice, self._ask.hide_ids, edits)
@@ -306,7 +292,7 @@ class Reading:
             self._hide("weight_versions", choice, self._ask.hide_versions, edits)
             try:
                 self._put_back(text, choice, edits)
-                self._add(answer, choice)
+                self._add(choice, named)
             except UNREADABLE:
                 self._failed = True
         return edits
@@ -318,24 +304,34 @@ class Reading:
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
         """What else in `choice` would have been otherwise, had the agent been answered directly."""
 
-    def _add(self, answer: Spanned, choice: Spanned) -> None:
+    def _learn(self, place: int, told: Mapping[str, Any]) -> None:
+        """What is `told` of prompt number `place`, which is told once or always alike."""
+        prompt, known = told.get("prompt_token_ids"), self._prompts[place]
+        if known is None:
+            self._prompts[place] = prompt
+        elif prompt is not None and prompt is not known:
+            self._failed = self._failed or not are_tokens(prompt) or prompt != known
+
+    def _add(self, choice: Spanned, named: set[int]) -> None:
+        """Add `choice` to its tally; it is not among those that its event has `named` before, and becomes one."""
         values = choice.values
-        tally = self._tally(values["index"])
-        if (prompt := self._dialect.prompt_owner(answer, choice).values.get("prompt_token_ids")) is not None:
-            tally.prompt = prompt
+        index = values["index"]
+        tally = self._tally(index, named)
+        self._learn(index // self._each, values)
         tally.said.append(self._dialect.said(choice))
         if (ids := values.get("token_ids")) is not None:
             tally.ids += ids
             tally.told = True
         elif not self._dialect.wordless(choice) and not self._is_echo(choice):
             tally.silent = True
-        if (logprobs := values.get("logprobs")) is not None:
-            rows = self._dialect.logprobs(logprobs)
-            tally.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
+        rows = [] if (logprobs := values.get("logprobs")) is None else self._dialect.logprobs(logprobs)
+        tally.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
         if "weight_versions" in values:
             self.tells_versions = True
             tally.versions = values["weight_versions"] or tally.versions
-        if (finish_reason := values.get("finish_reason")) is not None and tally.finish_reason is None:
+        if tally.finish_reason is not None:
+            self._failed = self._failed or bool(ids or rows)
+        elif (finish_reason := values.get("finish_reason")) is not None:
             tally.finish_reason, tally.stop_reason = finish_reason, values.get("stop_reason")
             self._unfinished -= 1
             self.ended = self._unfinished == 0
@@ -344,55 +340,12 @@ class Reading:
         """Whether `choice` repeats the agent's own words, for which the engine has no place for ids."""
         return self._ask.echo is not None and "token_ids" not in choice.values
 
-    def _tally(self, index: Any) -> _Tally:
-        if type(index) is not int or not 0 <= index < len(self._tallies):
-            raise ValueError(f"the answer has a choice {index!r}; {len(self._tallies)} were asked for")
+    def _tally(self, index: Any, named: set[int]) -> Tally:
+        if type(index) is not int or not 0 <= index < len(self._tallies) or index in named:
+            raise ValueError(f"choice {index!r}, of {len(self._tallies)}, is not the next one of this event")
+        named.add(index)
         return self._tallies[index]
 
     def _is_filler(self, choices: list[Spanned]) -> bool:
         """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""
         return self._hides_all and all(map(self._dialect.is_filler, choices))
-
-    def _outcome(self, index: int, tally: _Tally) -> Outcome:
-        if tally.silent or not tally.told or tally.prompt is None:
-            return Lost(index, NO_TOKEN_IDS)
-        if not are_tokens(tally.prompt) or not are_tokens(tally.ids) or not isinstance(tally.finish_reason, str):
-            return Lost(index, CAPTURE_FAILED)
-        if tally.finish_reason == "abort":
-            return Lost(index, ENGINE_ABORTED)
-        logprobs = _finite(tally.logprobs)
-        if logprobs is None or len(logprobs) != len(tally.ids):
-            return Lost(index, NO_LOGPROBS)
-        return Captured(
-            index=index, model=self._model,
-            prompt_token_ids=tuple(tally.prompt),
-            token_ids=tuple(tally.ids),
-            logprobs=tuple(logprobs),
-            finish_reason=tally.finish_reason,
-            stop_string=tally.stop_reason if isinstance(tally.stop_reason, str) else None,
-            labels=_labels(tally.versions, len(tally.ids)),
-        )
-
-
-def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
-    """vLLM's ``weight_versions`` as runs of `sampled` tokens; none where they are not that."""
-    out, at = [], 0
-    try:
-        for span in spans or ():
-            label, start, end = span["version"], span["start"], span["end"]
-            if not (isinstance(label, str) and type(end) is int and start == at < end):
-                return ()
-            out.append((label, end - start))
-            at = end
-    except UNREADABLE:
-        return ()
-    return tuple(out) if at == sampled else ()
-
-
-def _finite(values: list[Any]) -> list[float] | None:
-    """`values` as floats, if they are finite numbers."""
-    try:
-        numbers = convert(values, list[float])
-    except NOT_SO:
-        return None
-    return numbers if math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers)) else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any
 
-from ajet_proxy.core.dialects.spans import Spanned, scan, with_fields
+from ajet_proxy.core.dialects.spans import Spanned, TooMany, scan, with_fields
+from ajet_proxy.core.extent import EACH, check_text, too_large
 from ajet_proxy.core.headers import MAX_LABEL, is_text
 from ajet_sdk.errors import BadRequest
 
@@ -15,14 +17,20 @@ class Request:
 
     __slots__ = ("_found", "_text")
 
-    def __init__(self, body: bytes) -> None:
-        """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads."""
+    def __init__(self, body: bytes, most: int | None = None) -> None:
+        """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads, and
+        `TooLarge` if it is made of more than a request may be that may have `most` messages."""
         try:
             self._text = body.decode(json.detect_encoding(body), "surrogatepass")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
+        if most is not None and self._text.lstrip(" \t\n\r").startswith("{"):
+            check_text(self._text, most)
+        fields = sys.maxsize if most is None else EACH * most
         try:
-            self._found: Spanned = scan(self._text)
+            self._found: Spanned = scan(self._text, most=fields)
+        except TooMany:
+            raise too_large(f"the body has more than {fields} fields") from None
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
 

@@ -17,7 +17,6 @@ vLLM reports an aborted generation on this route as a complete one.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -26,6 +25,7 @@ from ajet_proxy.core.call import (
     CAPTURE_FAILED,
     ENGINE_ABORTED,
     ENGINE_ERROR,
+    NO_LOGPROBS,
     NO_TOKEN_IDS,
     TRUNCATED,
     Captured,
@@ -33,11 +33,13 @@ from ajet_proxy.core.call import (
     Outcome,
     Unscored,
 )
+from ajet_proxy.core.dialects.choice import UNREADABLE
 from ajet_proxy.core.dialects.parts import beyond_text
 from ajet_proxy.core.dialects.patterns import NUMBER, STRING, WHOLE, is_utf8
-from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, UNREADABLE, Ask
+from ajet_proxy.core.dialects.reading import DONE, KEEP_ALIVE, Ask
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.spans import Spanned, scan, scan_at, scan_list, splice
+from ajet_proxy.core.logprobs import logprobs_of
 from ajet_proxy.core.sse import SseEvent
 from ajet_proxy.core.tokens import are_tokens
 
@@ -106,9 +108,11 @@ class ResponseReading:
         self._ask = ask
         self._events = 0
         self._outcome: Outcome = Lost(0, TRUNCATED)
+        self._loss: str | None = None
+        self._prompt: Any = None
         self._given: Mapping[str, Any] | None = None
         self._shown: list[Any] = []
-        self.ended = False
+        self.ended = self.done = False
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -145,10 +149,11 @@ class ResponseReading:
         elif kind == "response.output_item.done":
             self._shown.append(found.values.get("item"))
         elif kind == "error" or found.values.get("error"):
-            self._outcome = Lost(0, ENGINE_ERROR)
+            self._lose(ENGINE_ERROR)
         elif "response" in found.spans:
             response = scan_at(text, found.spans["response"][0])
             edits = self._put_back(text, response)
+            self._learn(response.values.get("input_messages"))
             if kind in _LAST:
                 self._end(response.values)
         return event.with_data(splice(text, edits).encode()) if edits else event.raw
@@ -178,13 +183,25 @@ class ResponseReading:
                     edits += _told(part, "logprobs")
         return dict.fromkeys(edits, "null")
 
+    def _learn(self, prompt: Any) -> None:
+        """What an event tells of the prompt, which is told once or always alike."""
+        if self._prompt is None:
+            self._prompt = prompt
+        elif prompt is not None and prompt != self._prompt:
+            self._lose(CAPTURE_FAILED)
+
+    def _lose(self, reason: str) -> None:
+        """Whatever comes, the call is lost; the first `reason` counts."""
+        self._loss = self._loss or reason
+        self._outcome = Lost(0, self._loss)
+
     def _end(self, response: dict[str, Any]) -> None:
         try:
-            self._outcome = _outcome(response)
+            self._outcome = _outcome(response) if self._loss is None else self._outcome
         except UNREADABLE:
             self._outcome = Lost(0, CAPTURE_FAILED)
         self._given = {"id": response.get("id"), "output": response.get("output"), "shown": self._shown or None}
-        self.ended = True
+        self.ended = self.done = True
 
 
 def _told(found: Spanned, *names: str) -> list[tuple[int, int]]:
@@ -213,10 +230,11 @@ def _outcome(response: Mapping[str, Any]) -> Outcome:
     model, finish_reason = response.get("model"), _finish_reason(response)
     if finish_reason is None or not isinstance(model, str):
         return Lost(0, CAPTURE_FAILED)
-    logprobs = _logprobs(response["output"])
-    if len(logprobs) != len(ids):
+    values = _told_logprobs(response["output"])
+    if len(values) != len(ids):
         return Unscored(0, model, prompt, ids, finish_reason)
-    return Captured(0, model, prompt, ids, logprobs, finish_reason)
+    logprobs = logprobs_of(values)
+    return Lost(0, NO_LOGPROBS) if logprobs is None else Captured(0, model, prompt, ids, logprobs, finish_reason)
 
 
 def _beyond_text(given: Any) -> bool:
@@ -242,14 +260,12 @@ def _finish_reason(response: Mapping[str, Any]) -> str | None:
     return _FINISH.get(details.get("reason", ""))
 
 
-def _logprobs(output: list[dict[str, Any]]) -> tuple[float, ...]:
+def _told_logprobs(output: list[dict[str, Any]]) -> list[Any]:
     """Those of the first text that has any, which are those of all sampled tokens; empty if they are no numbers."""
     parts = [part for item in output for part in item.get("content") or ()]
     rows = next((part["logprobs"] for part in parts if part.get("logprobs")), ())
     values = [row.get("logprob") for row in rows]
-    if set(map(type, values)) <= {int, float} and all(map(math.isfinite, values)):
-        return tuple(map(float, values))
-    return ()
+    return values if set(map(type, values)) <= {int, float} else []
 
 
 RESPONSES = Responses()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -30,12 +31,17 @@ class Spanned(NamedTuple):
     end: int
 
 
-def scan(text: str, *, deep: str | None = None) -> Spanned:
-    """The one object that `text` holds; a list under the key `deep` becomes a list of `Spanned`.
+class TooMany(ValueError):
+    """An object has more members than it may."""
+
+
+def scan(text: str, *, deep: str | None = None, most: int = sys.maxsize) -> Spanned:
+    """The one object that `text` holds, of at most so many members; a list under the key `deep` becomes a list of
+    `Spanned`.
 
     Raises ValueError if `text` is anything else, RecursionError if it is nested too deeply.
     """
-    found = _object(text, _skip(text, 0), deep)
+    found = _object(text, _skip(text, 0), deep, most)
     if _skip(text, found.end + 1) != len(text):
         raise ValueError("text after the end of the object")
     return found
@@ -94,7 +100,7 @@ def _skip(text: str, at: int) -> int:
     return found.end()
 
 
-def _object(text: str, at: int, deep: str | None) -> Spanned:
+def _object(text: str, at: int, deep: str | None, most: int = sys.maxsize) -> Spanned:
     if not text.startswith("{", at):
         raise ValueError(f"expected an object at character {at}")
     values: dict[str, Any] = {}
@@ -102,7 +108,7 @@ def _object(text: str, at: int, deep: str | None) -> Spanned:
     at = _skip(text, at + 1)
     if text.startswith("}", at):
         return Spanned(values, spans, at)
-    while True:
+    for _ in range(most):
         name, start = _name(text, at)
         if name == deep and text.startswith("[", start):
             values[name], at = _objects(text, start)
@@ -115,6 +121,7 @@ def _object(text: str, at: int, deep: str | None) -> Spanned:
         at = after.end()
         if after[1] == "}":
             return Spanned(values, spans, at - 1)
+    raise TooMany(f"more than {most} members")
 
 
 def _name(text: str, at: int) -> tuple[str, int]:

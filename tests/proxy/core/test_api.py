@@ -196,6 +196,17 @@ def test_sealing_aborting_and_living(caller: Caller) -> None:
     assert caller.rig.ledger.episodes[other].detail == "tired"
 
 
+def test_an_episode_without_a_whole_call_says_why_its_calls_were_lost(caller: Caller) -> None:
+    episode = caller.rig.open()
+    (call,) = caller.rig.begin(episode)
+    assert caller.rig.ledger.wanted(episode, call)
+    caller.rig.lose(episode, call, "no_token_ids")
+    ended = {"state": "discarded", "reason": "incomplete_call", "detail": "no_token_ids"}
+    rewarded = caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, "id": "r"})
+    assert rewarded == {"id": "r", "episode": episode, "reward": 1.0, **ended}
+    assert ended.items() <= caller.ask("GET", f"/episodes/{episode}").items()
+
+
 def test_an_empty_name_is_none(caller: Caller) -> None:
     episode = caller.post("/episodes", {"task": "", "model": ""})["episode"]
     opened = caller.rig.ledger.episodes[episode]

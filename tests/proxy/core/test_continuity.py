@@ -292,11 +292,20 @@ def test_a_plain_request_is_rendered_plainly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("finish_reason", "stop_string", "word"),
-    [("stop", None, "token"), ("tool_calls", None, "token"), ("length", None, "length"), ("stop", "\n", "string")],
-)
-def test_how_an_answer_ended(finish_reason: str, stop_string: str | None, word: str) -> None:
-    assert ended(Captured(0, "m", (1,), (2,), (-0.5,), finish_reason, stop_string=stop_string)) == word
+    ("finish_reason", "stop_string", "called", "word"),
+    [("stop", None, False, "token"), ("length", None, False, "length"), ("tool_calls", None, True, "call"),
+     ("length", None, True, "call"), ("stop", None, True, "call"), ("stop", "\n", False, "string"),
+     ("stop", "\n", True, "string")],
+)  # fmt: skip
+def test_how_an_answer_ended(finish_reason: str, stop_string: str | None, called: bool, word: str) -> None:
+    captured = Captured(0, "m", (1,), (2,), (-0.5,), finish_reason, stop_string=stop_string)
+    assert ended(captured, called) == word
+
+
+def test_whether_an_answer_calls_tools() -> None:
+    asked = outlined(HELLO)
+    assert asked.called({"role": "assistant", "tool_calls": [{"id": "c"}]})
+    assert not any(map(asked.called, ({"content": "hi"}, {"tool_calls": []}, {"tool_calls": None})))
 
 
 def test_every_word_has_its_meaning() -> None:

@@ -318,3 +318,22 @@ def test_what_a_trainer_has_had_is_as_good_as_leased() -> None:
             assert caught.value.code == "episode_leased"
         else:
             assert not takes(command, episode)
+
+
+def asking(model: str, reason: str | None = None) -> CallEntry:
+    return CallEntry(Asked(0.0, model, "", "path", "", None), "lost" if reason else "running", reason)
+
+
+@pytest.mark.parametrize(("fields", "wanted"), [
+    ({}, ["a"]), ({"model": "b"}, ["b"]), ({"eval": True}, []), ({"members": {"x": "b", "y": "c"}}, ["b", "c"]),
+])  # fmt: skip
+def test_which_calls_would_be_trained_if_they_were_whole(fields: dict[str, object], wanted: list[str]) -> None:
+    episode = blank(**fields, calls={name: asking(name) for name in "abc"})
+    assert [name for name in "abcd" if episode.wants(name)] == wanted
+
+
+def test_why_calls_were_lost_what_was_most_often_first() -> None:
+    reasons = ["disconnected", "no_token_ids", None, "retried", "no_token_ids"]
+    calls = {f"c{number}": asking("m", reason) for number, reason in enumerate(reasons)}
+    assert blank(calls=calls).losses() == "no_token_ids, disconnected"
+    assert blank().losses() is None

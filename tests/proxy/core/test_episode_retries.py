@@ -67,6 +67,32 @@ def test_a_retry_among_thousands_of_equal_calls_costs_what_they_number() -> None
     assert made[1] < 5 * made[0]
 
 
+@pytest.mark.parametrize(("state", "first"), [("lost", ("one",)), ("running", ()), ("complete", ())])
+def test_where_an_attempt_may_have_been_missed_only_a_lost_one_is_repeated(state: str, first: tuple[str, ...]) -> None:
+    episode = blank(calls=dict([attempt("one", "same", state=state)]))
+    assert repeats(episode, "same", None, 1, missed=True) == first
+    assert repeats(episode, "same", None, 1) == ("one",)
+
+
+def test_where_an_attempt_may_have_been_missed_an_answer_is_repeated_that_may_not_have_been_sent() -> None:
+    rig = LedgerRig()
+    episode = rig.open()
+    rig.call(episode, body="sent")
+    rig.run(rig.ledger.answers_sent(rig.at, at=rig.at))
+    rig.at += 1
+    unsent, twice = rig.call(episode, body="unsent"), rig.call(episode, body="twice")
+    rig.call(episode, body="twice")
+    gone = rig.call(episode, body="gone")
+    rig.lose(episode, gone)
+    rig.run(rig.ledger.restarted(rig.at))
+    new = rig.call(episode, body="new")
+    known = rig.ledger.episodes[episode]
+    for body, repeated in (("sent", ()), ("unsent", (unsent,)), ("twice", ()), ("new", ())):
+        assert repeats(known, body, None, 1, missed=True) == repeated
+    assert (repeats(known, "twice", None, 1), repeats(known, "new", None, 1)) == ((), (new,))
+    assert known.calls[twice].doubtful and not known.calls[new].doubtful
+
+
 def test_an_answer_that_a_later_call_goes_on_from_was_received() -> None:
     rig = LedgerRig()
     episode = rig.open()

@@ -11,7 +11,7 @@ from ajet_proxy.core.dialects.messages import Messages
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
 from tests.proxy.core.dialects.answers import CHAT, document, event, ids_of, reasons
-from tests.proxy.core.streams import DONE, END, SEEN_END, SEEN_START, SEEN_WORD, START, WORD, run, streaming
+from tests.proxy.core.streams import DONE, END, SEEN_END, SEEN_START, SEEN_WORD, START, USAGE, WORD, run, streaming
 
 
 @pytest.mark.parametrize("bad", [
@@ -43,11 +43,29 @@ def test_a_capture_that_fails_costs_the_agent_nothing(bad: bytes, seen: bytes | 
 
 def test_what_comes_after_the_end_is_put_back_too() -> None:
     running = streaming()
-    assert running.feed(START + WORD + END + WORD) == [SEEN_START, SEEN_WORD]
+    assert running.feed(START + WORD + END + DONE + WORD) == [SEEN_START, SEEN_WORD]
     assert running.feed(WORD) == []
-    assert running.release() == [SEEN_END, SEEN_WORD, SEEN_WORD]
+    assert running.release() == [SEEN_END, DONE, SEEN_WORD, SEEN_WORD]
     assert running.feed(END + DONE) == [SEEN_END, DONE]
     assert ids_of(running.outcomes) == [(5, 6)]
+
+
+@pytest.mark.parametrize("more", [WORD, END, WORD + END])
+def test_ids_between_the_finish_and_the_end_spoil_the_call(more: bytes) -> None:
+    whole = START + WORD + END + more + USAGE + DONE
+    for parts in ([whole], [START + WORD + END, more, USAGE, DONE], [whole[i : i + 1] for i in range(len(whole))]):
+        early, late, outcomes = run(parts, streaming())
+        assert early == SEEN_START + SEEN_WORD
+        assert late == SEEN_END + more.replace(WORD, SEEN_WORD).replace(END, SEEN_END) + USAGE + DONE
+        assert reasons(outcomes) == ["capture_failed"]
+
+
+@pytest.mark.parametrize(("end", "reason"), [(b"", "captured"), (WORD, "capture_failed")])
+def test_an_engine_that_breaks_off_between_the_finish_and_the_end(end: bytes, reason: str) -> None:
+    running = streaming()
+    running.feed(START + WORD + END + end)
+    assert not running.settled
+    assert b"".join(running.abort()).startswith(SEEN_END) and reasons(running.outcomes) == [reason]
 
 
 def test_an_engine_that_is_not_vllm_is_passed_on_as_it_is() -> None:
@@ -91,8 +109,8 @@ def test_an_event_that_does_not_end_is_not_kept(monkeypatch: pytest.MonkeyPatch)
 def test_an_endless_event_behind_the_end_leaves_the_call_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_proxy.core.exchange.MAX_EVENT", 1000)
     running = streaming()
-    running.feed(START + WORD + END)
-    assert running.release() == [SEEN_END]
+    running.feed(START + WORD + END + DONE)
+    assert running.release() == [SEEN_END, DONE]
     assert running.feed(b"data: ") == []
     assert running.feed(b"x" * 2000) == [b"data: " + b"x" * 2000]
     assert ids_of(running.outcomes) == [(5, 6)]

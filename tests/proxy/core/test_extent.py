@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.config import Config
 from ajet_proxy.core import extent
-from ajet_proxy.core.extent import EACH, check
+from ajet_proxy.core.extent import EACH, check, check_text
 from ajet_sdk.errors import TooLarge
 
 USER = {"role": "user", "content": "hello"}
@@ -22,13 +24,19 @@ json_values = st.recursive(
 )
 
 
-def refused(fields: dict[str, Any], *, ascii_only: bool = True) -> str | None:
-    """What the refusal is about, or None."""
+def told(text: str, fields: dict[str, Any], most: int = MOST) -> str | None:
+    """What is told of a request `text` that says `fields`, if it is refused."""
     try:
-        check(json.dumps(fields, ensure_ascii=ascii_only), fields, MOST)
+        check_text(text, most)
+        check(text, fields, most)
     except TooLarge as error:
         return f"{error.status} {error.code}: {error.message}"
     return None
+
+
+def refused(fields: dict[str, Any], *, ascii_only: bool = True) -> str | None:
+    """What the refusal is about, or None."""
+    return told(json.dumps(fields, ensure_ascii=ascii_only), fields)
 
 
 @pytest.mark.parametrize("name", ["messages", "input"])
@@ -66,32 +74,105 @@ def test_what_the_arguments_of_calls_hold_counts(written: Any, too_many: bool, e
     text = json.dumps(fields)
     if escaped and isinstance(written, str):
         text = text.replace(json.dumps(written), json.dumps(written).replace("[", "\\u005b").replace("{", "\\u007b"))
-    try:
-        check(text, fields, MOST)
-    except TooLarge:
-        assert too_many
-    else:
-        assert not too_many
+    assert (told(text, fields) is not None) == too_many
 
 
 def test_texts_may_hold_as_many_brackets_as_they_like() -> None:
-    assert refused({"messages": [{"role": "user", "content": "{[" * 1000}]}) is None
+    assert refused({"messages": [{"role": "user", "content": "{[:," * 1000 + '\\" \\\\'}]}) is None
 
 
-def test_a_request_that_cannot_be_too_large_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extent, "_holds_more", None)
+def names(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(names, value.values()))
+    return sum(map(names, value)) if isinstance(value, list) else 0
+
+
+def values(value: Any) -> int:
+    inner = list(value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
+    return sum(map(values, inner)) + max(1, len(inner)) if isinstance(value, dict | list) else 0
+
+
+@given(value=json_values, most=st.integers(1, 30), limit=st.sampled_from(["EACH", "NAMES", "VALUES"]))
+def test_names_and_values_count_wherever_they_are(value: Any, most: int, limit: str) -> None:
+    """An empty object or list counts as if it had one value. What is written in strings does not count."""
+    fields, limits = {"tools": value}, {"EACH": 10**6, "NAMES": 10**6, "VALUES": 10**6, limit: 1}
+    found = {"EACH": count, "NAMES": names, "VALUES": values}[limit](fields)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, each in limits.items():
+            patch.setattr(extent, name, each)
+        for text in (json.dumps(fields), json.dumps(fields, ensure_ascii=False, indent=1)):
+            assert (told(text, fields, most) is not None) == (found > most)
+
+
+@pytest.mark.parametrize("quotes", [2, 4, 6, 100_000])
+def test_pieces_make_no_difference(quotes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extent, "_QUOTES", quotes)
+    text = json.dumps({"a": {"b,": [1, ":", {"c\\": '"'}]}, "d": "[", "e": None})
+    assert "".join(extent._bare(text)).replace(" ", "") == "{:{:[1,,{:}]},:,:null}"
+
+
+@pytest.mark.parametrize("written", [
+    json.dumps({str(name): 0 for name in range(301)}), json.dumps({str(name): 0 for name in range(301)})[:-1],
+    json.dumps([0] * 2001), {f"n{name}": 0 for name in range(301)},
+])  # fmt: skip
+@pytest.mark.parametrize("escaped", [False, True])
+def test_names_and_values_in_the_arguments_of_calls_count(written: Any, escaped: bool) -> None:
+    fields = {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": written}}]}]}
+    text = json.dumps(fields)
+    if escaped and isinstance(written, str):
+        text = text.replace(json.dumps(written), json.dumps(written).replace(":", "\\u003a").replace(",", "\\u002c"))
+        assert json.loads(text) == fields
+    assert told(text, fields) is not None
+    assert refused({"messages": [{"role": "assistant", "content": json.dumps(written)}]}) is None
+
+
+def test_a_request_that_cannot_be_too_large_is_not_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extent, "_bare", None)
     assert refused({"messages": [USER] * MOST, "tools": [{}] * 30}) is None
 
 
-def test_looking_ends_where_it_is_too_much() -> None:
-    """However many there are."""
-    seen = []
+def test_taking_apart_ends_where_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is."""
+    pieces = []
 
-    class Noticed(dict[str, Any]):
-        def get(self, name: str, default: Any = None) -> Any:
-            seen.append(name)
-            return super().get(name, default)
+    def seen(text: str) -> Iterator[str]:
+        for piece in bare(text):
+            pieces.append(piece)
+            yield piece
 
-    fields = {"tools": [Noticed() for _ in range(100_000)]}
-    assert refused(fields) is not None
-    assert not seen
+    bare = extent._bare
+    monkeypatch.setattr(extent, "_QUOTES", 100)
+    monkeypatch.setattr(extent, "_bare", seen)
+    said = refused({"tools": {str(name): name for name in range(100_000)}})
+    assert said is not None and "the body holds more than 300 names" in said
+    assert len(pieces) == 7
+
+
+DEFAULT = Config().max_messages
+CHAT = {"model": "m", "messages": [USER]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {
+    "type": "object", "properties": {f"p{place}": {"type": "string", "description": "x: y, z"} for place in range(30)},
+}}}  # fmt: skip
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": json.dumps({"path": "p", "text": "a"})}}
+
+
+@pytest.mark.parametrize("asked", [
+    CHAT | {"logit_bias": {str(token): -100 for token in range(262_144)}},
+    {"model": "m", "prompt": list(range(1_000_000))},
+    {"model": "m", "prompt": [list(range(8_000)) for _ in range(128)]},
+    CHAT | {"tools": [TOOL] * 500},
+    CHAT | {"messages": [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "content": "x"}] * 3000},
+    CHAT | {"messages": [{"role": "user", "content": "a: b, [c]; {d}\n" * 1_000_000}]},
+    CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "A" * 10_000_000}}]}]},
+], ids=["bias", "a million ids", "128 prompts", "500 tools", "turns", "long", "image"])  # fmt: skip
+def test_what_an_engine_can_read_passes_with_the_defaults(asked: dict[str, Any]) -> None:
+    assert told(json.dumps(asked), asked, DEFAULT) is None
+
+
+@pytest.mark.parametrize("asked", [
+    {f"k{name}": 0 for name in range(400_000)}, {"metadata": {f"k{name}": 0 for name in range(400_000)}},
+    {"prompt": [0] * 2_100_000}, {"tools": [{}] * 60_000}, {"prompt": ["a"] * 2_100_000},
+], ids=["fields", "names", "ids", "objects", "texts"])  # fmt: skip
+def test_what_is_too_much_for_the_defaults(asked: dict[str, Any]) -> None:
+    with pytest.raises(TooLarge):
+        check_text(json.dumps(asked), DEFAULT)

@@ -73,3 +73,11 @@ def test_a_header_that_looks_like_ours_is_told_from_those_that_are() -> None:
     assert Headers(dict.fromkeys(["x-ajet-rewards", "X-AJet-Epsiode", "X-AJet-"], "")).misspelt == {
         "x-ajet-rewards": "X-AJet-Reward", "x-ajet-epsiode": "X-AJet-Episode", "x-ajet-": "X-AJet-Wire",
     }
+
+
+def test_the_way_that_a_request_came() -> None:
+    sent = CIMultiDict([("VIA", "1.1 front"), ("Via", "1.0 x,1.1 ajet_proxy-1 (a comment)"), ("X-Via", "ajet_proxy-2")])
+    assert Headers(sent).came_through("ajet_proxy-1")
+    assert not Headers(sent).came_through("ajet_proxy")
+    assert not Headers(sent).came_through("ajet_proxy-2")
+    assert not Headers({}).came_through("ajet_proxy-1")

@@ -43,6 +43,24 @@ def test_an_answer_that_was_cut_at_its_limit_gets_the_whole_tail(
         assert exact(sampled, said, tail, ended="length") == (*ASKED, *sampled, *tail)
 
 
+@given(sampled=words, said=words, new=words, before=words)
+def test_a_call_that_was_cut_goes_on_only_behind_the_token_that_closes_it(
+    sampled: tuple[int, ...], said: tuple[int, ...], new: tuple[int, ...], before: tuple[int, ...]
+) -> None:
+    closing, tail = 60, (STOP, *new, START)
+    written = (*said, *before, closing)
+    assert exact((*sampled, closing), written, tail, ended="call") == (*ASKED, *sampled, closing, *tail)
+    assert exact((*sampled, closing, STOP), written, tail, ended="call") == (*ASKED, *sampled, closing, *tail)
+    assert exact((*sampled, 50), written, tail, ended="call") == STOP_TOKEN
+    assert exact((*sampled, closing), written, tail) == STOP_TOKEN
+
+
+def test_a_rendering_that_is_all_tail_closes_no_call() -> None:
+    tail = (STOP, 3, START)
+    told = {"ended": "call", "rendered": tail, "marked": (*MARK, *tail), "mark": MARK}
+    assert joined(history=(1, 60), **told) == STOP_TOKEN  # type: ignore[arg-type]
+
+
 def test_another_stop_token_than_the_templates_is_not_joined() -> None:
     assert exact((1, 2, 50), (1, 2), (STOP, 3, START)) == STOP_TOKEN
 

@@ -359,3 +359,10 @@ def test_whether_a_trainer_has_had_it_is_known_for_each_model(rig: LedgerRig) ->
     assert corrected(expired) is True
     rig.ack(rig.lease(model="m", group_size=1) or "", 1, **{expired: "too_long"})
     assert corrected(expired) is True
+
+
+def test_nothing_is_wanted_of_an_episode_that_is_not_there(rig: LedgerRig) -> None:
+    episode = rig.open()
+    (call,) = rig.begin(episode)
+    assert rig.ledger.wanted(episode, call)
+    assert not rig.ledger.wanted("nowhere", call)

@@ -237,3 +237,16 @@ def test_many_episodes_run_out_in_turns(rig: LedgerRig, monkeypatch: pytest.Monk
     rig.at += 1e6
     assert [len(rig.expire()) for _ in range(3)] == [2, 1, 0]
     assert {rig.state(name) for name in names} == {"discarded"}
+
+
+def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
+    episode = rig.open()
+    first = rig.call(episode)
+    rig.at += 1
+    second = rig.call(episode)
+    assert set(rig.ledger.unsent) == {first, second}
+    assert rig.run(rig.ledger.answers_sent(rig.at - 1, at=rig.at)) == (ev.AnswersSent(rig.at, rig.at - 1),)
+    assert set(rig.ledger.unsent) == {second}
+    assert rig.ledger.answers_sent(rig.at - 1, at=rig.at) == ()
+    rig.run(rig.ledger.lose_call(episode, second, "disconnected", at=rig.at, unsent=True))
+    assert rig.ledger.unsent == {}

@@ -35,6 +35,14 @@ def recalled(after: Responding, *output: Any, shown: Any = None, **first: Any) -
     return recall(memory, after)
 
 
+@pytest.mark.parametrize(("output", "called"), [
+    ([CALL], True), ([THOUGHT, SAID, CALL], True), ([SAID], False), ([], False), (None, False), ("x", False),
+    ([7], False),
+])  # fmt: skip
+def test_whether_an_answer_calls_tools(output: Any, called: bool) -> None:
+    assert outlined(HELLO).called({"id": "r", "output": output, "shown": None}) == called
+
+
 # --- which call a request goes on from
 
 

@@ -1,4 +1,4 @@
-"""Scoring: the exact ids go out, and only one finite number for each of them comes back."""
+"""Scoring: the exact ids go out, and only one logprob for each of them comes back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def test_the_answer_makes_the_choice_whole() -> None:
     answer([*ROWS, row(9, -1.0)], -1.0), answer([*ROWS[:-1], None], -1.0), answer([*ROWS[:-1], row(9, -1.0)], -1.0),
     answer([*ROWS[:-1], row(8, None)], -1.0), answer([*ROWS[:-1], row(8, "-1")], -1.0),
     answer([*ROWS[:-1], row(8, float("nan"))], -1.0), answer([*ROWS[:-1], row(8, float("-inf"))], -1.0),
+    answer([*ROWS[:-1], row(8, 0.5)], -1.0), answer(ROWS, 0.5), answer(ROWS, 1e300), answer(ROWS, True),
     answer([*ROWS[:-1], row(8, -(10**400))], -1.0), b'{"choices":[{"prompt_logprobs":[0,0,0,0,0]}]}',
-], ids=range(22))  # fmt: skip
+], ids=range(26))  # fmt: skip
 def test_anything_else_is_a_lost_call(body: bytes) -> None:
     assert answered(CHOICE, body) == Lost(0, "not_scored")

@@ -75,6 +75,14 @@ class AnythingHappens(RuleBasedStateMachine):
             episode, call = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
             self.attempt(lambda: self.rig.lose(episode, call))
 
+    @rule(data=st.data())
+    def is_not_sent_its_end(self, data: st.DataObject) -> None:
+        called = [(episode.id, call) for episode in self.rig.ledger.episodes.values() for call in episode.calls]
+        if called:
+            episode, call = data.draw(st.sampled_from(called))
+            self.attempt(lambda: self.rig.lose(episode, call, unsent=True))
+            self.running = [one for one in self.running if one != (episode, call)]
+
     @rule(episode=EPISODES, value=st.sampled_from([0.0, 1.0]), final=st.booleans(), id=st.sampled_from([None, "r"]))
     def rewards(self, episode: str, **fields: Any) -> None:
         self.attempt(lambda: self.rig.reward(episode, **fields))

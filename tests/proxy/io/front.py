@@ -48,6 +48,7 @@ class MemoryStore:
         self.slow.set()
         self.full = False
         self.quotas: Any = None
+        self.trouble: dict[str, str] = {}
         self.tell: Callable[[], None] = lambda: None
         self._listeners: list[Callable[[tuple[Event, ...]], None]] = []
 
@@ -168,7 +169,7 @@ class Front:
     def facts(self) -> Facts:
         ledger = self.store.ledger
         served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
-        return Facts(served, ledger.default_version, ledger.merge_policy, self.keys.ring)
+        return Facts(served, ledger.default_version, ledger.merge_policy, self.keys.ring, "ajet_proxy")
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""

@@ -7,14 +7,17 @@ import asyncio
 import gzip
 import json
 import zlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import brotli
 import pytest
 
+from ajet_proxy.core.dialects import CAPTURED, request
 from ajet_proxy.io.limits import resident_bytes
 from tests.kit.engine_stub import EngineStub
-from tests.proxy.serving import serving
+from tests.proxy.serving import CHAT, serving
 
 ROUTES = ("/v1/chat/completions", "/v1/embeddings", "/ajet/v1/episodes")
 
@@ -34,6 +37,43 @@ async def test_a_bomb_goes_off_at_the_limit_and_not_behind_it(path: str, encodin
         packed = gzip.compress(json.dumps({"task": "t"}).encode())
         opened = await client.ask("POST", "/ajet/v1/episodes", packed, Content_Encoding="gzip")
         assert opened.status == 200
+
+
+PACKERS = {"gzip": gzip.compress, "deflate": zlib.compress, "br": brotli.compress}
+GOOD: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT, "/v1/embeddings": {"model": "stub", "input": "x"}, "/ajet/v1/episodes": {"task": "t"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("encoding", PACKERS)
+async def test_a_packed_body_that_ends_in_the_middle_is_refused(encoding: str, workers: int, tmp_path: Path) -> None:
+    """Although what came of it is a whole request: the space behind it is cut off."""
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), workers=workers) as client:
+        for path, asked in GOOD.items():
+            packed = PACKERS[encoding](json.dumps(asked).encode() + b" " * 10)
+            told = {"Content_Encoding": encoding, "Content_Type": "application/json"}
+            for cut in (packed[:-1], packed + b"x"):
+                answer = await client.ask("POST", path, cut, **told)
+                assert (answer.status, answer.json["error"]["code"]) == (400, "bad_body")
+                assert f"its {encoding} " in answer.json["error"]["message"]
+            assert not stub.requests and not (await client.status())["episodes"]["opened"]
+        for path, asked in GOOD.items():
+            packed = PACKERS[encoding](json.dumps(asked).encode())
+            assert (await client.ask("POST", path, packed, **told)).status == 200
+
+
+async def test_what_is_packed_is_not_longer_than_a_body_may_be(tmp_path: Path) -> None:
+    """It may stand for nothing, and come in chunks that tell no length."""
+    async def members() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield gzip.compress(b"") * 10
+
+    async with serving(tmp_path, max_body=1000) as client:
+        headers = {"Content-Encoding": "gzip"}
+        url = f"{client.app.url}/v1/embeddings"
+        async with client.session.post(url, data=members(), headers=headers) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (413, "body_too_large")
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -74,6 +114,33 @@ async def test_a_request_of_too_many_messages_is_refused(path: str, asked: dict[
         fewer = {name: value[:10] if isinstance(value, list) else value for name, value in asked.items()}
         if path != "/v1/completions" and "tool_calls" not in str(asked):
             assert (await client.ask("POST", path, {"model": "stub", **fewer})).status == 200
+
+
+MANY = {"messages": [USER], "metadata": {str(name): 0 for name in range(300)}}
+
+
+@pytest.mark.parametrize("path", [*CAPTURED, "/v1/embeddings"])
+async def test_a_body_of_too_many_names_is_refused_before_any_of_it_is_made(
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions of them would hold up everybody for seconds."""
+    def unread(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was read")
+
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_messages=10) as client:
+        monkeypatch.setattr(request, "scan", unread)
+        answer = await client.ask("POST", path, {"model": "stub", **MANY})
+        assert answer.status == 413 and "more than 300 names" in answer.json["error"]["message"]
+        assert not stub.requests
+
+
+async def test_arguments_of_too_many_names_are_not_read(tmp_path: Path) -> None:
+    arguments = json.dumps({str(name): 0 for name in range(300)})
+    calls = [CALL | {"function": {"name": "f", "arguments": arguments}}]
+    said = {"messages": [{"role": "assistant", "tool_calls": calls}, USER]}
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_messages=10) as client:
+        answer = await client.ask("POST", "/v1/chat/completions", {"model": "stub", **said})
+        assert (answer.status, answer.json["error"]["code"]) == (413, "too_many_messages")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

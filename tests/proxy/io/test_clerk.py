@@ -13,8 +13,9 @@ from msgspec.structs import asdict
 from ajet_proxy.core.events import CallLost
 from ajet_proxy.io.channel import Channel
 from ajet_proxy.io.clerk import run
-from ajet_proxy.io.desk import Asking, Begun
+from ajet_proxy.io.ledger_port import Asking, Begun, Whole
 from ajet_proxy.io.remote_desk import VALUES, RemoteDesk
+from tests.kit.strategies import packed_call
 from tests.proxy.io.front import Front, Listening, until
 from tests.proxy.io.test_desk import asking, nobody
 
@@ -55,6 +56,25 @@ async def test_the_calls_of_a_worker_that_dies_are_lost_and_the_gate_lets_go_of_
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(end) for end in ended} <= {asyncio.CancelledError, ConnectionResetError}
+
+
+async def test_a_call_that_a_worker_dies_with_before_it_is_on_disk_is_lost() -> None:
+    """Its client has not been sent the end, although the ledger has it already."""
+    front = Front("http://engine")
+    desk, worker = await behind(front)
+    front.store.slow.clear()
+
+    async def call() -> None:
+        async with desk.begin(asking(choices=1), nobody) as begun:
+            await desk.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
+
+    task = asyncio.get_running_loop().create_task(call())
+    await until(lambda: front.calls)
+    worker.close()
+    await until(lambda: front.lost)
+    assert front.store.ledger.calls == {"running": 0, "complete": 0, "lost": 1}
+    with pytest.raises(ConnectionResetError):
+        await task
 
 
 async def test_a_begun_call_crosses_as_it_is() -> None:

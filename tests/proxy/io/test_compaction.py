@@ -231,6 +231,20 @@ def test_a_damaged_segment_is_not_compacted(tmp_path: Path) -> None:
     assert snapshots(tmp_path) == []
 
 
+def test_an_archive_that_is_removed_is_not_made_anew(tmp_path: Path) -> None:
+    """An empty one would let the next start pass."""
+    rig = LedgerRig()
+    rig.in_state("trained")
+    rig.archive()
+    rig.in_state("ready")
+    write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 1])
+    compact(tmp_path)
+    (tmp_path / NAME).unlink()
+    with pytest.raises(JournalDamaged, match=f"{NAME} is missing, which took in 1 ended episodes"):
+        compact(tmp_path)
+    assert not (tmp_path / NAME).exists()
+
+
 def test_an_archive_that_is_missing_is_refused_until_somebody_wants_it_so(tmp_path: Path) -> None:
     rig = LedgerRig()
     rig.in_state("trained")

@@ -13,7 +13,7 @@ from aiohttp import web
 from ajet_proxy.core.timeline import merge
 from ajet_sdk.sample import Call
 from tests.kit.engine_stub import EngineStub, Fault
-from tests.kit.engine_tokens import MAX_MODEL_LEN, render
+from tests.kit.engine_tokens import MAX_MODEL_LEN, decode, encode, render
 from tests.kit.wire import Answer, send
 from tests.proxy.io.front import CHAT, Front
 
@@ -124,6 +124,33 @@ async def test_an_answer_cut_at_its_limit_is_continued(stream: bool) -> None:
         first, second = front.calls
         assert (first.finish_reason, second.continuity) == ("length", "exact")
         assert len(merge(front.calls)) == 1
+
+
+CALL = '<tool_call>\n{"name": "guess", "arguments": {"number": 7}}'
+CLOSING = "\n</tool_call>"
+
+
+@pytest.mark.parametrize(("said", "stream", "called", "word"), [
+    ("ok higher", True, False, "exact"), (f"ok {CALL}", False, False, "exact"),
+    (f"ok {CALL}", True, True, "stop_token"), (f"ok {CALL}{CLOSING}", True, True, "exact"),
+    (f"ok {CALL}{CLOSING}", False, True, "exact"),
+])  # fmt: skip
+async def test_an_answer_cut_at_its_limit_is_read_as_the_template_writes_it(
+    said: str, stream: bool, called: bool, word: str
+) -> None:
+    """Its turn is closed. A call that the model left open is closed too, and so no longer the model's; in one piece it
+    is told as words."""
+    async with EngineStub(drift=True) as stub, Front(stub.url) as front:
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"say: {said}{CLOSING} and more"}]
+        answer = await turn(front, messages, tools=[TOOL], stream=stream, max_tokens=len(encode(said)))
+        assert [call["function"]["arguments"] for call in answer.get("tool_calls") or ()] == ['{"number": 7}'] * called
+        more = {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "no"} if called else MORE
+        await turn(front, [*messages, more], tools=[TOOL])
+        first, second = front.calls
+        assert (first.finish_reason, second.continuity) == ("length" if stream or not called else "tool_calls", word)
+        assert decode(first.token_ids, skip_chat_marks=False) == said
+        assert decode(second.prompt_token_ids, skip_chat_marks=False) == render([*messages, more], [TOOL])
+        assert (second.prompt_token_ids[: len(whole(first))] == whole(first)) == (word == "exact")
 
 
 async def test_forks_concurrent_turns_and_retries_all_go_on_from_their_call() -> None:

@@ -14,7 +14,7 @@ from ajet_proxy.core.headers import Headers
 from ajet_proxy.core.identity import identify
 from ajet_proxy.core.keys import EVERYTHING
 from ajet_proxy.io.call_off import nobody
-from ajet_proxy.io.desk import Asking, Gone
+from ajet_proxy.io.ledger_port import Asking, Gone
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, EngineError
 from ajet_sdk.routes import Abort, GateOpen
 from tests.proxy.io.front import Front, leave, until

@@ -19,6 +19,7 @@ EVENT = (
 )
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 FIRST, TOKEN, LAST = EVENT % (b"null", b',"prompt_token_ids":[1]'), EVENT % (b"null", b""), EVENT % (b'"stop"', b"")
+DONE = b"data: [DONE]\n\n"
 
 
 def framed(piece: bytes) -> bytes:
@@ -89,10 +90,11 @@ async def test_a_front_carries_tokens_the_short_way(monkeypatch: pytest.MonkeyPa
     through = web.StreamResponse.write
     monkeypatch.setattr(web.StreamResponse, "write", write)
     async with (
-        engine(FIRST, *[TOKEN] * 20, LAST, gap_s=0.01) as url, Front(url) as front, aiohttp.ClientSession() as client,
+        engine(FIRST, *[TOKEN] * 20, LAST, DONE, gap_s=0.01) as url, Front(url) as front,
+        aiohttp.ClientSession() as client,
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
     ):  # fmt: skip
-        for _ in range(22):
+        for _ in range(23):
             await response.content.readuntil(b"\n\n")
         assert len(written) < 10
         (call,) = front.calls
@@ -101,12 +103,12 @@ async def test_a_front_carries_tokens_the_short_way(monkeypatch: pytest.MonkeyPa
 
 async def test_the_end_of_the_calls_does_not_wait_for_the_end_of_the_answer() -> None:
     async with (
-        engine(FIRST, TOKEN, LAST, b"data: [DONE]\n\n", gap_s=0.01) as url, Front(url) as front,
+        engine(FIRST, TOKEN, LAST, DONE, gap_s=0.01) as url, Front(url) as front,
         aiohttp.ClientSession() as client, asyncio.timeout(10),
         client.post(f"{front.url}/e/x{CHAT}", json={"stream": True, "messages": []}) as response,
     ):  # fmt: skip
         events = [await response.content.readuntil(b"\n\n") for _ in range(4)]
-        assert events[-1] == b"data: [DONE]\n\n"
+        assert events[-1] == DONE
         assert len(front.calls) == 1
 
 

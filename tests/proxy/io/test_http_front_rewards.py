@@ -84,11 +84,12 @@ async def test_a_reward_is_kept_of_a_request_that_is_over_a_limit() -> None:
         later = {**BODY, "messages": [*BODY["messages"], said, *BODY["messages"]], "n": 3}
         for path, body, status in (
             ("/e/named", {**BODY, "messages": BODY["messages"] * 4}, 413), ("/e/named", {**BODY, "n": 3}, 400),
+            ("/e/full", {**BODY, "metadata": {str(name): 0 for name in range(100)}}, 413),
             ("", later, 400),
         ):
             assert (await send(front.url + path + CHAT, body=body, headers=reward)).status == status
     unnamed = first.headers["x-ajet-episode"]
-    assert [event.episode for event in front.of(RewardGiven)] == ["named", "named", unnamed]
+    assert [event.episode for event in front.of(RewardGiven)] == ["named", "named", "full", unnamed]
 
 
 async def test_the_reward_of_a_call_under_a_sessions_name_is_that_of_the_calls_episode() -> None:

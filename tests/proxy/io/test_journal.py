@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -23,12 +22,10 @@ from ajet_proxy.io.journal import (
     Journal,
     JournalDamaged,
     framed,
-    lock,
     read_segment,
     records,
     segments,
 )
-from ajet_sdk.errors import Conflict
 from tests.kit.disk import Disk
 
 RECORDS = [b"\x92\xa5First", b"\x92\xa6Second record", b"\x92\xbf" + b"T" * 300, b"\x92\xa0F" + b"\x00\xff" * 5]
@@ -232,15 +229,6 @@ def test_other_peoples_files_are_left_alone(tmp_path: Path) -> None:
     assert list(records(tmp_path)) == RECORDS
 
 
-def test_one_proxy_to_a_directory(tmp_path: Path) -> None:
-    held = lock(tmp_path)
-    with pytest.raises(Conflict, match=rf"another proxy \(process {os.getpid()}\) is using") as caught:
-        lock(tmp_path)
-    assert caught.value.code == "data_dir_locked"
-    os.close(held)
-    os.close(lock(tmp_path))
-
-
 # ---- durability
 
 
@@ -286,6 +274,19 @@ def test_a_disk_that_refuses_loses_nothing(tmp_path: Path, disk: Disk, call: str
     assert journal.error is None
     assert journal.close() == 0
     assert list(records(tmp_path)) == [b"before", b"during", b"too"]
+
+
+def test_what_the_disk_refused_does_not_stand_in_the_file(tmp_path: Path, disk: Disk) -> None:
+    """A start after a kill would read it, and what was decided since then is not behind it."""
+    journal, _ = opened(tmp_path)
+    journal.append([b"before"])
+    until(lambda: journal.durable == 1)
+    disk.fail("fdatasync")
+    journal.append([b"refused"])
+    until(lambda: journal.error is not None)
+    assert list(records(tmp_path)) == [b"before"]
+    disk.heal()
+    assert journal.close() == 0
 
 
 @pytest.mark.parametrize("call", ["open", "fsync", "pwrite"])

@@ -78,8 +78,19 @@ async def test_the_first_end_counts() -> None:
     recorder = begun(store)
     await recorder.end((WHOLE[0], Lost(1, "no_logprobs")))
     await recorder.end(WHOLE)
+    recorder.sent = True
     recorder.lose()
     assert ends(store) == ["c0", "c1: no_logprobs"]
+
+
+async def test_what_is_whole_is_lost_once_if_its_client_was_not_sent_the_end() -> None:
+    store = MemoryStore()
+    recorder = begun(store)
+    await recorder.end((WHOLE[0], Lost(1, "no_logprobs")))
+    recorder.lose("stalled")
+    recorder.lose()
+    assert ends(store) == ["c0", "c1: no_logprobs", "c0: stalled"]
+    assert store.ledger.calls == {"running": 0, "complete": 0, "lost": 2}
 
 
 async def test_losing_takes_every_choice() -> None:

@@ -56,9 +56,10 @@ def test_what_is_let_go_of_makes_room_and_what_is_whole_counts_until_the_next_lo
 class Sending:
     """A client that says that it sends `length` bytes."""
 
-    def __init__(self, url: str, path: str, length: int) -> None:
+    def __init__(self, url: str, path: str, length: int, *more: str) -> None:
         self.host, _, self.port = url.removeprefix("http://").rpartition(":")
-        said = f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}"
+        said = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", *more]
+        said.append(f"Content-Length: {length}")
         self.head = ("\r\n".join(said) + "\r\n\r\n").encode()
 
     async def __aenter__(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -115,3 +116,10 @@ async def test_a_body_for_which_there_is_room_is_read_whole() -> None:
                 assert int(status) == code
             if code == 503:
                 front.room.look(2 * LARGE)
+
+
+async def test_nobody_is_asked_for_a_body_for_which_there_is_no_room() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.room.look(0)
+        async with Sending(front.url, PATHS[1], LARGE, "Expect: 100-continue") as (reader, _):
+            assert await told(reader) == (503, "10", "memory_limit")

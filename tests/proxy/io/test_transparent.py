@@ -1,7 +1,7 @@
 """What passes, byte for byte: engine and client hear through the front what they would have heard directly.
 
 Client and engine are sockets here, and what they write is compared as bytes. Only what HTTP gives to one hop alone may
-differ: ``Host``, ``Connection``, and how a body is framed.
+differ: ``Host``, ``Connection``, how a body is framed, and that ``Via`` names the proxy to the engine.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ FORM = (
     b'--b\r\nContent-Disposition: form-data; name="file"; filename="\xc3\xa9.bin"\r\n\r\n\x00\xff\r\n--b--\r\n'
 )
 FRAMING = {b"host", b"connection", b"transfer-encoding", b"content-length"}
+VIA = b"Via: 1.1 ajet_proxy"
 ENDS = ("", "/e/session-1")
 """The paths before ``/v1`` of base URLs."""
 
@@ -50,7 +51,8 @@ class Heard:
                 pass
         else:
             body = await reader.readexactly(int(fields.get(b"content-length", b"0")))
-        return cls(line, [one.rstrip() for one in headers if one.partition(b":")[0].lower() not in FRAMING], body)
+        kept = [one.rstrip() for one in headers if one.partition(b":")[0].lower() not in FRAMING and one != VIA]
+        return cls(line, kept, body)
 
 
 @dataclass(slots=True)
@@ -324,6 +326,13 @@ async def test_values_of_one_name_in_two_spellings_all_arrive() -> None:
     async with wire() as made:
         await made.both(asked, "")
     assert made.heard[1].headers == [b"X-Tag: a", b"Cookie: a=1", b"X-Tag: b", b"Cookie: b=2", b"X-Tag: c"]
+
+
+async def test_the_engine_hears_by_which_way_a_request_came() -> None:
+    asked = request(b"GET /v1/models", b"via: 1.0 front", b"Via: 1.1 ajet_proxy-0123456789abcdef")
+    async with wire() as made:
+        await made.both(asked, "")
+    assert made.heard[1].headers == [b"via: 1.0 front", b"via: 1.1 ajet_proxy-0123456789abcdef", VIA.lower()]
 
 
 async def test_a_coding_that_is_taken_off_is_not_told_and_another_one_is() -> None:

@@ -339,7 +339,15 @@ async def test_nothing_is_added_to_what_an_engine_gets() -> None:
 
 def to_engine(headers: dict[str, str], **more: Any) -> dict[str, str]:
     options: dict[str, Any] = {"is_ours": lambda key: key == "ours", "upstream_key": None, "identity": False, **more}
-    return dict(request_headers(headers.items(), **options))
+    out = dict(request_headers(headers.items(), daemon="me", **options))
+    assert out.pop("Via") == "1.1 me"
+    return out
+
+
+def test_the_way_of_a_request_goes_on_with_the_daemons_name() -> None:
+    sent = [("via", "1.0 front"), ("Via", "1.1 b, 1.1 c")]
+    out = request_headers(sent, is_ours=bool, upstream_key=None, identity=False, daemon="me")
+    assert list(out.items()) == [("via", "1.0 front"), ("via", "1.1 b, 1.1 c"), ("via", "1.1 me")]
 
 
 def test_headers_of_one_hop_and_of_ours_stay_here() -> None:

@@ -54,19 +54,21 @@ class MemoryQueue:
         )
 
 
-def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **options: Any) -> dict[str, list[float]]:
-    """The advantage of each row's sampled tokens, by key, as verl's worker would get them."""
+def advantages(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], *, device: str = "cpu", **options: Any
+) -> dict[str, list[float]]:
+    """The advantage of each row's sampled tokens, by key, as verl's worker would get them; a critic says 0."""
     from verl.trainer.ppo.v1 import trainer_base
 
     from ajet_trainer.verl_backend import queue, settings, trainer
 
-    actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode"}
+    actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode", "dro_beta": "policy_loss.dro_beta"}
     verl = {
         f"actor_rollout_ref.actor.{actor[name]}" if name in actor else f"algorithm.{name}": value
         for name, value in options.items()
     }
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-    made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
+    made.config = settings.compose(Config(model=str(tiny), verl=verl), device, None)
     memory = MemoryQueue()
     for module in (trainer_base, trainer, queue):
         monkeypatch.setattr(module, "tq", memory)
@@ -75,8 +77,9 @@ def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **o
 
     batch = KVBatchMeta(keys=[row.key for row in rows], tags=[{"is_padding": not row.sampled} for row in rows],
                         partition_id="train")  # fmt: skip
-    for row in rows:
-        memory.rows[row.key]["old_log_probs"] = memory.rows[row.key]["rollout_log_probs"]
+    for stored in memory.rows.values():
+        stored["old_log_probs"] = stored["rollout_log_probs"]
+        stored["values"] = 0 * stored["rollout_log_probs"]
     made._compute_advantage(batch, {})
     return {row.key: memory.rows[row.key]["advantages"].tolist() for row in rows}
 
@@ -120,12 +123,23 @@ def test_a_group_baseline_counts_episodes(
 
 
 def padding(number: int) -> Row:
-    """A row such as verl fills up a batch with."""
+    """A row such as verl fills up a batch with: 128 tokens, of which none is trained."""
     import numpy as np
 
-    one, zero = np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
+    prompt, one, zero = np.ones(127, dtype=np.int64), np.ones(1, dtype=np.int64), np.zeros(1, dtype=np.int64)
     nothing = np.zeros(1, dtype=np.float32)
-    return Row("pad", number, 0, one, one, zero, nothing, reward=0.0, turns=0, min_version=0, max_version=0)
+    return Row("pad", number, 0, prompt, one, zero, nothing, reward=0.0, turns=0, min_version=0, max_version=0)
+
+
+@pytest.mark.parametrize("estimator", GROUPED)
+def test_padding_is_no_session(estimator: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+    """It changes no baseline and no factor that counts answers, and has no advantage itself."""
+    rows = group(True)
+    plain = advantages(monkeypatch, tiny, rows, adv_estimator=estimator)
+    filled = advantages(monkeypatch, tiny, [*rows, padding(0), padding(1)], adv_estimator=estimator)
+    for row in rows:
+        assert filled[row.key] == pytest.approx(plain[row.key], rel=1e-5), row.key
+    assert filled["pad_0_0"] == filled["pad_1_0"] == [0.0]
 
 
 @pytest.mark.parametrize(("options", "factor"), [
@@ -185,15 +199,3 @@ def test_without_mending_a_row_would_count_as_an_episode(
     monkeypatch.setattr(trainer.AjetTrainer, "_weigh_episodes", lambda *_: None)
     two = of_episodes(split, advantages(monkeypatch, tiny, split, adv_estimator="rloo"))
     assert any(abs(two[name][0] - values[0]) > 1e-2 for name, values in one.items())
-
-
-def test_every_estimator_of_verl_has_been_thought_of(verl_here: None) -> None:
-    """A new estimator in verl must be sorted: with a baseline over the episodes of a group, or without one."""
-    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
-
-    from ajet_trainer.verl_backend.trainer import GROUPED as MENDED
-
-    without_groups = {"gae", "reinforce_plus_plus", "remax"}
-    by_token = {"gdpo", "optimal_token_baseline", "tir_optimal_token_baseline"}
-    assert MENDED == GROUPED
-    assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | without_groups | by_token

@@ -175,6 +175,17 @@ def test_packing_leaves_no_trace(worker: Any, mode: str) -> None:
         assert close(one, unset) < 1e-5
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_padding_counts_among_the_rows_of_an_entropy_term(worker: Any, mode: str) -> None:
+    """As docs/trainer.md says: 3 of 4 rows where verl takes the mean over rows, and nothing where over tokens."""
+    rows = rows_of([[conversation(seed, turns=2)] for seed in range(3)])
+    nothing = replace(rows[0], mask=0 * rows[0].mask, session=3)
+    one = gradient(worker, step_data(rows, [0.0] * 4), loss_agg_mode=mode, entropy_coeff=0.05)
+    filled = gradient(worker, step_data([*rows, nothing], [0.0] * 4), loss_agg_mode=mode, entropy_coeff=0.05)
+    assert np.linalg.norm(one) > 0
+    assert close(one if mode == "token-mean" else one * 3 / 4, filled) < 1e-5
+
+
 def test_masked_tokens_have_no_gradient_in_any_policy_loss_of_verl(verl_here: None) -> None:
     import torch
     from verl.trainer.config.algorithm import RolloutCorrectionConfig

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +34,47 @@ def test_a_proxy_that_is_not_there_is_named_before_anything_is_loaded(tmp_path: 
     assert out == "looking for the proxy\n"
     assert err.startswith(f"ajet-trainer: no answer from {url}/ajet/v1/status: ")
     assert err.endswith("Is ajet-proxy running, and is proxy_url its address?\n")
+    assert err.count("\n") == 1
+
+
+@pytest.fixture
+def daemon() -> Iterator[str]:
+    """The address of a daemon that takes our key and has no batch."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            self.send_response(200)
+            self.send_header("content-length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_GET = do_POST  # noqa: N815
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "algorithm.adv_estimator=remax",
+        "algorithm.adv_estimator=gdpo",
+        "algorithm.adv_estimator=optimal_token_baseline",
+        "algorithm.filter_groups.enable=true",
+    ],
+)
+def test_what_would_end_a_step_is_refused_before_ray_starts(word: str, daemon: str, tmp_path: Path) -> None:
+    status, out, err = run(tmp_path, f"proxy_url={daemon}", "device=cpu", word)
+    assert (status, out.splitlines()) == (2, ["looking for the proxy", "importing verl"])
+    assert err.startswith(f"ajet-trainer: {word.partition('=')[0]} ")
     assert err.count("\n") == 1
 
 

@@ -39,6 +39,8 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
         ("critic.checkpoint.async_save", True, "whole"),
         ("trainer.v1.trainer_mode", "sync", "placement"),
         ("transfer_queue.enable", False, "TransferQueue"),
+        ("algorithm.filter_groups.enable", True, "no_signal = 'drop'"),
+        ("algorithm.use_pf_ppo", True, "advantages of others"),
     ],
 )
 def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object, words: str, verl_here: None) -> None:
@@ -54,9 +56,10 @@ def test_neither_a_plus_nor_a_table_is_a_way_around_it(verl_here: None) -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])
-def test_an_update_has_one_group_at_least_and_the_batch_at_most(size: object, verl_here: None) -> None:
+def test_a_step_has_one_update_at_least_and_as_many_as_groups_at_most(size: object, verl_here: None) -> None:
     said = refused({f"{ACTOR}.ppo_mini_batch_size": size}, groups=4)
-    assert said == f"{ACTOR}.ppo_mini_batch_size is how many groups an update has: from 1 to 4, not {size!r}"
+    name = f"{ACTOR}.ppo_mini_batch_size"
+    assert said == f"{name} makes groups / ppo_mini_batch_size updates of a step: from 1 to 4, not {size!r}"
     for fine in (1, 4):
         assert composed({f"{ACTOR}.ppo_mini_batch_size": fine}, groups=4).critic.ppo_mini_batch_size == fine
 
@@ -132,4 +135,4 @@ def test_a_critic_on_a_cpu_is_refused(key: str, verl_here: None) -> None:
     """verl's loader of value models asks for flash attention and takes no other word."""
     with pytest.raises(ConfigError, match="needs a GPU"):
         composed({key: "gae" if key.startswith("algorithm") else True}, device="cpu")
-    composed({"algorithm.adv_estimator": "gae", "critic.enable": False}, device="cpu")
+    composed({"algorithm.adv_estimator": "rloo", "critic.enable": False}, device="cpu")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.core.call import Captured, Lost
 from ajet_proxy.core.dialects import bulk
 from ajet_proxy.core.dialects.chat import CHAT
 from ajet_proxy.core.dialects.reading import Reading
@@ -57,6 +58,17 @@ def test_the_bulk_is_out_of_the_text(spans: bool) -> None:
     assert answer.values["prompt_token_ids"] == [1, 2]
     assert answer.values["choices"][0].values["token_ids"] == [5, 6]
     assert bool(answer.spans) == spans
+
+
+@pytest.mark.parametrize(("logprob", "captured"), [(-9999.0, True), (1e-7, True), (0.5, False), (1e300, False)])
+def test_a_logprob_that_cannot_be_loses_the_call_on_this_way_too(logprob: float, captured: bool) -> None:
+    body = written(body_of([("a", 5, -0.5), ("b", 6, logprob)], [1], "ab"))
+    assert bulk.read(body, bulky=True, spans=False).logprobs == [-0.5, logprob]
+    reading = Reading(CHAT, CHAT.ask({}))
+    reading.document(body)
+    (outcome,) = reading.outcomes()
+    assert isinstance(outcome, Captured) or outcome == Lost(0, "no_logprobs")
+    assert isinstance(outcome, Captured) == captured
 
 
 def test_nothing_is_taken_where_the_client_wants_to_see_it() -> None:

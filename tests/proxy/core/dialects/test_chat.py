@@ -129,12 +129,12 @@ def test_text_without_ids_is_text_that_cannot_be_trained() -> None:
     start = chat_start([1])
     good = chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])
     end = chat_event({"content": ""}, ids=[6], logprobs=[-0.5], finish="stop")
-    for bad in (
-        chat_event({"content": "b"}),
-        chat_event({"role": "assistant", "content": "whole"}, finish="stop"),
-        chat_event("no map", ids=None),
+    for rest in (
+        [chat_event({"content": "b"}), end],
+        [chat_event({"role": "assistant", "content": "whole"}, finish="stop")],
+        [chat_event("no map", ids=None), end],
     ):
-        _, outcomes = stream(CHAT, [start, good, bad, end, "[DONE]"])
+        _, outcomes = stream(CHAT, [start, good, *rest, "[DONE]"])
         assert reasons(outcomes) == ["no_token_ids"]
 
 

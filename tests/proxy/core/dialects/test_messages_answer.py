@@ -180,18 +180,25 @@ def test_the_end_waits_until_the_call_is_durable() -> None:
     running = exchange()
     early = b"".join(running.feed(start() + chunk({"content": "a"})))
     assert running.patient and not running.settled
-    assert running.feed(chunk({"content": "b"}, "stop")) == [] and running.settled and not running.patient
+    assert running.feed(chunk({"content": "b"}, "stop")) == [] and not running.settled and not running.patient
+    assert running.feed(usage() + DONE) == [] and running.settled
     assert ids_of(running.outcomes) == [(5, 5)]
-    late = b"".join(running.release())
+    late = events(b"".join(running.release()))
     assert [item["type"] for item in events(early)][-1] == "content_block_delta"
-    assert events(late) == [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}, "index": 0}]
-    assert [item["type"] for item in events(b"".join(running.feed(usage() + DONE)))] == [
-        "content_block_stop", "message_delta", "message_stop"
-    ]  # fmt: skip
+    assert late[0] == {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}, "index": 0}
+    assert [item["type"] for item in late[1:]] == ["content_block_stop", "message_delta", "message_stop"]
     assert running.finish() == []
 
 
 # --- bad days
+
+
+def test_ids_behind_the_finish_spoil_the_call_on_the_fast_way_too() -> None:
+    said = start() + chunk({"content": "a"}) + chunk({"content": "b"}, "stop")
+    for parts in ([said, chunk({"content": "c"}), usage() + DONE], [said + chunk({"content": "c"}) + usage() + DONE]):
+        stream, running = run(*parts)
+        assert events(stream)[-1]["type"] == "message_stop" and b'"text":"c"' in stream
+        assert reasons(running.outcomes) == ["capture_failed"]
 
 
 @pytest.mark.parametrize("error", [{"message": "unwell", "type": "InternalServerError", "code": 500}, "unwell"])

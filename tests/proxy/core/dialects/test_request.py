@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.core.dialects import request
 from ajet_proxy.core.dialects.request import Request
-from ajet_sdk.errors import BadRequest
+from ajet_sdk.errors import BadRequest, TooLarge
 
 
 def test_a_byte_order_mark_does_no_harm() -> None:
@@ -42,6 +43,34 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes, code: str) -> Non
     with pytest.raises(BadRequest) as caught:
         Request(body)
     assert caught.value.code == code
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-8-sig"])
+@pytest.mark.parametrize("asked", [{"metadata": {str(name): 0 for name in range(31)}}, {"prompt": [0] * 201}])
+def test_too_much_json_is_refused_before_it_is_read(
+    encoding: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = (" \n" + json.dumps(asked)).encode(encoding)
+    assert Request(body).fields == Request(body, 2).fields == asked
+    monkeypatch.setattr(request, "scan", None)
+    with pytest.raises(TooLarge) as caught:
+        Request(body, 1)
+    assert caught.value.code == "too_many_messages"
+
+
+def test_a_body_has_so_many_fields_and_no_more() -> None:
+    """Each costs more than a name further in."""
+    fields = {str(name): 0 for name in range(6)}
+    assert Request(json.dumps(fields).encode(), 2).fields == fields
+    with pytest.raises(TooLarge, match="more than 5 fields"):
+        Request(json.dumps(fields).encode(), 1)
+
+
+def test_what_is_no_json_object_is_not_counted() -> None:
+    """It is passed on as it is."""
+    for body in (b"a,b,c\n" * 1000, b"[0" + b",0" * 1000 + b"]"):
+        with pytest.raises(BadRequest):
+            Request(body, 1)
 
 
 # --- streams

@@ -136,11 +136,19 @@ def test_an_agent_that_asked_itself_sees_what_it_asked_for() -> None:
 
 
 @pytest.mark.parametrize("output", [
-    [ITEM], [text(None)], [text([])], [text(rows(-0.5))], [text(rows(-0.5, None))], [text(rows(-0.5, float("nan")))],
+    [ITEM], [text(None)], [text([])], [text(rows(-0.5))], [text(rows(-0.5, None))],
 ])  # fmt: skip
 def test_tokens_without_logprobs_have_to_be_scored(output: Any) -> None:
     _, outcomes = document(RESPONSES, response(output))
     assert outcomes == (Unscored(0, "policy", (1, 2), (5, 6), "tool_calls" if output == [ITEM] else "stop"),)
+
+
+@pytest.mark.parametrize("value", [0.5, 1e300, -3.5e38, float("nan"), float("-inf"), pytest.param(10**400, id="huge")])
+def test_logprobs_that_cannot_be_are_not_asked_for_again(value: float) -> None:
+    told = response([text(rows(-0.5, value))])
+    seen, outcomes = document(RESPONSES, told)
+    assert reasons(outcomes) == ["no_logprobs"] == reasons(replay([begin(0), end(told)])[1])
+    assert json.loads(seen) == seen_of([text(None)])
 
 
 @pytest.mark.parametrize(("changes", "reason"), [
@@ -238,6 +246,7 @@ def test_what_a_stream_showed_is_told_beside_its_end_which_has_other_ids() -> No
     ([begin(0), step("error", message="m")], "engine_error"),
     ([begin(0), event({"error": {"message": "m"}})], "engine_error"),
     ([begin(0), end(response([], status="failed", ids=None), "response.failed")], "engine_error"),
+    ([begin(0), step("error", message="m"), end(response([text(rows(-0.5, -1.0))]))], "engine_error"),
     ([begin(0), b"data: [DONE]\n\n"], "truncated"),
     ([begin(0), b"data: done\n\n"], "capture_failed"),
     ([begin(0), event({"response": 7})], "capture_failed"),
@@ -246,6 +255,17 @@ def test_a_stream_without_a_good_end_is_lost(parts: list[bytes], reason: str) ->
     seen, outcomes, _ = replay(parts)
     assert reasons(outcomes) == [reason]
     assert seen.startswith(begin(None))
+
+
+def test_a_prompt_that_changes_in_mid_stream_is_not_told_exactly() -> None:
+    whole = response([text(rows(-0.5, -1.0))])
+    early = response([], prompt=(1, 2), ids=None, status="in_progress")
+    other = response([], prompt=(1, 3), ids=None, status="in_progress")
+    for begun, reason in ((early, "captured"), (other, "capture_failed")):
+        seen, outcomes, _ = replay([step("response.created", response=begun), end(whole)])
+        assert reasons(outcomes) == [reason]
+        shown = [step("response.created", response=seen_of([], status="in_progress")), end(seen_of([text(None)]))]
+        assert seen == b"".join(shown)
 
 
 def test_text_that_is_no_json_passes_as_it_is() -> None:

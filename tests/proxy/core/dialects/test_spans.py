@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.dialects.spans import Spanned, load, scan, scan_at, scan_list, splice, with_fields
+from ajet_proxy.core.dialects.spans import Spanned, TooMany, load, scan, scan_at, scan_list, splice, with_fields
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -116,3 +116,12 @@ def test_anything_else_is_an_error(text: str) -> None:
 def test_nesting_without_end_is_an_error() -> None:
     with pytest.raises(RecursionError):
         scan('{"a":' + "[" * 200_000)
+
+
+@pytest.mark.parametrize("text", ['{"a":1,"b":2,"c":3}', '{"a":1,"a":2,"a":3}'])
+def test_an_object_may_have_so_many_members_and_no_more_is_read(text: str) -> None:
+    """Equal names count each time."""
+    assert scan(text, most=3).values == json.loads(text)
+    with pytest.raises(TooMany):
+        scan(text + " no JSON", most=2)
+    assert scan('{"a":{"b":1,"c":2}}', most=1).values == {"a": {"b": 1, "c": 2}}

@@ -1,0 +1,50 @@
+"""Which engines do not tell what they sampled: an alert for each, from the first call that is lost by it until a whole
+call shows that the engine tells.
+
+An engine that has told is believed for `TRUST` calls more, since single calls may be beyond any engine (a response of
+several generations has no ids). So the alert does not come and go with them; that of an engine which was replaced by
+one that tells nothing comes so many calls later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+
+from ajet_sdk.untold import REMEDY, UNTOLD
+
+TRUST = 10
+
+
+class Telling:
+    """Puts its alerts among `alerts`, by what they are about."""
+
+    def __init__(self, alerts: MutableMapping[str, str]) -> None:
+        self._alerts = alerts
+        self._untold: dict[str, int] = {}
+        """How many calls in a row an engine's route has not told, from `TRUST` below 0 where it once has."""
+
+    def whole(self, engine: str) -> None:
+        """A call that `engine`, named by the address of its route, answered is whole."""
+        self._untold[engine] = -TRUST
+        self._alerts.pop(_about(engine), None)
+
+    def lost(self, engine: str, reason: str) -> None:
+        """A call that it answered is lost for `reason`."""
+        if reason not in UNTOLD:
+            return
+        self._untold[engine] = self._untold.get(engine, 0) + 1
+        if self._untold[engine] > 0:
+            self._alerts[_about(engine)] = (
+                f"{engine} {UNTOLD[reason]} ({reason}), so nothing that it samples can be trained: {REMEDY}"
+            )
+
+    def keep(self, engines: Iterable[str]) -> None:
+        """No others than `engines`, named by their base URLs, are there any more."""
+        bases = tuple(f"{engine}/" for engine in engines)
+        for engine in [engine for engine in self._untold if not engine.startswith(bases)]:
+            del self._untold[engine]
+            self._alerts.pop(_about(engine), None)
+
+
+def _about(engine: str) -> str:
+    return f"what {engine} tells"

@@ -1,0 +1,63 @@
+"""Which addresses lead back to this proxy, where no engine can be: each of its requests would be one more to itself.
+
+An address has many spellings (``localhost``, ``0.0.0.0``, ``[::ffff:127.0.0.1]``, the machine's name), so what counts
+is where a connection would go. A name is looked up only where the port is ours. What this cannot know, such as another
+daemon whose engine is this one, ends at the name that each request bears (`Headers.came_through`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from ajet_sdk.address import server
+
+Address = tuple[str, int]
+_LOOPBACK: dict[int, IPv4Address | IPv6Address] = {4: IPv4Address("127.0.0.1"), 6: IPv6Address("::1")}
+
+
+def leads_here(url: str, listening: Iterable[Address], public_url: str | None = None) -> bool:
+    """Whether the base URL `url` is the one that agents know this proxy by, or a connection to it would come to one of
+    the addresses where it is `listening`."""
+    if public_url is not None and _base(url) == _base(public_url):
+        return True
+    host, port = server(url) or ("", 0)
+    ours = [own for own, at in listening if at == port]
+    return bool(ours) and any(_meet(one, own) for one in _found(host) for name in ours for own in _found(name))
+
+
+def _base(url: str) -> str:
+    return url.lower().rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def _found(host: str) -> set[IPv4Address | IPv6Address]:
+    """The addresses of `host`; none for a name that nobody knows."""
+    try:
+        told = [str(item[4][0]) for item in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    except (OSError, UnicodeError):
+        return set()
+    return {_plain(ip_address(text.partition("%")[0])) for text in told}
+
+
+def _plain(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
+    """`ip`, in place of its form as an IPv6 address if it is an IPv4 one."""
+    return ip.ipv4_mapped if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None else ip
+
+
+def _meet(asked: IPv4Address | IPv6Address, own: IPv4Address | IPv6Address) -> bool:
+    """Whether who connects to `asked` is heard by who listens at `own`. To connect to no address in particular is to
+    connect to this machine, and to listen at none is to listen at all of its addresses."""
+    if asked.is_unspecified:
+        asked = _LOOPBACK[asked.version]
+    return asked == own or (own.is_unspecified and _is_of_this_machine(asked))
+
+
+def _is_of_this_machine(ip: IPv4Address | IPv6Address) -> bool:
+    """Whether a socket could listen at `ip`."""
+    try:
+        with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6) as probe:
+            probe.bind((str(ip), 0))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,187 @@
+"""Records what a version of the daemon leaves on disk and sends, for every later version to read.
+
+    .venv/bin/python -m tests.formats.record VERSION     writes tests/formats/VERSION
+
+Run it with the code of that version. The data directory holds an archive, a snapshot and segments behind it, and in
+them every event and every state of an episode. Beside it stands what the daemon said of them, and a frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import lzma
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from ajet_proxy.core import retention
+from ajet_proxy.io.compaction import compact
+from ajet_proxy.io.journal import Journal
+from ajet_proxy.offline import replay_lines
+from ajet_sdk.frame import decode_batch
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import Client, eventually, serving
+
+HERE = Path(__file__).parent
+KEPT = ("journal/*", "archive*")
+"""What of a data directory is no machine's own: no keys and no locks."""
+PATIENT = {"idle_timeout": 1e11, "wall_timeout": 1e11}
+"""What is open stays so for as long as anybody reads it."""
+
+
+async def call(client: Client, episode: str, content: str, path: str = "chat/completions", **more: Any) -> str:
+    headers = more.pop("headers", {})
+    body: dict[str, Any] = {"model": "stub", "max_tokens": 6, "seed": len(content)} | more
+    match path:
+        case "completions":
+            body["prompt"] = content
+        case "responses":
+            body = {"model": "stub", "input": content, "max_output_tokens": 6}
+        case _:
+            body["messages"] = body.get("messages", [{"role": "user", "content": content}])
+    answer = await client.ask("POST", f"/e/{episode}/v1/{path}", body, **headers)
+    assert answer.status == 200, answer.body
+    return str(answer.headers["X-AJet-Call"])
+
+
+async def control(client: Client, method: str, path: str, body: Any = None) -> Any:
+    answer = await client.control(method, path, {} if body is None and method == "POST" else body)
+    assert answer.status < 300, (path, answer.body)
+    return answer
+
+
+async def played(client: Client, name: str, task: str, reward: float | None = 1.0, **headers: str) -> str:
+    """An episode of two turns, the second of which goes on from the first."""
+    first = [{"role": "user", "content": f"say {name}"}]
+    answer = await client.ask(
+        "POST", f"/e/{name}/v1/chat/completions",
+        {"model": "stub", "max_tokens": 6, "messages": first, "seed": 7}, X_AJet_Task=task, **headers,
+    )  # fmt: skip
+    said = answer.json["choices"][0]["message"]["content"]
+    more = [{"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+    await call(client, name, "", messages=first + more)
+    if reward is not None:
+        await control(client, "POST", f"/episodes/{name}/rewards", {"value": reward, "id": f"of-{name}"})
+    return name
+
+
+async def lease(client: Client, **more: Any) -> tuple[str, bytes]:
+    body = {"groups": 1, "group_size": 2, "lease_s": 1e9, "model": "stub"} | more
+    answer = await control(client, "POST", "/batches/lease", body)
+    assert answer.status == 200
+    return decode_batch(answer.body).batch, answer.body
+
+
+async def first_life(client: Client, engine: str) -> None:
+    await control(client, "POST", "/policy", {"model": "stub", "version": 3, "upstreams": [engine]})
+    for number in range(4):
+        await played(client, f"old-{number}", "old task", float(number))
+    batch, _ = await lease(client, groups=2)
+    await control(client, "POST", f"/batches/{batch}/extend", {"lease_s": 1e9})
+    await control(client, "POST", f"/batches/{batch}/ack", {"policy_version": 4, "filtered": {"old-3": "too long"}})
+    await control(client, "POST", "/gate/close", {"reason": "weights"})
+    await control(client, "POST", "/gate/open", {"policy_version": 4})
+    for number in range(6):
+        await played(client, f"seen-{number}", "evaluation", 0.5, X_AJet_Eval="1")
+    await played(client, "aborted", "t", None)
+    await control(client, "POST", "/episodes/aborted/abort", {"reason": "no more"})
+    await eventually(lambda: archived(client, 8))
+
+
+async def archived(client: Client, number: int) -> bool:
+    return bool((await client.status())["archived"] >= number)
+
+
+async def second_life(client: Client) -> bytes:
+    for number in range(6):
+        await played(client, f"new-{number}", "new task", number / 4)
+    trained, _ = await lease(client)
+    await control(client, "POST", f"/batches/{trained}/ack", {"policy_version": 5})
+    returned, _ = await lease(client)
+    await control(client, "POST", f"/batches/{returned}/extend", {"lease_s": 1e9})
+    await control(client, "POST", f"/batches/{returned}/nack")
+    await control(client, "POST", "/gate/close", {"reason": "weights"})
+    await control(client, "POST", "/gate/open", {"policy_version": 5})
+    await played(client, "dropped", "t", None)
+    await control(client, "POST", "/episodes/dropped/abort", {"reason": "no more"})
+    await call(client, "seen", "before it is said")
+    await call(client, "seen", "that this is an evaluation", headers={"X_AJet_Eval": "1"})
+    await control(client, "POST", "/episodes/seen/rewards", {"value": 1.0, "id": "of-seen"})
+    _, frame = await lease(client)
+    opened = {"task": "pair", "members": {"planner": "stub", "critic": "other"}, "metadata": {"from": ["here", 1]}}
+    team = (await control(client, "POST", "/episodes", opened)).json["episode"]
+    for agent, model in (("planner", "stub"), ("critic", "other")):
+        await call(client, team, f"as {agent}", headers={"X_AJet_Agent": agent}, model=model)
+    body = {"value": 0.25, "agent": "planner", "final": False, "note": "well said"}
+    await control(client, "POST", f"/episodes/{team}/rewards", body)
+    await control(client, "POST", f"/episodes/{team}/seal")
+    await call(client, "open", "several", n=3, headers={"Idempotency_Key": "one"})
+    await call(client, "open", "several", n=3, headers={"Idempotency_Key": "one"})
+    await call(client, "open", "a prompt", "completions")
+    await call(client, "open", "an input", "responses")
+    one = await call(client, "open", "a message", "messages")
+    await control(client, "POST", "/episodes/open/heartbeat")
+    await control(client, "POST", "/episodes/open/rewards", {"value": 2.0, "call": one, "final": False, "id": "step"})
+    await played(client, "unrewarded", "t", None)
+    await control(client, "POST", "/episodes/unrewarded/seal")
+    unnamed = {"model": "stub", "max_tokens": 3, "messages": [{"role": "user", "content": "?"}]}
+    assert (await client.ask("POST", "/v1/chat/completions", unnamed)).status == 200
+    await eventually(lambda: archived(client, 12))
+    return frame
+
+
+async def told(client: Client) -> dict[str, Any]:
+    """What is asked of every version."""
+    status = await client.status()
+    listed = (await client.control("GET", "/episodes?limit=1000")).json["episodes"]
+    names = sorted(item["episode"] for item in listed)
+    records = {name: (await client.control("GET", f"/episodes/{name}?tokens=1")).json for name in names}
+    for record in records.values():
+        record.pop("active_at")  # of an open one, its reader's start
+    return {"status": {key: status[key] for key in STATUS}, "records": records}
+
+
+STATUS = ("episodes", "groups", "tokens", "drift", "discarded", "archived", "captures")
+
+
+async def record(version: str) -> None:
+    target = HERE / version
+    target.mkdir()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as patches:
+        data_dir = Path(folder) / "data"
+        patches.enter_context(mock.patch.object(retention, "KEPT_EPISODES", 2))
+        defaults = Journal.__init__.__kwdefaults__ or {}
+        patches.enter_context(mock.patch.dict(defaults, {"segment_bytes": 8 << 10}))
+        async with EngineStub() as stub:
+            async with serving(data_dir, upstream=(stub.url,), **PATIENT) as client:
+                await first_life(client, stub.url)
+            compact(data_dir)
+            async with EngineStub(("other",)) as other, serving(data_dir, upstream=(stub.url,), **PATIENT) as client:
+                await control(client, "POST", "/policy", {"model": "other", "version": 1, "upstreams": [other.url]})
+                frame = await second_life(client)
+        async with serving(data_dir, upstream=("http://127.0.0.1:9",)) as client:
+            said = await told(client)
+        said["replayed"] = [json.loads(line) for line in replay_lines(data_dir)]
+        (target / "said.json.xz").write_bytes(lzma.compress(json.dumps(said, sort_keys=True).encode()))
+        (target / "frame.msgpack").write_bytes(frame)
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:xz") as tar:
+            for path in sorted(path for pattern in KEPT for path in data_dir.glob(pattern)):
+                tar.add(path, str(path.relative_to(data_dir)), filter=anonymous)
+        (target / "data.tar.xz").write_bytes(packed.getvalue())
+
+
+def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = info.mtime = 0
+    info.uname = info.gname = ""
+    return info
+
+
+if __name__ == "__main__":
+    asyncio.run(record(sys.argv[1]))

@@ -1,0 +1,119 @@
+"""A run whose engine does not tell what it sampled: said by the daemon, by every view of it, and by `ajet run`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import ajet_sdk
+from ajet_sdk.episodes import Outcome
+from ajet_sdk.untold import REMEDY
+from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.stub_process import stub_process
+from tests.proxy.test_serve import wait_for
+from tests.sdk.test_with_proxy import AGENT, ask
+
+pytestmark = pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon")
+ALL = 9999
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[str]:
+    with stub_process() as url:
+        yield url
+
+
+@pytest.fixture(scope="module", params=["1", "2"], ids=["one process", "workers"])
+def running(
+    engine: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    data = tmp_path_factory.mktemp("untold") / "data"
+    with ProxyProcess(engine, data, options=("--workers", request.param)) as process:
+        yield process
+
+
+@pytest.fixture
+def proxy(running: ProxyProcess, monkeypatch: pytest.MonkeyPatch) -> ProxyProcess:
+    monkeypatch.setenv("AJET_PROXY_URL", running.url)
+    for name in ("AJET_API_KEY", "AJET_EPISODE", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return running
+
+
+def spoil(engine: str, kind: str = "", times: int = ALL) -> None:
+    faults = [{"kind": kind, "times": times}] if kind else []
+    httpx.post(f"{engine}/stub/faults", json=faults, trust_env=False).raise_for_status()
+
+
+def ajet(*argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from ajet_sdk.cli import main; main()", *argv]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    return ajet("run", "--task", "t", "--quiet", *options, "--", sys.executable, "-c", AGENT)
+
+
+@pytest.mark.parametrize(("kind", "said"), [
+    ("no_token_ids", "gives no token ids (no_token_ids)"),
+    ("refuses_ids", "refuses to be asked for token ids and logprobs (unaskable)"),
+])  # fmt: skip
+def test_a_run_of_which_nothing_can_be_trained_fails_and_says_why(
+    proxy: ProxyProcess, engine: str, kind: str, said: str
+) -> None:
+    spoil(engine, kind)
+    done = run("--repeat", "2")
+    assert (done.returncode, done.stderr) == (1, f"nothing of this run can be trained: the engine {said}; {REMEDY}\n")
+    assert done.stdout.endswith("2 episodes: 2 rewarded, mean reward 1, 2 cannot be trained\n")
+    evaluated = run("--eval")
+    assert (evaluated.returncode, evaluated.stderr) == (0, "")
+
+
+def test_a_run_of_which_some_can_be_trained_succeeds_and_says_the_rest(proxy: ProxyProcess, engine: str) -> None:
+    spoil(engine, "no_logprobs", times=1)
+    done = run("--repeat", "2")
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"1 of them cannot be trained: the engine does not give a logprob for each token (no_logprobs); {REMEDY}\n"
+    )
+    assert done.stdout.endswith("2 episodes: 2 rewarded, mean reward 1, 1 cannot be trained\n")
+
+
+def test_the_daemon_says_it_once_until_the_engine_tells(engine: str, tmp_path: Path) -> None:
+    spoil(engine, "no_token_ids")
+    with ProxyProcess(engine, tmp_path / "data", options=("--workers", "2")) as proxy:
+        for _ in range(3):
+            assert run("--proxy", proxy.url).returncode == 1
+        line = f"{engine}/v1/chat/completions gives no token ids (no_token_ids), so nothing that it samples can be"
+        assert line in ajet("status", "--proxy", proxy.url).stdout
+        assert proxy.report()["alerts"][0].startswith(line) and proxy.report()["alerts"][0].endswith(REMEDY)
+        metrics = httpx.get(f"{proxy.url}/metrics", trust_env=False).text
+        assert "\najet_alerts 1\n" in metrics
+        wait_for(lambda: f"alert: {line}" in proxy.errors(), 60)
+        spoil(engine)
+        assert run("--proxy", proxy.url).returncode == 0
+        assert proxy.report()["alerts"] == []
+        wait_for(lambda: "alert over: what" in proxy.errors(), 60)
+        assert proxy.errors().count(f"alert: {line}") == 1
+
+
+def test_an_agent_in_python_is_told_as_well(proxy: ProxyProcess, engine: str) -> None:
+    spoil(engine, "no_token_ids")
+
+    def agent(task: str, episode: ajet_sdk.Episode) -> float:
+        return float(ask(episode).is_success)
+
+    results = ajet_sdk.run(agent, ["real/1"], repeat=2)
+    assert results.untold == list(results)
+    assert {item.reason for item in results} == {"discarded by the proxy: incomplete_call (no_token_ids)"}
+    with ajet_sdk.episode("real/2") as episode:
+        ask(episode)
+        episode.reward(1.0)
+    assert episode.outcome == Outcome(reward=1.0, discarded="incomplete_call", lost="no_token_ids")
+    assert json.loads(ajet("show", episode.id, "--json").stdout)["detail"] == "no_token_ids"

@@ -1,0 +1,210 @@
+"""Each estimator, loss and mean of verl either runs a step here or is refused by name before anything starts.
+
+The tests walk verl's own registries: what a new verl registers is tried without being named here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet_trainer.config import ConfigError
+from tests.kit.source import ROOT
+from tests.trainer.engine.test_estimators import GROUPED, advantages, group, padding
+from tests.trainer.engine.test_gradient import gradient, step_data
+from tests.trainer.engine.test_settings import ACTOR, composed, refused
+
+ESTIMATOR, LOSS, MEAN = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
+REFUSED = {"gdpo", "remax", "optimal_token_baseline", "tir_optimal_token_baseline"}
+NEEDED = {"dro": {f"{ACTOR}.policy_loss.dro_beta": 0.1}}
+"""What a choice does not run without."""
+
+Step = Callable[..., float]
+
+
+@pytest.fixture
+def step(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> Step:
+    """One step on split episodes and two rows of padding, of which one is alone in its micro-batch: rows to advantages
+    through `AjetTrainer`, these to a gradient through verl's loss and engine. Gives the gradient's size."""
+
+    def run(estimator: str = "rloo", loss: str = "vanilla", mean: str = "token-mean") -> float:
+        import torch
+        from verl.workers.config import PolicyLossConfig
+
+        rows = [*group(True), padding(0), padding(1)]
+        device = "cuda" if estimator == "gae" else "cpu"
+        beta = {"dro_beta": 0.1} if loss == "dro" else {}
+        made = advantages(monkeypatch, tiny, rows, device=device, adv_estimator=estimator, mode=mean, loss=loss, **beta)
+        data = step_data(rows, [0.0] * 4, pack=150)
+        data["advantages"] = torch.nested.as_nested_tensor(
+            [torch.tensor(made[row.key]) for row in rows], layout=torch.jagged
+        )
+        return float(np.linalg.norm(gradient(
+            worker, data, loss_agg_mode=mean, policy_loss=PolicyLossConfig(loss_mode=loss, **beta)
+        )))  # fmt: skip
+
+    return run
+
+
+def sorted_out(key: str, names: list[str], run: Callable[[str], float]) -> set[str]:
+    """Those of `names` that `key` may not have. All others have run a step that teaches something."""
+    out = {}
+    for name in names:
+        try:
+            composed({key: name} | NEEDED.get(name, {}))
+        except ConfigError as error:
+            out[name] = str(error)
+        else:
+            size = run(name)
+            assert math.isfinite(size) and size > 0, name
+    assert all(said.startswith(f"{key} = {name!r} ends a run at a step: ") for name, said in out.items())
+    return set(out)
+
+
+def test_every_estimator_runs_a_step_or_is_refused_by_name(step: Step) -> None:
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    assert sorted_out(ESTIMATOR, [*ADV_ESTIMATOR_REGISTRY], step) == REFUSED
+
+
+def test_every_loss_runs_a_step_or_is_refused_by_name(step: Step) -> None:
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    assert sorted_out(LOSS, [*POLICY_LOSS_REGISTRY], lambda name: step(loss=name)) == {"bypass_mode"}
+
+
+def test_every_mean_runs_a_step(step: Step) -> None:
+    from ajet_trainer.verl_backend.refused import MEANS
+
+    assert sorted_out(MEAN, [*MEANS], lambda name: step(mean=name)) == set()
+
+
+@pytest.mark.parametrize("what", [*({"estimator": name} for name in sorted(REFUSED)), {"loss": "bypass_mode"}])
+def test_what_is_refused_does_end_a_step(what: dict[str, str], step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it need not be refused any more."""
+    for table in ("ESTIMATORS", "LOSSES"):
+        monkeypatch.setattr(f"ajet_trainer.verl_backend.refused.{table}", {})
+    with pytest.raises((AssertionError, TypeError, ValueError)):
+        step(**what)
+
+
+def test_every_estimator_has_been_sorted(verl_here: None) -> None:
+    """With a baseline over the episodes of a group, without one, or refused: `AjetTrainer` must know which."""
+    from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+    from ajet_trainer.verl_backend.trainer import GROUPED as MENDED
+
+    assert MENDED == GROUPED
+    assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus"} | REFUSED
+
+
+def test_the_documentation_names_them_all(verl_here: None) -> None:
+    from verl.trainer.ppo import core_algos
+
+    from ajet_trainer.verl_backend.refused import MEANS
+
+    page = (ROOT / "docs" / "trainer.md").read_text()
+    names = {*core_algos.ADV_ESTIMATOR_REGISTRY, *core_algos.POLICY_LOSS_REGISTRY, *MEANS}
+    assert [name for name in sorted(names) if f"`{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "words"),
+    [
+        (ESTIMATOR, "gdpo", "use grpo"),
+        (ESTIMATOR, "remax", "use rloo"),
+        (ESTIMATOR, "optimal_token_baseline", "use rloo"),
+        (ESTIMATOR, "tir_optimal_token_baseline", "use rloo"),
+        (LOSS, "bypass_mode", "use vanilla or gpg"),
+    ],
+)
+def test_a_refusal_says_what_to_use_instead(key: str, name: str, words: str, verl_here: None) -> None:
+    assert words in refused({key: name})
+    assert refused({f"+{key}": name}) == refused({key: name})
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "near"),
+    [(ESTIMATOR, "grop", "grpo"), (LOSS, "clip-cov", "clip_cov"), (MEAN, "token_mean", "token-mean")],
+)
+def test_a_name_that_verl_does_not_know_is_no_choice(key: str, name: str, near: str, verl_here: None) -> None:
+    assert refused({key: name}) == f"{key} = {name!r} is nothing that verl has; did you mean {near!r}?"
+    assert refused({key: None}) == f"{key} = None is nothing that verl has"
+
+
+def test_what_a_library_of_the_users_registers_is_a_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verl_here: None
+) -> None:
+    from verl.trainer.ppo import core_algos
+
+    for registry in ("ADV_ESTIMATOR_REGISTRY", "POLICY_LOSS_REGISTRY"):
+        monkeypatch.setattr(core_algos, registry, dict(getattr(core_algos, registry)))
+    (tmp_path / "of_the_users.py").write_text(
+        "from verl.trainer.ppo.core_algos import register_adv_est, register_policy_loss\n"
+        "register_adv_est('my_estimator')(print)\nregister_policy_loss('my_loss')(print)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "is nothing that verl has" in refused({LOSS: "my_loss"})
+    library = {"actor_rollout_ref.model.external_lib": "of_the_users"}
+    composed(library | {ESTIMATOR: "my_estimator", LOSS: "my_loss"})
+
+
+@pytest.mark.parametrize("beta", [None, 0.0, -1.0])
+def test_dro_needs_its_penalty(beta: float | None, verl_here: None) -> None:
+    said = refused({LOSS: "dro", f"{ACTOR}.policy_loss.dro_beta": beta})
+    assert said == f"{LOSS} = 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
+
+
+def test_pass_at_k_needs_a_second_best(verl_here: None) -> None:
+    passk = {ESTIMATOR: "grpo_passk"}
+    assert refused(passk, group_size=1) == f"{ESTIMATOR} = 'grpo_passk' needs a group_size of 2 or more"
+    composed(passk, group_size=2)
+
+
+def test_gae_needs_a_critic(verl_here: None) -> None:
+    said = refused({ESTIMATOR: "gae", "critic.enable": False})
+    assert said == f"{ESTIMATOR} = 'gae' needs a critic: leave critic.enable unset"
+    composed({ESTIMATOR: "gae", "critic.enable": True})
+    composed({ESTIMATOR: "rloo", "critic.enable": False})
+
+
+@pytest.mark.parametrize(
+    ("key", "switch"),
+    [(f"{ACTOR}.kl_loss_type", f"{ACTOR}.use_kl_loss"), ("algorithm.kl_penalty", "algorithm.use_kl_in_reward")],
+)
+def test_a_kl_that_verl_cannot_compute_is_refused(key: str, switch: str, verl_here: None) -> None:
+    for name in ("full", "k4"):
+        assert refused({switch: True, key: name}) == f"{key} = {name!r} is nothing that verl computes: use low_var_kl"
+        composed({key: name})
+    for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3+"):
+        composed({switch: True, key: name})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"rollout_is": "tokens"}, "Invalid rollout_is: tokens."),
+        ({"rollout_is": "token", "rollout_is_threshold": -2.0}, "must be positive"),
+        ({"rollout_rs": "token_k1"}, "rollout_rs_threshold must be"),
+        ({"rollout_rs": "token_k9", "rollout_rs_threshold": 2.0}, "token_k9"),
+    ],
+)
+def test_a_correction_that_verl_cannot_compute_is_refused(
+    values: dict[str, Any], words: str, verl_here: None
+) -> None:
+    correction = "algorithm.rollout_correction"
+    said = refused({f"{correction}.{name}": value for name, value in values.items()})
+    assert said.startswith(f"{correction}: ")
+    assert words in said
+
+
+def test_corrections_that_verl_computes_are_taken(verl_here: None) -> None:
+    correction = "algorithm.rollout_correction"
+    for level in ("token", "sequence"):
+        composed({f"{correction}.rollout_is": level, f"{correction}.rollout_is_threshold": "0.5_5.0"})
+    composed({f"{correction}.rollout_rs": "seq_mean_k1", f"{correction}.rollout_rs_threshold": "0.5_2.0"})

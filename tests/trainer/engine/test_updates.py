@@ -1,0 +1,103 @@
+"""How a step's rows are dealt into optimizer updates, and where the padding comes to stand; by verl's own hand."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet_trainer.batch import Row
+from ajet_trainer.config import Config
+
+SIZE = 4
+
+
+def some_rows(number: int) -> list[Row]:
+    """`number` rows of groups of four, of up to 2,000 tokens."""
+    pick = random.Random(number)
+    nothing, no_log = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
+    lengths = [np.zeros(pick.randint(10, 2000), dtype=np.int64) for _ in range(number)]
+    return [
+        Row(f"g{n // SIZE}", n % SIZE, 0, prompt, nothing, nothing, no_log, 1.0, 1, 0, 0)
+        for n, prompt in enumerate(lengths)
+    ]
+
+
+class Updates:
+    """The updates of a step that wants `updates` of them on `processes`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tiny: Path, updates: int, processes: int) -> None:
+        from verl.trainer.ppo import padding_utils
+
+        from ajet_trainer.verl_backend import settings, trainer
+
+        kept = SimpleNamespace(kv_batch_get=lambda **_: [{}], kv_batch_put=lambda **_: None)
+        monkeypatch.setattr(padding_utils, "tq", kept)
+        made: Any = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
+        made.config = settings.compose(
+            Config(model=str(tiny), verl={"trainer.n_gpus_per_node": processes}), "cpu", None
+        )
+        made._updates, made.use_critic, made.global_steps = updates, False, 1
+        made.tokenizer = SimpleNamespace(eos_token_id=0)
+        made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(processes))})
+        self.trainer, self.processes = made, processes
+
+    def of(self, rows: list[Row]) -> list[list[str]]:
+        """The keys of each update's rows: each process has an equal part of the batch, and takes from its front."""
+        from transfer_queue import KVBatchMeta
+
+        from ajet_trainer.verl_backend import queue
+
+        self.trainer._fit_to(rows)
+        tags = [queue.row_tag(row, 1) for row in rows]
+        keys = self.trainer._balance_batch(
+            KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train"), {}
+        ).keys
+        share = self.trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size // self.processes
+        length = len(keys) // self.processes
+        starts = [length * process for process in range(self.processes)]
+        return [[key for start in starts for key in keys[start + at : start + at + share]]
+                for at in range(0, length, share)]  # fmt: skip
+
+
+def real(update: list[str]) -> list[str]:
+    return [key for key in update if not key.startswith("pad")]
+
+
+def counts(updates: list[list[str]]) -> list[tuple[int, int]]:
+    """``(rows, real rows)`` of each update."""
+    return [(len(update), len(real(update))) for update in updates]
+
+
+def test_rows_are_dealt_not_groups(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+    """An update's border goes through a group, and the last update has what is left."""
+    updates = Updates(monkeypatch, tiny, 4, 1).of(some_rows(10))
+    assert counts(updates) == [(3, 3), (3, 3), (3, 3), (3, 1)]
+    assert [{key.split("_")[0] for key in real(update)} for update in updates] == [
+        {"g0"}, {"g0", "g1"}, {"g1", "g2"}, {"g2"}
+    ]  # fmt: skip
+
+
+def test_shares_are_rounded_up_to_the_processes(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+    """So the last update may be nearly empty, and there may be fewer than were wanted."""
+    made = Updates(monkeypatch, tiny, 3, 8)
+    assert counts(made.of(some_rows(33))) == [(16, 16), (16, 16), (16, 1)]
+    assert counts(made.of(some_rows(10))) == [(8, 8), (8, 2)]
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_updates_are_equally_large_and_no_more_than_wanted(
+    processes: int, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    for wanted in (1, 2, 3, 4):
+        made = Updates(monkeypatch, tiny, wanted, processes)
+        for number in range(1, 60):
+            seen = counts(made.of(some_rows(number)))
+            assert len(seen) <= wanted and len({rows for rows, _ in seen}) == 1
+            assert sum(rows for _, rows in seen) == number and all(rows for _, rows in seen)
+            if processes == 1:
+                assert all(rows == filled for filled, rows in seen[:-1]), "padding stands in the last update"
