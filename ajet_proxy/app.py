@@ -104,14 +104,7 @@ class App:
         data_dir = open_data_dir(config)
         clock, metrics = Clock(), Metrics()
         room = Room(metrics)
-        traces = Traces(exporting()) if config.traces else None
-        if traces is not None:
-            self._stack.push_async_callback(traces.close)
-        store = Store.open(data_dir, _ledger_settings(config), metrics=metrics, patience_s=config.drain_s)
-        self._stack.push_async_callback(store.close)
-        if traces is not None:
-            traces.follow(store)
-        await store.commit(store.ledger.restarted(clock.now()))
+        store = await self._open_store(data_dir, clock, metrics)
         ledger = store.ledger
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
         gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s, waited=waited)
@@ -156,6 +149,19 @@ class App:
         self._stack.callback(control.stop)
         scheme = "http" if config.tls_cert is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def _open_store(self, data_dir: Path, clock: Clock, metrics: Metrics) -> Store:
+        """The ledger as it was, and what was in flight when it was left is lost."""
+        traces = Traces(exporting()) if self.config.traces else None
+        if traces is not None:
+            self._stack.push_async_callback(traces.close)
+        settings = _ledger_settings(self.config)
+        store = Store.open(data_dir, settings, metrics=metrics, patience_s=self.config.drain_s)
+        self._stack.push_async_callback(store.close)
+        if traces is not None:
+            traces.follow(store)
+        await store.commit(store.ledger.restarted(clock.now()))
+        return store
 
     def _look_after(
         self, store: Store, data_dir: Path, clock: Clock, metrics: Metrics, keys: Keys, room: Room

@@ -16,7 +16,8 @@ from ajet_proxy.core import api, episode, exchange, frame_size
 from ajet_proxy.core.ledger import LedgerSettings
 from ajet_proxy.core.overview import SHOWN, overview
 from ajet_proxy.core.views import Wanted, records
-from ajet_proxy.io import body, control, journal
+from ajet_proxy.io import control, journal
+from ajet_proxy.io.body import MAX_CONTROL
 from ajet_proxy.sources import FOREIGN_ENV
 from ajet_sdk import frame, routes
 from ajet_sdk.runner import SECRETS
@@ -256,7 +257,7 @@ def test_the_limits_that_are_fixed() -> None:
     found = [float(words(row[1])[0]) for row in tables(SECTIONS["11"])[1]]
     assert found == [
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, api.MAX_LABEL,
-        control.MAX_OPENING, body.MAX_CONTROL, exchange.MAX_EVENT, frame_size.LEASE_BYTES, frame.MAX_FRAME_BYTES,
+        control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, frame_size.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S,
     ]
     for said, limit in (

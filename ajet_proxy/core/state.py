@@ -103,7 +103,11 @@ class State:
         self.gate_now = Gate()
         self.lineage = Lineage()
         self.tally = Tally()
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self._handlers = self._table()
+
+    def _table(self) -> dict[type[Any], Callable[[Any], None]]:
+        """Who takes which event."""
+        return {
             ev.EpisodeOpened: self._opened,
             ev.TaskNamed: self._task_named,
             ev.EpisodeMarkedEval: self._marked_eval,
@@ -313,6 +317,7 @@ class State:
             del self.finished[name]
             for call in episode.calls:
                 del self.episode_by_call[call]
+                self.unsent.pop(call, None)
         for name in event.batches:
             self.leaving_batches[name] = self.batches.pop(name)
 
