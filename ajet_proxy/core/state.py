@@ -377,8 +377,7 @@ class State:
         for batch in self.leased.values():
             batch.lease_until += back
         for call in self.unsent:
-            if (name := self.episode_by_call.get(call)) is not None:
-                self.episodes[name].calls[call].doubtful = True
+            self.episodes[self.episode_by_call[call]].calls[call].doubtful = True
         self.unsent = {}
 
     def _move(

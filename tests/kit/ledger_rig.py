@@ -59,6 +59,7 @@ def check(state: State) -> None:
     assert state.finished == {episode.id: episode.size() for episode in live if episode.ended_at is not None}
     assert len(state.batches) + len(state.leaving_batches) == state.leases
     assert state.episode_by_call == {call: episode.id for episode in live for call in episode.calls}
+    assert all(state.episodes[state.episode_by_call[call]].calls[call].state == "complete" for call in state.unsent)
     entries = [entry for episode in episodes for entry in episode.calls.values()]
     for name in ("running", "complete", "lost"):
         assert state.calls[name] == sum(entry.state == name for entry in entries)

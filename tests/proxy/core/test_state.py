@@ -149,6 +149,10 @@ class AnythingHappens(RuleBasedStateMachine):
             self.rig.restart()
             self.running.clear()
 
+    @rule(ago=st.sampled_from([0, 1, 3]))
+    def answers_are_sent(self, ago: int) -> None:
+        self.rig.run(self.rig.ledger.answers_sent(self.rig.at - ago, at=self.rig.at))
+
     @rule(kept=st.sampled_from([0, 1, 3]))
     def archives(self, kept: int) -> None:
         self.rig.archive(kept)
@@ -185,6 +189,20 @@ def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
     assert rig.ledger.tokens == {"prompt": 8, "sampled": 4, "merged": 4, "generated": 4}
     assert rig.ledger.drift == {"new_chain": 1}
     assert rig.ledger.drifts["m"].to_json() == {"turns": 2, "broken_by": {"new_chain": 1}, "rate": None}
+
+
+def test_what_was_not_noted_as_sent_is_doubtful_after_a_start() -> None:
+    rig = LedgerRig(watch=True)
+    episode, ended = rig.open(), rig.in_state("recorded")
+    sent = rig.call(episode)
+    rig.run(rig.ledger.answers_sent(rig.at, at=rig.at))
+    rig.at += 1
+    unsent = rig.call(episode)
+    rig.archive()
+    rig.run(rig.ledger.restarted(rig.at))
+    calls = rig.ledger.episodes[episode].calls
+    assert (calls[sent].doubtful, calls[unsent].doubtful, rig.ledger.unsent) == (False, True, {})
+    assert ended not in rig.ledger.episodes
 
 
 def test_archived_episodes_leave_the_state_and_are_still_found() -> None:
