@@ -259,8 +259,10 @@ class App:
         while True:
             await asyncio.sleep(TICK_S)
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
+                while store.healthy and (events := store.ledger.expire(clock.now())):
+                    store.post(events)
+                    await asyncio.sleep(0)  # they come in turns
                 if store.healthy:
-                    store.post(store.ledger.expire(clock.now()))
                     store.post(to_archive(store.ledger, clock.now(), self.config.archive_max_age))
             alarm.look(store.alerts())
             limits.measure()

@@ -54,6 +54,8 @@ class Missed:
 
     def __init__(self, since: float) -> None:
         self.since = since
+        self._since: dict[str, float] = {}
+        """For single tenants."""
         self._outside: Counter[tuple[str, str]] = Counter()
 
     def came(self, name: tuple[str, str], retries: int, at: float) -> None:
@@ -70,11 +72,17 @@ class Missed:
         else:
             self._outside[name] -= 1
 
-    def anything(self, at: float) -> None:
-        """Until `at` there may have been requests that nobody has read."""
-        self.since = at
-        self._outside.clear()
+    def anything(self, at: float, tenant: str | None = None) -> None:
+        """Until `at` there may have been requests that nobody has read, of `tenant` or of any."""
+        if tenant is not None:
+            self._since[tenant] = at
+        else:
+            self.since = at
+            self._outside.clear()
+            self._since.clear()
 
     def explains(self, name: tuple[str, str], retries: int, episode: Episode | None) -> bool:
         """Whether this may be a retry of a request that was missed, in `episode` if that is known."""
-        return retries > 0 and (name in self._outside or (episode is not None and episode.opened_at <= self.since))
+        if not retries or name in self._outside or episode is None:
+            return retries > 0 and name in self._outside
+        return episode.opened_at <= max(self.since, self._since.get(episode.tenant, self.since))

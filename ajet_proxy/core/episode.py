@@ -348,17 +348,17 @@ def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float
 
 
 def repeats(
-    episode: Episode, body_hash: str, key: str | None, retries: int, missed: bool = False
+    episode: Episode, body_hash: str, key: str | None, retries: int, *, agent: str = "", missed: bool = False
 ) -> tuple[str, ...]:
-    """The calls of the earlier request that a new one repeats.
+    """The calls of the earlier request that a new one of `agent` repeats.
 
     With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
-    complete. The key is the request's own name, so that of no other one is repeated, whatever its body.
+    complete. The key, which takes the body in, is the request's own name: none is repeated that does not bear it.
 
-    With nothing but a count of `retries`: the latest request of the same body that was lost. One that is answered, or
-    may still be, is repeated only if it can be no other: it is the only one of that body that was asked with fewer
-    retries and whose answer no later call goes on from. Where one of that body may have been `missed`, it has to be
-    doubtful besides.
+    With nothing but a count of `retries`: the latest request of the same body and agent that was lost. One that is
+    answered, or may still be, is repeated only if it can be no other: it is the only one of that body that was asked
+    with fewer retries and whose answer no later call goes on from. Where one of that body may have been `missed`, it
+    has to be doubtful besides.
     """
     if key is None and not retries:
         return ()
@@ -366,7 +366,7 @@ def repeats(
     if key is not None:
         earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
     else:
-        same = [entry for entry in entries if entry.asked.body_hash == body_hash]
+        same = [entry for entry in entries if (entry.asked.body_hash, entry.asked.agent) == (body_hash, agent)]
         before = [entry for entry in same if entry.asked.retries < retries and (entry.doubtful or not missed)]
         earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
     order = ("complete", "running", "lost")

@@ -89,11 +89,13 @@ class CallLost(Struct, frozen=True):
 
 
 class AnswersSent(Struct, frozen=True):
-    """The clients of calls that finished at ``until`` or before have been sent the end of their answers. It comes a
-    little later, once for many: a call without it, when the proxy starts again, may be one that no client heard of."""
+    """The clients of ``calls`` have been sent the end of their answers. It comes a little later, once for many: a call
+    without it, when the proxy starts again, may be one that no client heard of. So may those in ``unknown``, whose
+    worker process is gone."""
 
     at: float
-    until: float
+    calls: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
 
 class RewardGiven(Struct, frozen=True):

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Mapping
 from functools import partial
-from itertools import islice
 
 from ajet_proxy.core import events as ev
 from ajet_proxy.core.batches import Groups, ReadyQueues, Share
@@ -35,10 +34,15 @@ def choose(
     fit into one frame, or None where there are fewer, or where `MOST` were dropped. `version` says which one serves a
     model."""
     size, episodes = body.group_size or state.settings.group_size, state.episodes
-    unusable = set(_stale(state.queues, body, version))
     behind = f"more than {body.max_staleness} versions behind"
     large = f"a group of {size} like it is too large for a lease"
-    dropped = list(islice(_dropped(episodes, unusable, "stale", lambda _: behind, at), MOST))
+    unusable, stale = set[Share](), set[Share]()
+    for share in _stale(state.queues, body, version):
+        (stale if episodes[share[1]].state == "ready" else unusable).add(share)
+        if len(stale) == MOST:
+            return list(_dropped(episodes, stale, "stale", lambda _: behind, at)), None
+    dropped = list(_dropped(episodes, stale, "stale", lambda _: behind, at))
+    unusable |= stale
     while len(dropped) < MOST:
         gone = {event.episode for event in dropped if not event.models}
         unusable.update((model, name) for name in gone for model in episodes[name].shares)
@@ -64,14 +68,16 @@ def choose(
 def _fits(
     episodes: Mapping[str, Episode], unusable: Container[Share], idle: set[Share], most: int, share: Share
 ) -> bool:
-    """Whether a lease can take `share`. One in which nothing is rewarded is `idle`. Beside `most` of them all others
-    fit: no lease comes of this look any more."""
+    """Whether a lease can take `share`. One in which nothing is rewarded is `idle`, if it can be dropped now. Beside
+    `most` of them all others fit: no lease comes of this look any more."""
     if share in unusable:
         return False
     model, name = share
-    if len(idle) < most and not episodes[name].rewarded(model):
+    if len(idle) >= most or episodes[name].rewarded(model):
+        return True
+    if episodes[name].state == "ready":
         idle.add(share)
-    return share not in idle
+    return False
 
 
 def _named(episode: Episode) -> str:
@@ -94,7 +100,7 @@ def _stale(queues: ReadyQueues, body: Lease, version: Callable[[str], int]) -> I
 def _dropped(
     episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: Callable[[Episode], str], at: float
 ) -> Iterator[ev.EpisodeDiscarded]:
-    """The whole episodes, but `shares` alone of those of which a model has trained its own."""
+    """The whole episodes that are ready, but `shares` alone of those of which a model has trained its own."""
     for name in sorted({name for _, name in shares}):
         episode = episodes[name]
         if episode.state == "ready":

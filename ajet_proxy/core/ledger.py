@@ -78,7 +78,7 @@ class Ledger(State):
         if known.tenant != tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         takes("call", known)
-        again = repeats(known, body_hash, idempotency_key, retries, missed)
+        again = repeats(known, body_hash, idempotency_key, retries, agent=agent, missed=missed)
         labels = self.label(episode, task=task, eval=eval, at=at)
         return (*labels, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
@@ -119,9 +119,10 @@ class Ledger(State):
             reason = f"episode_{known.state}"
         return (ev.CallLost(at, episode, call, reason, marks),)
 
-    def answers_sent(self, until: float, *, at: float) -> Events:
-        """The clients of all calls that finished before `until` have been sent their answers."""
-        return (ev.AnswersSent(self._time(at), until),) if any(end <= until for end in self.unsent.values()) else ()
+    def answers_sent(self, calls: Collection[str], unknown: Collection[str] = (), *, at: float) -> Events:
+        """The clients of `calls` have been sent the end of their answers; of those of `unknown` nobody will know."""
+        sent, doubtful = (tuple(sorted(self.unsent.intersection(some))) for some in (calls, unknown))
+        return (ev.AnswersSent(self._time(at), sent, doubtful),) if sent or doubtful else ()
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
         """A final reward seals an open episode. `reward_id` is `body.id`, or a new one where that is None."""

@@ -88,8 +88,8 @@ class State:
         self.captures: Counter[str] = Counter()
         """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
         self.episode_by_call: dict[str, str] = {}
-        self.unsent: dict[str, float] = {}
-        """Complete calls of which it is not known yet that their client was sent the end, and when they finished."""
+        self.unsent: set[str] = set()
+        """Complete calls of which it is not known yet that their client was sent the end."""
         self.queues = ReadyQueues(settings.group_size)
         self.batches: dict[str, LeasedBatch] = {}
         self.leased: dict[str, LeasedBatch] = {}
@@ -191,20 +191,27 @@ class State:
         self.tokens["generated"] += turn.sampled
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
-        self.unsent[turn.call] = event.at
+        self.unsent.add(turn.call)
         self._call_ended(episode, entry, "complete", event.at)
 
     def _call_lost(self, event: ev.CallLost) -> None:
         episode = self.episodes[event.episode]
         entry = episode.calls[event.call]
-        self.unsent.pop(event.call, None)
+        self.unsent.discard(event.call)
         entry.turn, entry.reason = None, event.reason
         if episode.state == "open":
             self.lineage.add(episode.id, event.marks)
         self._call_ended(episode, entry, "lost", event.at)
 
     def _answers_sent(self, event: ev.AnswersSent) -> None:
-        self.unsent = {call: at for call, at in self.unsent.items() if at > event.until}
+        self.unsent.difference_update(event.calls)
+        self._doubt(self.unsent.intersection(event.unknown))
+
+    def _doubt(self, calls: Iterable[str]) -> None:
+        """Nobody will know any more whether the clients of `calls` were sent the end."""
+        for call in calls:
+            self.episodes[self.episode_by_call[call]].calls[call].doubtful = True
+            self.unsent.discard(call)
 
     def _call_ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
         if entry.state != state:
@@ -317,7 +324,7 @@ class State:
             del self.finished[name]
             for call in episode.calls:
                 del self.episode_by_call[call]
-                self.unsent.pop(call, None)
+                self.unsent.discard(call)
         for name in event.batches:
             self.leaving_batches[name] = self.batches.pop(name)
 
@@ -376,9 +383,7 @@ class State:
             episode.opened_at += back
         for batch in self.leased.values():
             batch.lease_until += back
-        for call in self.unsent:
-            self.episodes[self.episode_by_call[call]].calls[call].doubtful = True
-        self.unsent = {}
+        self._doubt(tuple(self.unsent))
 
     def _move(
         self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None

@@ -16,7 +16,7 @@ from ajet_proxy.core.continuity import Known, Sought
 from ajet_proxy.core.history import retold
 from ajet_proxy.core.identity import Identity
 from ajet_proxy.core.timeline import Packed
-from ajet_proxy.io.ledger_port import Asking, Begun, Desk, Ending, Gone
+from ajet_proxy.io.ledger_port import Asking, Begun, Desk, Ending, Gone, Whole
 
 Told = Callable[..., None]
 
@@ -30,10 +30,11 @@ class Clerk:
         self._tell = tell
         self._gone = gone
         self._inside: dict[int, tuple[AbstractAsyncContextManager[Any], Begun | None]] = {}
-        self._leaving: set[Any] = set()
+        self._answered: set[str] = set()
+        """Calls on disk whose clients the worker has not sent the end yet, as far as it has told."""
         self._words: Mapping[str, Told] = {
             "leave": self._leave, "lose": self._lose, "used": desk.used, "remember": desk.remember,
-            "keep": desk.keep, "missed": desk.missed, **more,
+            "keep": desk.keep, "missed": desk.missed, "sent": self._sent, **more,
         }
         self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "find": self._find, "reward": desk.reward, "enter": self._enter, "begin": self._begin, "end": self._end,
@@ -51,7 +52,8 @@ class Clerk:
             if begun is not None:
                 self._desk.lose([Gone(begun.episode, call, RESTARTED) for call in begun.calls])
             self._leave(entry)
-        self._desk.missed()
+        self._desk.missed(None)
+        self._desk.unknown(tuple(self._answered))
         self._gone()
 
     async def _find(self, identity: Identity, told: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:
@@ -76,8 +78,14 @@ class Clerk:
 
     async def _end(self, *endings: Ending) -> None:
         await self._desk.end(endings)
+        self._answered.update(ending.call.turn.call for ending in endings if isinstance(ending, Whole))
+
+    def _sent(self, *calls: str) -> None:
+        self._answered.difference_update(calls)
+        self._desk.sent(calls)
 
     def _lose(self, *endings: Ending) -> None:
+        self._answered.difference_update(ending.call for ending in endings if isinstance(ending, Gone))
         self._desk.lose(endings)
 
     async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | str:

@@ -42,7 +42,7 @@ def lock(data_dir: Path) -> int:
 def refuse_lost(data_dir: Path) -> None:
     """`JournalDamaged` if there was a journal in `data_dir` and is none any more."""
     traces = [name for name in TRACES if (data_dir / name).exists()]
-    if not has_journal(data_dir) and traces:
+    if traces and (not has_journal(data_dir) or _is_blank(data_dir)):
         raise JournalDamaged(
             f"{folder_of(data_dir)} holds no journal, and {' and '.join(traces)} beside it show that there was one: "
             f"restore it from a copy; or, to begin anew, move {data_dir} away, or {' and '.join(traces)} alone to keep "
@@ -53,6 +53,15 @@ def refuse_lost(data_dir: Path) -> None:
 def has_journal(data_dir: Path) -> bool:
     """Whether a start finds anything; `JournalDamaged` if that is not all that there should be."""
     return bool(segments(data_dir) or snapshots(data_dir))
+
+
+def _is_blank(data_dir: Path) -> bool:
+    """Whether the first segment, with nothing behind it, does not even begin as it did before anybody wrote to it."""
+    found = segments(data_dir)
+    if snapshots(data_dir) or len(found) != 1:
+        return False
+    with found[0].open("rb") as file:
+        return file.read(len(MAGIC)) != MAGIC
 
 
 def begin(data_dir: Path) -> None:

@@ -6,9 +6,7 @@ Its answers are the ledger's, and what it is told becomes events, which `Store` 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -26,6 +24,7 @@ from ajet_proxy.core.dialects.reading import Ask
 from ajet_proxy.core.episode import takes
 from ajet_proxy.core.events import (
     CallFinished,
+    CallLost,
     EpisodeDiscarded,
     EpisodeOpened,
     EpisodesArchived,
@@ -53,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 UNSURE = (*RUNGS, "lineage")
 """Ways that name no episode for good: while a request waits for the gate, theirs may end and another one begin."""
-SENT_S, SENT_WITHIN_S = 0.25, 0.1
-"""So often it is noted at most whose answers have been sent, which they are so soon after they are on disk."""
+SENT_S = 0.25
+"""So often it is put on record at most whose answers have been sent."""
 MAX_NOTED = 10
 """An episode notes at most so many others that its first call may have continued."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -72,9 +71,10 @@ class LedgerDesk:
         self._memory = Memory()
         self._names = Names(store.ledger.episodes.values())
         self._missed = Missed(clock.now())
-        self._waiting: dict[object, float] = {}
-        """Since when ends of calls wait for the disk."""
+        self._sent: set[str] = set()
+        self._unknown: set[str] = set()
         self._noting: asyncio.TimerHandle | None = None
+        self._closed = False
         self._under_way = UnderWay()
         store.listen(self._heard)
         self._retold = Retold()
@@ -182,8 +182,9 @@ class LedgerDesk:
                 gate_since=ledger.gate_now.since,
             )
             missed = self._missed.explains(name, retries, ledger.find(episode))
-            self._store.post(opening(episode=episode, calls=begun.calls, at=begun.started_at, missed=missed))
-            if not retries:
+            events = opening(episode=episode, calls=begun.calls, at=begun.started_at, missed=missed)
+            self._store.post(events)
+            if not any(isinstance(event, CallLost) for event in events):  # it repeats none that is known
                 self._missed.let_in(name)
             reason = DISCONNECTED
             self._under_way.add(episode, over)
@@ -196,13 +197,11 @@ class LedgerDesk:
                 self._under_way.remove(episode, over)
                 self.lose([Gone(episode, call, reason) for call in begun.calls])
 
-    def missed(self) -> None:
-        self._missed.anything(self._clock.now())
+    def missed(self, tenant: str | None) -> None:
+        self._missed.anything(self._clock.now(), tenant)
 
     async def end(self, endings: Sequence[Ending]) -> None:
         *first, last = endings
-        waiting = object()
-        self._waiting[waiting] = self._clock.now()
         try:
             self.lose(first)
             if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
@@ -210,30 +209,35 @@ class LedgerDesk:
         except BaseException as error:
             self.lose(unsent(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
             raise
-        finally:
-            del self._waiting[waiting]
-            self._note_sent_later()
+
+    def sent(self, calls: Sequence[str]) -> None:
+        self._sent.update(calls)
+        self._note_sent_later()
+
+    def unknown(self, calls: Sequence[str]) -> None:
+        self._unknown.update(calls)
+        self._note_sent_later()
 
     def close(self) -> None:
-        """Whoever was answered has been, and nobody else will be."""
+        """Note what is known; nobody is answered any more."""
         if self._noting is not None:
             self._noting.cancel()
-        self._note_sent(0.0)
+        self._note_sent()
+        self._closed = True
 
     def _note_sent_later(self) -> None:
-        if self._noting is None:
+        if self._noting is None and not self._closed:
             self._noting = asyncio.get_running_loop().call_later(SENT_S, self._note_sent)
 
-    def _note_sent(self, within_s: float = SENT_WITHIN_S) -> None:
-        """Note of which calls the ends have been sent: those on disk for `within_s`. The first of those that wait for
-        the disk has waited longest."""
-        self._noting, now, ledger = None, self._clock.now(), self._store.ledger
-        first = next(iter(self._waiting.values()), math.inf)
-        until = min(now - within_s, math.nextafter(first, 0.0))
-        with contextlib.suppress(NotReady):
-            self._store.post(ledger.answers_sent(until, at=now))
-        if ledger.unsent and within_s:
+    def _note_sent(self) -> None:
+        """Put on record whose clients have been sent the end, when the disk takes it."""
+        self._noting = None
+        try:
+            self._store.post(self._store.ledger.answers_sent(self._sent, self._unknown, at=self._clock.now()))
+        except NotReady:
             self._note_sent_later()
+        else:
+            self._sent, self._unknown = set(), set()
 
     def lose(self, endings: Sequence[Ending]) -> None:
         for ending in endings:  # one by one, because each changes what the next one means

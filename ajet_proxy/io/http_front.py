@@ -389,7 +389,7 @@ class HttpFront:
                 http, max_body=settings.max_body, limit_s=settings.client_timeout, room=self._room
             )
         except (NotReady, ConnectionError, asyncio.CancelledError):
-            self._desk.missed()
+            self._desk.missed(http[_CLAIMS].tenant)
             raise
 
 

@@ -12,8 +12,8 @@ behind it, or in an earlier segment, it is damage that no crash explains, and op
 
 Invariant: what `durable` counts survives a kill and a power cut. When the disk refuses, nothing pending is dropped: the
 file is cut back to its last durable record and all that is pending is written again, in order, until it works. Nothing
-counts as durable in a file that a start would not find: after each write, and as often when there is none, the writer
-looks whether its segment still stands at its path. Put back there, it goes on.
+counts as durable in a file that a start would not find: around each write, and as often when there is none, the writer
+looks whether its segment still stands at its path, as long as it left it. Put back there, it goes on.
 """
 
 from __future__ import annotations
@@ -327,12 +327,13 @@ class Journal:
         """`JournalGone` if the segment that is written is not where a start would look for it."""
         if self._descriptor < 0:
             return
+        ours = os.fstat(self._descriptor)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.samestat(os.stat(self._path), os.fstat(self._descriptor)):
+            if os.path.samestat(os.stat(self._path), ours) and ours.st_size >= self._end:
                 return
         raise JournalGone(
-            f"{self._path} was moved, removed or replaced under the proxy: put {self._folder} back as it was, and it "
-            "goes on; if that is gone, stop the proxy and restore it from a copy"
+            f"{self._path} was moved, removed, replaced or cut short under the proxy: put {self._folder} back as it "
+            "was, and it goes on; if that is gone, stop the proxy and restore it from a copy"
         )
 
     def _cut_back(self) -> None:
@@ -351,6 +352,7 @@ class Journal:
             if self._end > len(MAGIC):
                 self._next_segment()
             return
+        self._look()
         if self._descriptor < 0 or self._end >= self._segment_bytes:
             self._next_segment()
         data = framed(batch)

@@ -116,8 +116,15 @@ class Desk(Protocol):
         """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `over` is
         called when their episode is discarded before that."""
 
-    def missed(self) -> None:
-        """A request may have come that nobody has read, and that its client sends again."""
+    def missed(self, tenant: str | None) -> None:
+        """A request of `tenant` (None: of anybody) may have come that nobody has read, and that its client sends again.
+        """
+
+    def sent(self, calls: Sequence[str]) -> None:
+        """The client of these calls, which are on disk, has been sent the end of its answer."""
+
+    def unknown(self, calls: Sequence[str]) -> None:
+        """Whether it has, nobody will know any more."""
 
     async def end(self, endings: Sequence[Ending]) -> None:
         """Record how calls ended; returns when that is on disk. `NotReady` if the disk does not take it in time."""

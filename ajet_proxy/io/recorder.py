@@ -45,7 +45,7 @@ class Recorder:
         self.engine = ""
         """Who answered: the address of the engine's route."""
         self.ended = False
-        self.sent = False
+        self._sent = False
         """Whether the client's connection has taken the bytes that complete the answer."""
         self.lost: set[int] = set()
         """The places of the choices that ended in no whole call."""
@@ -85,12 +85,18 @@ class Recorder:
         self._endings = [self._ending(outcome) for outcome in whole]
         await self._desk.end(self._endings)
 
+    def sent(self) -> None:
+        """The client's connection has taken the bytes that complete the answer."""
+        if not self._sent:
+            self._sent = True
+            self._desk.sent([end.call.turn.call for end in self._endings if isinstance(end, Whole)])
+
     def lose(self, reason: str = DISCONNECTED) -> None:
         """Record that all calls are lost, unless the client was sent the end."""
         if not self.ended:
             self.ended = True
             self._desk.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
-        elif not self.sent and (lost := unsent(self._endings, reason)):
+        elif not self._sent and (lost := unsent(self._endings, reason)):
             self._endings = []
             self._desk.lose(lost)
 

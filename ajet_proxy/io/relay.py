@@ -56,7 +56,7 @@ class Streamed(Unmeasured):
 
 class Document(web.Response):
     """An engine's answer in one piece, with the engine's headers, `body` in place of its body, and perhaps `status`.
-    Its ``unsent`` is called if the client goes away before all of it has left."""
+    Its ``sent`` is called when all of it has left, ``unsent`` if the client goes away before that."""
 
     def __init__(self, answer: aiohttp.ClientResponse, body: bytes, status: int | None) -> None:
         headers = response_headers(as_written(answer.raw_headers), keep_length=True)
@@ -66,6 +66,7 @@ class Document(web.Response):
         super().__init__(status=status or answer.status, reason=reason, headers=headers, body=body)
         self.lacking = _lacking(headers)
         self.unsent: Callable[[], None] = lambda: None
+        self.sent: Callable[[], None] = lambda: None
 
     async def write_eof(self, data: bytes = b"") -> None:
         try:
@@ -73,6 +74,7 @@ class Document(web.Response):
         except (asyncio.CancelledError, ConnectionError):
             self.unsent()
             raise
+        self.sent()
 
 
 def _lacking(headers: Mapping[str, str]) -> list[str]:
@@ -103,7 +105,7 @@ async def captured(
             told = heard if exchange.skip is not None else None
             if exchange.buffered:
                 document = await _document(answer, exchange, recorder, told)
-                document.unsent = lambda: recorder.lose(_gone(http))
+                document.unsent, document.sent = lambda: recorder.lose(_gone(http)), recorder.sent
                 _lead_back(http, answer, asked, document)
                 return document
             response = Streamed(answer, keep_length=exchange.settled)
@@ -278,7 +280,7 @@ async def _write(response: web.StreamResponse, parts: list[bytes]) -> None:
 async def _write_end(response: web.StreamResponse, parts: list[bytes], recorder: Recorder) -> None:
     """Write what the client gets of a whole answer, or what follows that."""
     await _write(response, parts)
-    recorder.sent = True
+    recorder.sent()
 
 
 def _cut(http: web.Request, response: web.StreamResponse) -> web.StreamResponse:

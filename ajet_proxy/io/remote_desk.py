@@ -133,8 +133,15 @@ class RemoteDesk:
         if (told := self._over.get(entry)) is not None:
             told()
 
-    def missed(self) -> None:
-        self._channel.tell("missed")
+    def missed(self, tenant: str | None) -> None:
+        self._channel.tell("missed", tenant)
+
+    def sent(self, calls: Sequence[str]) -> None:
+        self._channel.tell("sent", *calls)
+
+    def unknown(self, calls: Sequence[str]) -> None:
+        """Only the ledger's side outlives the process that had them."""
+        raise NotImplementedError
 
     async def end(self, endings: Sequence[Ending]) -> None:
         await self._channel.ask("end", *endings)

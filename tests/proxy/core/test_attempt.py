@@ -73,6 +73,16 @@ def test_before_the_proxy_ran_or_read_what_came_any_request_may_have_been_missed
     assert not missed.explains(ONE, 1, None)
 
 
+def test_what_nobody_read_was_one_tenant_s() -> None:
+    missed = Missed(since=10.0)
+    missed.anything(11.0, tenant="other")
+    assert not missed.explains(ONE, 1, opened(10.5))
+    missed.anything(11.0, tenant="")
+    assert missed.explains(ONE, 1, opened(10.5)) and not missed.explains(ONE, 1, opened(11.5))
+    missed.anything(12.0)
+    assert missed.explains(ONE, 1, opened(11.5)) and not missed.explains(ONE, 1, opened(12.5))
+
+
 def test_with_too_many_to_remember_any_may_have_been_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_proxy.core.attempt.MOST_MISSED", 2)
     missed = Missed(since=10.0)

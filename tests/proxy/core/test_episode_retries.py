@@ -67,6 +67,15 @@ def test_a_retry_among_thousands_of_equal_calls_costs_what_they_number() -> None
     assert made[1] < 5 * made[0]
 
 
+def test_another_agent_s_request_is_another_one() -> None:
+    rig = LedgerRig()
+    episode = rig.open()
+    planner = rig.call(episode, body="same", agent="planner")
+    known = rig.ledger.episodes[episode]
+    assert repeats(known, "same", None, 1, agent="critic") == ()
+    assert repeats(known, "same", None, 1, agent="planner") == (planner,)
+
+
 @pytest.mark.parametrize(("state", "first"), [("lost", ("one",)), ("running", ()), ("complete", ())])
 def test_where_an_attempt_may_have_been_missed_only_a_lost_one_is_repeated(state: str, first: tuple[str, ...]) -> None:
     episode = blank(calls=dict([attempt("one", "same", state=state)]))
@@ -77,9 +86,8 @@ def test_where_an_attempt_may_have_been_missed_only_a_lost_one_is_repeated(state
 def test_where_an_attempt_may_have_been_missed_an_answer_is_repeated_that_may_not_have_been_sent() -> None:
     rig = LedgerRig()
     episode = rig.open()
-    rig.call(episode, body="sent")
-    rig.run(rig.ledger.answers_sent(rig.at, at=rig.at))
-    rig.at += 1
+    sent = rig.call(episode, body="sent")
+    rig.run(rig.ledger.answers_sent([sent], at=rig.at))
     unsent, twice = rig.call(episode, body="unsent"), rig.call(episode, body="twice")
     rig.call(episode, body="twice")
     gone = rig.call(episode, body="gone")

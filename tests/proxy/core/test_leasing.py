@@ -163,6 +163,40 @@ def test_many_episodes_that_nobody_rewarded_are_dropped_at_their_number_in_turns
     assert max(many) < 1.5 * max(few)
 
 
+def away(episodes: int) -> LedgerRig:
+    """Ready episodes of two models of which one is not rewarded, and the other one's trainer has them all."""
+    rig = LedgerRig()
+    for _ in range(episodes):
+        episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
+        for agent, model in (("planner", "m"), ("critic", "n")):
+            rig.call(episode, model=model, agent=agent)
+        rig.reward(episode, agent="critic")
+    assert rig.lease(model="n", groups=episodes // 2, group_size=2)
+    return rig
+
+
+def test_a_look_at_what_cannot_be_dropped_now_costs_what_it_numbers() -> None:
+    made = []
+    for rig in (away(600), away(2400)):
+        made.append(steps(lambda: rig.ledger.lease(Lease(group_size=2, model="m"), batch="b", at=rig.at)))  # noqa: B023
+        assert rig.lease(group_size=2, model="m") is None
+    assert made[1] < 5 * made[0]
+
+
+def test_thousands_of_stale_episodes_are_dropped_at_their_number() -> None:
+    made = []
+    for episodes in (1000, 4000):
+        rig, total = LedgerRig(), 0
+        for number in range(episodes):
+            rig.ready(f"t{number}", version=1)
+        rig.announce(version=9)
+        while (events := rig.ledger.lease(look := Lease(max_staleness=2), batch="b", at=rig.at)):
+            total += steps(lambda: rig.ledger.lease(look, batch="b", at=rig.at))  # noqa: B023
+            rig.run(events)
+        made.append(total)
+    assert made[1] < 5 * made[0]
+
+
 def test_stale_episodes_are_dropped_in_turns(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ajet_proxy.core.leasing.MOST", 2)
     old, new = [rig.ready(version=1) for _ in range(3)], [rig.ready(version=4) for _ in range(2)]

@@ -244,9 +244,12 @@ def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
     first = rig.call(episode)
     rig.at += 1
     second = rig.call(episode)
-    assert set(rig.ledger.unsent) == {first, second}
-    assert rig.run(rig.ledger.answers_sent(rig.at - 1, at=rig.at)) == (ev.AnswersSent(rig.at, rig.at - 1),)
-    assert set(rig.ledger.unsent) == {second}
-    assert rig.ledger.answers_sent(rig.at - 1, at=rig.at) == ()
+    third = rig.call(episode)
+    assert rig.ledger.unsent == {first, second, third}
+    assert rig.run(rig.ledger.answers_sent([first, "?"], at=rig.at)) == (ev.AnswersSent(rig.at, (first,)),)
+    assert rig.ledger.unsent == {second, third}
+    assert rig.ledger.answers_sent([first], ["?"], at=rig.at) == ()
     rig.run(rig.ledger.lose_call(episode, second, "disconnected", at=rig.at, unsent=True))
-    assert rig.ledger.unsent == {}
+    rig.run(rig.ledger.answers_sent([], [third], at=rig.at))
+    assert rig.ledger.unsent == set()
+    assert [entry.doubtful for entry in rig.ledger.episodes[episode].calls.values()] == [False, False, True]

@@ -77,6 +77,21 @@ async def test_a_call_that_a_worker_dies_with_before_it_is_on_disk_is_lost() -> 
         await task
 
 
+@pytest.mark.parametrize("told", [False, True])
+async def test_of_a_call_whose_worker_dies_nobody_knows_whether_its_client_was_sent_the_end(told: bool) -> None:
+    front = Front("http://engine")
+    desk, worker = await behind(front)
+    async with desk.begin(asking(choices=1), nobody) as begun:
+        await desk.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
+        if told:
+            desk.sent(begun.calls)
+            await until(lambda: not front.store.ledger.unsent)
+    worker.close()
+    await until(lambda: not front.store.ledger.unsent)
+    (entry,) = front.store.ledger.episodes["ep"].calls.values()
+    assert (entry.state, entry.doubtful) == ("complete", not told)
+
+
 async def test_a_begun_call_crosses_as_it_is() -> None:
     front = Front("http://engine")
     front.open("ep", model="given")

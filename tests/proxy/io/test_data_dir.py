@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ajet_proxy.io.data_dir import begin, lock
+from ajet_proxy.io.data_dir import COMPACTING, begin, lock
 from ajet_proxy.io.journal import JournalDamaged, segments
 from ajet_proxy.io.store import Store
 from ajet_proxy.offline import replay_lines
@@ -103,3 +103,16 @@ def test_a_snapshot_without_the_segment_behind_it_is_refused(tmp_path: Path) -> 
     path.rename(path.with_name("00000001.snapshot"))
     with pytest.raises(JournalDamaged, match=r"00000002\.log is missing, which begins where the snapshot"):
         Store.open(tmp_path, SETTINGS)
+
+
+def test_a_first_segment_without_its_beginning_was_another_one(tmp_path: Path) -> None:
+    """It is on disk, beginning and all, before anything else is."""
+    begin(tmp_path)
+    (tmp_path / COMPACTING).touch()
+    begin(tmp_path)
+    for left in (b"", b"\0" * 100):
+        segments(tmp_path)[0].write_bytes(left)
+        with pytest.raises(JournalDamaged, match="holds no journal, and compacting beside it"):
+            begin(tmp_path)
+    (tmp_path / COMPACTING).unlink()
+    begin(tmp_path)

@@ -199,7 +199,9 @@ async def test_a_retry_of_what_may_never_have_been_read_takes_no_sibling_out(why
     async with EngineStub() as stub, Front(stub.url) as front:
         url = f"{front.url}/e/ep{CHAT}"
         first = await send(url, body=BODY)
+        await until(lambda: not front.store.ledger.unsent)
         if why == "the daemon was away":
+            front.store.post(front.store.ledger.restarted(front.clock.now()))
             front.desk._missed = Missed(front.clock.now())  # as a daemon has it that has just started
         elif why == "a worker died":
             Clerk(front.desk, tell=print, more={}, gone=lambda: None).lost()
@@ -209,6 +211,16 @@ async def test_a_retry_of_what_may_never_have_been_read_takes_no_sibling_out(why
             assert refused.status == 503
         again = await send(url, body=BODY, headers=AGAIN)
         assert counted(front) == [call_of(first), call_of(again)]
+
+
+async def test_one_request_makes_one_call_however_often_it_is_sent_after_it_was_refused_once() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep{CHAT}"
+        with mock.patch.object(front.store, "check", side_effect=OverQuota("come back later", retry_after=1.0)):
+            assert (await send(url, body=BODY)).status == 429
+        for count in ("1", "2", "3"):
+            answer = await send(url, body=BODY, headers={"X-Stainless-Retry-Count": count})
+        assert counted(front) == [call_of(answer)]
 
 
 async def test_a_reward_that_the_disk_refused_is_given_by_the_retry() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +47,11 @@ def a_file(data: Path) -> None:
     (data / "journal").touch()
 
 
-GONE = pytest.mark.parametrize("gone", [moved, removed, emptied, unlinked, replaced, a_file])
+def cut_short(data: Path) -> None:
+    os.truncate(segments(data)[-1], 0)
+
+
+GONE = pytest.mark.parametrize("gone", [moved, removed, emptied, unlinked, replaced, a_file, cut_short])
 
 
 @GONE
@@ -105,6 +110,6 @@ async def test_the_store_takes_nothing_in_and_says_so_to_the_end(tmp_path: Path)
     await eventually(noticed)
     with pytest.raises(NotReady, match="its file is gone"):
         await store.commit(second)
-    assert "moved, removed or replaced under the proxy: put" in store.alerts()["journal"]
+    assert "moved, removed, replaced or cut short under the proxy: put" in store.alerts()["journal"]
     with pytest.raises(JournalDamaged, match="restore it from a copy"):
         await store.close()

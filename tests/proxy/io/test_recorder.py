@@ -78,7 +78,7 @@ async def test_the_first_end_counts() -> None:
     recorder = begun(store)
     await recorder.end((WHOLE[0], Lost(1, "no_logprobs")))
     await recorder.end(WHOLE)
-    recorder.sent = True
+    recorder.sent()
     recorder.lose()
     assert ends(store) == ["c0", "c1: no_logprobs"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -49,6 +50,25 @@ async def test_a_client_that_is_gone_when_its_call_is_written_has_not_made_it(st
         await until(lambda: front.lost)
         assert front.store.ledger.calls == {"running": 0, "complete": 0, "lost": 1}
         assert front.lost == ["disconnected"]
+
+
+async def test_an_answer_is_noted_as_sent_when_it_has_left_and_not_before() -> None:
+    asked = {"model": "stub", "messages": [{"role": "user", "content": "long"}], "n": 1000, "logprobs": True}
+    body = json.dumps(asked | {"top_logprobs": 5, "max_tokens": 64}).encode()
+    async with EngineStub() as stub, Front(stub.url) as front:
+        host, port = front.url.removeprefix("http://").split(":")
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((host, int(port)))
+            slow.sendall(b"POST /e/x%s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" % CHAT.encode())
+            slow.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            await until(lambda: len(front.calls) == 1000)
+            await asyncio.sleep(0.5)
+            assert len(front.store.ledger.unsent) == 1000, "most of the answer waits for its reader"
+            while await asyncio.to_thread(slow.recv, 1 << 20):
+                pass
+        await until(lambda: not front.store.ledger.unsent)
+        assert front.lost == []
 
 
 async def test_a_client_that_goes_away_with_the_end_of_its_answer_has_made_the_call() -> None:
