@@ -17,7 +17,7 @@ from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
 
 PAGE = ROOT / "README.md"
-PAGES = (PAGE, ROOT / "docs" / "sdk.md", ROOT / "docs" / "interception.md")
+PAGES = (PAGE, ROOT / "docs/guide/sdk.md", ROOT / "docs/guide/interception.md")
 CODE = [(page, block) for page in PAGES for block in blocks(page) if block.is_code]
 OPTIONS = ("--group-size", "2", "--intercept", "127.0.0.1:0")
 BIN = {"ajet": ".venv", "ajet-proxy": ".venv", "ajet-trainer": ".venv-engine"}
