@@ -17,8 +17,8 @@ from tests.kit.source import FOLDERS, ROOT, modules, tree
 ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_contract_wire.py", "tests/kit/pages.py")
 
 
-def test_the_service_page_lists_every_setting() -> None:
-    assert table() in (ROOT / "docs/guide/service.md").read_text()
+def test_the_settings_page_lists_every_setting() -> None:
+    assert table() in (ROOT / "docs/reference/settings.md").read_text()
 
 
 def test_the_page_on_continuity_explains_every_word() -> None:
@@ -33,7 +33,7 @@ def test_each_name_of_a_break_is_explained_and_says_whether_it_is_drift() -> Non
     assert {name for name, counts in rows.items() if counts} == set(drift.DRIFTED)
 
 
-@pytest.mark.parametrize("page", ["guide/service.md", "explain/threat-model.md", "guide/topology.md"])
+@pytest.mark.parametrize("page", ["reference/capture.md", "reference/limits.md", "explain/threat-model.md", "guide/topology.md"])
 def test_what_a_page_says_is_tested_somewhere_is_there(page: str) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / page).read_text())
     assert named
