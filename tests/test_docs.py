@@ -67,6 +67,13 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken_links(page, page.read_text())) == []
 
 
+def test_the_index_names_every_page_once() -> None:
+    index = ROOT / "docs" / "README.md"
+    named = re.findall(r"^- \[[^\]]*\]\(([\w/.-]+\.md)\): ", index.read_text(), re.MULTILINE)
+    pages = [str(page.relative_to(index.parent)) for page in index.parent.rglob("*.md") if page != index]
+    assert sorted(named) == sorted(pages)
+
+
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     (tmp_path / "other.md").write_text("# Its `name`: one\n\n## Twice\n\n## Twice\n```sh\n# no heading\n```\n")
