@@ -33,7 +33,9 @@ def test_each_name_of_a_break_is_explained_and_says_whether_it_is_drift() -> Non
     assert {name for name, counts in rows.items() if counts} == set(drift.DRIFTED)
 
 
-@pytest.mark.parametrize("page", ["reference/capture.md", "reference/limits.md", "explain/threat-model.md", "guide/topology.md"])
+@pytest.mark.parametrize(
+    "page", ["reference/capture.md", "reference/limits.md", "explain/threat-model.md", "guide/topology.md"]
+)
 def test_what_a_page_says_is_tested_somewhere_is_there(page: str) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / page).read_text())
     assert named
