@@ -8,11 +8,11 @@
 # make bench       the figures of the proxy and the SDK
 # make bench-litellm  installs LiteLLM's proxy, which make bench then compares with
 # make idle-close  10,000 requests, each timed at the moment in which the engine closes its idle connection
-# make soak        30 minutes of 1,000 scripted agents: memory, descriptors, latency (docs/soak.md)
+# make soak        30 minutes of 1,000 scripted agents: memory, descriptors, latency (docs/reports/soak.md)
 # make gate        how long agents wait for 100 weight updates, with real vLLM (MODEL=DIR: another model than the tiny one)
-# make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/conformance.md)
-# make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/fuzz.md)
-# make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/faults.md)
+# make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
+# make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
+# make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
 # make clean       removes what the targets made, the environments included
 
 .PHONY: setup quickstart proof test test-page test-integrations lint bench bench-litellm idle-close soak gate conformance fuzz faults clean

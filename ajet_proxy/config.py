@@ -85,7 +85,7 @@ class Config:
         metavar="FILE",
     )
     trusted_front: bool = _opt(False, "A reverse proxy of yours terminates TLS and is the only one to reach us.")
-    insecure: bool = _opt(False, "Serve a non-loopback address without TLS all the same.")
+    insecure: bool = _opt(False, "Serve a non-loopback address without TLS.")
     public_url: str | None = _opt(
         None, "Base URL under which agents reach the proxy; by default the address they asked at.", metavar="URL"
     )

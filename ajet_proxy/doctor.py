@@ -184,8 +184,8 @@ def _retention(config: Config) -> list[Finding]:
     if config.archive_max_age or config.archive_max_bytes or config.max_disk:
         return []
     return [Finding("retention", "warning", "by the settings given here the archive grows until the disk is full",
-                    "set archive_max_bytes or archive_max_age, and max_disk above them: docs/journal.md says what an "
-                    "episode takes")]
+                    "set archive_max_bytes or archive_max_age, and max_disk above them: docs/explain/journal.md says "
+                    "what an episode takes")]
 
 
 def _lock(path: Path) -> Finding:

@@ -17,23 +17,25 @@ from tests.kit.source import FOLDERS, ROOT, modules, tree
 ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_contract_wire.py", "tests/kit/pages.py")
 
 
-def test_the_service_page_lists_every_setting() -> None:
-    assert table() in (ROOT / "docs" / "service.md").read_text()
+def test_the_settings_page_lists_every_setting() -> None:
+    assert table() in (ROOT / "docs/reference/settings.md").read_text()
 
 
 def test_the_page_on_continuity_explains_every_word() -> None:
     rows = "\n".join(f"| `{word}` | {meaning} |" for word, meaning in OUTCOMES.items())
-    assert rows in (ROOT / "docs" / "continuity.md").read_text()
+    assert rows in (ROOT / "docs/explain/continuity.md").read_text()
 
 
 def test_each_name_of_a_break_is_explained_and_says_whether_it_is_drift() -> None:
-    text = (ROOT / "docs" / "continuity.md").read_text().partition("`broken_by`\n")[2]
+    text = (ROOT / "docs/explain/continuity.md").read_text().partition("`broken_by`\n")[2]
     rows = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes )?\|$", text.partition("What counts")[0], re.MULTILINE))
     assert set(rows) == set(re.findall(r"^`(\w+)`", drift.__doc__ or "", re.MULTILINE))
     assert {name for name, counts in rows.items() if counts} == set(drift.DRIFTED)
 
 
-@pytest.mark.parametrize("page", ["service.md", "threat-model.md", "topology.md"])
+@pytest.mark.parametrize(
+    "page", ["reference/capture.md", "reference/limits.md", "explain/threat-model.md", "guide/topology.md"]
+)
 def test_what_a_page_says_is_tested_somewhere_is_there(page: str) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / page).read_text())
     assert named
@@ -41,7 +43,7 @@ def test_what_a_page_says_is_tested_somewhere_is_there(page: str) -> None:
 
 
 def test_what_the_threat_model_says_checks_a_threat_is_there() -> None:
-    named = re.findall(r"`((?:core|io|ajet_sdk)/\w+\.py)`", (ROOT / "docs" / "threat-model.md").read_text())
+    named = re.findall(r"`((?:core|io|ajet_sdk)/\w+\.py)`", (ROOT / "docs/explain/threat-model.md").read_text())
     assert named
     assert [path for path in named if not ((ROOT / path).is_file() or (ROOT / "ajet_proxy" / path).is_file())] == []
 
@@ -65,6 +67,13 @@ def test_what_contributors_are_told_of_is_there() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken_links(page, page.read_text())) == []
+
+
+def test_the_index_names_every_page_once() -> None:
+    index = ROOT / "docs" / "README.md"
+    named = re.findall(r"^- \[[^\]]*\]\(([\w/.-]+\.md)\): ", index.read_text(), re.MULTILINE)
+    pages = [str(page.relative_to(index.parent)) for page in index.parent.rglob("*.md") if page != index]
+    assert sorted(named) == sorted(pages)
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The blocks of the README and of two pages of docs are true: run, or what they name exists (`tests.kit.readme`)."""
+"""The blocks of the README and of the pages that say what to type are true: run, or checked (`tests.kit.readme`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
 
 PAGE = ROOT / "README.md"
-PAGES = (PAGE, ROOT / "docs" / "sdk.md", ROOT / "docs" / "interception.md")
+PAGES = (PAGE, *sorted((ROOT / "docs/start").glob("*.md")), *sorted((ROOT / "docs/guide").glob("*.md")))
 CODE = [(page, block) for page in PAGES for block in blocks(page) if block.is_code]
 OPTIONS = ("--group-size", "2", "--intercept", "127.0.0.1:0")
 BIN = {"ajet": ".venv", "ajet-proxy": ".venv", "ajet-trainer": ".venv-engine"}

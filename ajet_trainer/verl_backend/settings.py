@@ -84,7 +84,7 @@ def everywhere(config: Config) -> dict[str, Any]:
 
 
 def on_cpu(config: Config) -> dict[str, Any]:
-    """What a host without accelerators needs, and what makes it fast: measured figures are in docs/trainer.md."""
+    """What a host without accelerators needs, and what makes it fast: measured figures are in docs/guide/trainer.md."""
     half = native_bfloat16()
     precision = "bf16" if half else "fp32"
     return {

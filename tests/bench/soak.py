@@ -8,7 +8,7 @@ and every half minute the weights change behind the gate. The engine is a canned
 
 The first quarter (five minutes at most) is the start: connections open, and the proxy fills what it keeps of ended
 episodes. After it a line is fitted to each figure; flat is what grows by less than `FLAT` over the rest of the run.
-``--table`` writes the table that stands in docs/soak.md.
+``--table`` writes the table that stands in docs/reports/soak.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.kit.source import ROOT
 SAMPLE_S, UPDATE_S, START_S = 5.0, 30.0, 300.0
 FLAT = 0.05
 COMPACTION = "ajet_proxy.io.compaction"
-"""A process that lives for a second or two, whose memory is looked at by itself (docs/soak.md)."""
+"""A process that lives for a second or two, whose memory is looked at by itself (docs/reports/soak.md)."""
 HEAD = ["minute", "calls", "episodes", "memory MB", "descriptors", "CPU %", "disk MB", "first event ms", "99 %",
         "event under way ms", "99 %", "plain call ms", "99 %", "reward ms", "99 %", "errors"]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Transparent interception with the rules of docs/interception.md, each in a network of its own."""
+"""Transparent interception with the rules of docs/guide/interception.md, each in a network of its own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(LACKING is not None, reason=str(LACKING)),
     pytest.mark.skipif(not PROXY.exists(), reason="needs ajet-proxy in .venv: .ci/setup daemon"),
 ]
-RULES = [found["text"] for found in FENCE.finditer((ROOT / "docs" / "interception.md").read_text())
+RULES = [found["text"] for found in FENCE.finditer((ROOT / "docs/guide/interception.md").read_text())
          if found["text"].startswith("table inet ajet")]
 SECRET = "the-secret-of-an-operator"
 AJET = (sys.executable, "-c", "from ajet_sdk.cli import main; main()")

@@ -177,7 +177,7 @@ def test_packing_leaves_no_trace(worker: Any, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_padding_counts_among_the_rows_of_an_entropy_term(worker: Any, mode: str) -> None:
-    """As docs/trainer.md says: 3 of 4 rows where verl takes the mean over rows, and nothing where over tokens."""
+    """As docs/guide/trainer.md says: 3 of 4 rows where verl takes the mean over rows, and nothing where over tokens."""
     rows = rows_of([[conversation(seed, turns=2)] for seed in range(3)])
     nothing = replace(rows[0], mask=0 * rows[0].mask, session=3)
     one = gradient(worker, step_data(rows, [0.0] * 4), loss_agg_mode=mode, entropy_coeff=0.05)
