@@ -25,8 +25,9 @@ class Request:
             self._text = body.decode(json.detect_encoding(body), "surrogatepass")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
-        begins = self._text.lstrip(" \t\n\r").startswith("{")
-        self.made_of: Counts | None = check_text(self._text, most) if most is not None and begins else None
+        self.made_of: Counts | None = None
+        if most is not None and self._text.lstrip(" \t\n\r").startswith("{"):
+            self.made_of = check_text(self._text, most)
         fields = sys.maxsize if most is None else EACH * most
         try:
             self._found: Spanned = scan(self._text, most=fields)
