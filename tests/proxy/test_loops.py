@@ -65,7 +65,9 @@ async def test_an_own_address_is_no_engine_however_it_is_spelled(tmp_path: Path,
 
 @pytest.mark.skipif(not IPV6, reason="needs IPv6")
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(("listen", "ours", "other"), [("[::]", "[::1]", "127.0.0.1"), ("0.0.0.0", "127.0.0.1", "[::1]")])
+@pytest.mark.parametrize(
+    ("listen", "ours", "other"), [("[::]", "[::1]", "127.0.0.1"), ("0.0.0.0", "127.0.0.1", "[::1]")]
+)
 async def test_who_listens_everywhere_hears_one_version_of_ip(
     tmp_path: Path, listen: str, ours: str, other: str, workers: int
 ) -> None:

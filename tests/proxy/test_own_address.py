@@ -50,7 +50,8 @@ def test_the_address_of_this_machine_leads_to_who_listens_everywhere(monkeypatch
 
 
 @pytest.mark.parametrize(("ip", "ours"), [
-    ("127.0.0.1", True), ("127.3.2.1", True), ("203.0.113.1", False), ("255.255.255.255", False), ("2001:db8::1", False),
+    ("127.0.0.1", True), ("127.3.2.1", True), ("::1", True),
+    ("203.0.113.1", False), ("255.255.255.255", False), ("2001:db8::1", False),
 ])  # fmt: skip
 def test_an_address_is_this_machines_by_where_the_system_would_connect_from(
     ip: str, ours: bool, monkeypatch: pytest.MonkeyPatch
