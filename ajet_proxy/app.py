@@ -24,7 +24,7 @@ from typing import Any
 from aiohttp import web
 
 from ajet_proxy import front, service
-from ajet_proxy.config import Config, ConfigError
+from ajet_proxy.config import Config, ConfigError, refuse_own
 from ajet_proxy.core.events import Event, GateOpened, PolicyAnnounced
 from ajet_proxy.core.keys import SCOPES, Claims, Keys
 from ajet_proxy.core.ledger import LedgerSettings
@@ -101,6 +101,9 @@ class App:
         self._handed = service.handed_socket(os.environ, address=config.address)
         if self._handed is not None and config.workers > 1:
             raise ConfigError("worker processes listen for themselves: leave the socket unit out, or --workers 1")
+        if self._handed is not None and service.hears_ipv4(self._handed):
+            self.listening.append(("0.0.0.0", config.address[1]))
+            refuse_own(config, self.listening)
         data_dir = open_data_dir(config)
         clock, metrics = Clock(), Metrics()
         room = Room(metrics)

@@ -10,12 +10,12 @@ import dataclasses
 import ipaddress
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ajet_proxy.core.quota import Quota
-from ajet_proxy.own_address import leads_here
+from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk.address import is_key, server
 
 NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
@@ -179,12 +179,17 @@ class Config:
         return found
 
 
+def refuse_own(config: Config, listening: Iterable[Address]) -> None:
+    """Raise `ConfigError` for an upstream that leads to an address where the daemon is `listening`."""
+    for item in config.upstream:
+        if leads_here(split_upstream(item)[1], listening, config.public_url):
+            raise ConfigError(f"upstream {item!r} is the proxy's own address: give that of the engine")
+
+
 def check(config: Config) -> None:
     """Raise `ConfigError` for values that are wrong by themselves or together (contract §5.7)."""
     host, _ = config.address
-    for item in config.upstream:
-        if leads_here(split_upstream(item)[1], config.listening, config.public_url):
-            raise ConfigError(f"upstream {item!r} is the proxy's own address: give that of the engine")
+    refuse_own(config, config.listening)
     if config.upstream_key is not None and not is_key(config.upstream_key):
         raise ConfigError(NO_KEY)
     if config.public_url is not None and server(config.public_url) is None:

@@ -1,7 +1,8 @@
 """Which addresses lead back to this proxy, where no engine can be: each of its requests would be one more to itself.
 
 An address has many spellings (``localhost``, ``0.0.0.0``, ``[::ffff:127.0.0.1]``, the machine's name), so what counts
-is where a connection would go. A name is looked up only where the port is ours. What this cannot know, such as another
+is where a connection would go. A name is looked up only where the port is ours. Who listens at ``::`` hears IPv6 alone:
+so asyncio makes its sockets. What this cannot know, such as another
 daemon whose engine is this one, ends at the name that each request bears (`Headers.came_through`).
 """
 
@@ -10,25 +11,28 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
 
 from ajet_sdk.address import server
 
 Address = tuple[str, int]
 _LOOPBACK: dict[int, IPv4Address | IPv6Address] = {4: IPv4Address("127.0.0.1"), 6: IPv6Address("::1")}
+_ANY_PORT = 9
 
 
 def leads_here(url: str, listening: Iterable[Address], public_url: str | None = None) -> bool:
     """Whether the base URL `url` is the one that agents know this proxy by, or a connection to it would come to one of
     the addresses where it is `listening`."""
-    if public_url is not None and _base(url) == _base(public_url):
+    host, port = at = server(url) or ("", 0)
+    if public_url is not None and at == server(public_url) and _path(url) == _path(public_url):
         return True
-    host, port = server(url) or ("", 0)
     ours = [own for own, at in listening if at == port]
     return bool(ours) and any(_meet(one, own) for one in _found(host) for name in ours for own in _found(name))
 
 
-def _base(url: str) -> str:
-    return url.lower().rstrip("/").removesuffix("/v1").rstrip("/")
+def _path(url: str) -> str:
+    """The path of a base URL, which may end in ``/v1`` or not."""
+    return urlsplit(url).path.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _found(host: str) -> set[IPv4Address | IPv6Address]:
@@ -47,17 +51,20 @@ def _plain(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
 
 def _meet(asked: IPv4Address | IPv6Address, own: IPv4Address | IPv6Address) -> bool:
     """Whether who connects to `asked` is heard by who listens at `own`. To connect to no address in particular is to
-    connect to this machine, and to listen at none is to listen at all of its addresses."""
+    connect to this machine, and to listen at none is to listen at all of its addresses of that version."""
     if asked.is_unspecified:
         asked = _LOOPBACK[asked.version]
-    return asked == own or (own.is_unspecified and _is_of_this_machine(asked))
+    return asked == own or (own.is_unspecified and own.version == asked.version and _is_of_this_machine(asked))
 
 
 def _is_of_this_machine(ip: IPv4Address | IPv6Address) -> bool:
-    """Whether a socket could listen at `ip`."""
+    """Whether a connection to `ip` stays here: the system would then make it from the same address. No packet is sent
+    to find that out."""
+    if ip.is_loopback:
+        return True
     try:
-        with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6) as probe:
-            probe.bind((str(ip), 0))
+        with socket.socket(socket.AF_INET if ip.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(ip), _ANY_PORT))
+            return ip_address(probe.getsockname()[0]) == ip
     except OSError:
         return False
-    return True

@@ -172,6 +172,13 @@ def handed_socket(env: Mapping[str, str], *, address: tuple[str, int]) -> socket
     return handed
 
 
+def hears_ipv4(handed: socket.socket) -> bool:
+    """Whether a socket at ``[::]`` hears IPv4 too, as those of systemd do unless their unit says otherwise."""
+    if handed.family != socket.AF_INET6 or handed.getsockname()[0] != "::":
+        return False
+    return not handed.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+
+
 def notify_stopping(drain_s: float, env: Mapping[str, str]) -> bool:
     """Tell systemd that the daemon stops, and to wait for its drain if that is longer than the unit says."""
     return notify(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={(int(drain_s) + SYSTEMD_MARGIN_S) * 1_000_000}", env)

@@ -249,7 +249,7 @@ def run_and_tell(
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
     from ajet_sdk.results import RunResult, RunResults
     from ajet_sdk.runner import proxy_variable, run_program
-    from ajet_sdk.untold import REMEDY, UNTOLD
+    from ajet_sdk.untold import UNTOLD
 
     done: list[RunResult] = []
     copies = Copies(named=parallel > 1)
@@ -269,7 +269,7 @@ def run_and_tell(
     click.echo(("" if copies.at_line_start else "\n") + results.table())
     if why := next((item.untold for item in results.untold), None):
         some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"
-        say(f"{some} be trained: the engine {UNTOLD[why]} ({why}); {REMEDY}")
+        say(f"{some} be trained: the engine {UNTOLD[why].fault} ({why}); {UNTOLD[why].remedy}")
     if empty := [item for item in done if item.ok and item.reason is not None and item.untold is None]:
         needs = "use OPENAI_BASE_URL" if program.interception is None else "heed HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 GIVES_TOKEN_IDS = "use vLLM ≥ 0.10.2, which knows return_token_ids"
 GIVES_LOGPROBS = "start vLLM without --max-logprobs 0"
-REMEDY = f"{GIVES_TOKEN_IDS}, and {GIVES_LOGPROBS}; 'ajet-proxy doctor' says what an engine lacks"
+
+
+class Untold(NamedTuple):
+    """What an engine does that is such a reason, and what to do about it."""
+
+    fault: str
+    remedy: str
+
+
 UNTOLD = {
-    "no_token_ids": "gives no token ids",
-    "no_logprobs": "does not give a logprob for each token",
-    "unaskable": "refuses to be asked for token ids and logprobs",
-    "no_chat_route": "has no chat route, on which it would be asked for token ids",
+    "no_token_ids": Untold("gives no token ids", GIVES_TOKEN_IDS),
+    "no_logprobs": Untold("does not give a logprob for each token", GIVES_LOGPROBS),
+    "unaskable": Untold(
+        "refuses to be asked for token ids and logprobs",
+        f"{GIVES_TOKEN_IDS}, or {GIVES_LOGPROBS}: 'ajet-proxy doctor' says which it refuses",
+    ),
+    "no_chat_route": Untold(
+        "has no chat route, on which it would be asked for token ids", "use vLLM ≥ 0.10.2, which has one"
+    ),
 }
-"""The reasons for which such calls are lost, and what each says of the engine."""
+"""The reasons for which such calls are lost."""
 
 
 def told(reasons: str | None) -> str | None:

@@ -74,8 +74,8 @@ def _base(name: str, tenant: str) -> str:
     """The id of the first episode of a name; made from it where it cannot be one, or would be taken for a later one."""
     whole = f"{name}@{tenant}" if tenant else name
     try:
+        check_id(whole + "." + "0" * MOST_DIGITS)  # so that all of its later ones are ids too
         if not _NUMBERED.fullmatch(whole):
-            check_id(whole + "." + "0" * MOST_DIGITS)  # so that all of its later ones are ids too
             return whole
     except BadRequest:
         pass

@@ -15,7 +15,6 @@ and what they hold counts as well.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any
 
 from ajet_sdk.errors import TooLarge
@@ -28,24 +27,28 @@ VALUES = 200
 """So many values: entries of lists, and what stands under names."""
 _LISTS = ("messages", "input")
 _OPEN = "[{"
-_QUOTES = 100_000
-"""Of a piece of text that is looked at; an even number."""
+_PIECE = 1 << 20
+"""Characters that are looked at together."""
+Counts = tuple[int, int, int, int]
+"""Of objects and lists, names, values, and the quotes around texts."""
 
 
-def check_text(text: str, most: int) -> None:
-    """`TooLarge` if the JSON object `text` is made of more than a request may be that may have `most` messages."""
-    if _may_be_over(text, most):
-        _count((text,), most)
+def check_text(text: str, most: int) -> Counts | None:
+    """What the JSON object `text` is made of, None if it has too few signs to be counted; `TooLarge` if that is more
+    than a request may be that may have `most` messages."""
+    return _count((text,), most) if _may_be_over(text, most) else None
 
 
-def check(text: str, fields: Mapping[str, Any], most: int) -> None:
-    """`TooLarge` if the request `text`, which says `fields` and is checked itself, has more than `most` messages or
-    items, or more with the arguments of its calls than it may."""
+def check(text: str, fields: Mapping[str, Any], most: int, made_of: Counts | None = None) -> None:
+    """`TooLarge` if the request `text`, which says `fields`, has more than `most` messages or items, or more with the
+    arguments of its calls than it may. `made_of` is what `check_text` found."""
     for name in _LISTS:
         if isinstance(told := fields.get(name), list) and len(told) > most:
             raise too_large(f"{name} has {len(told)} entries, and may have {most}", name)
-    if _may_be_over(text, most, text.count("\\u00")):
-        _count(chain(_arguments(fields), (text,)), most)  # the text was counted, and alone is not over
+    if made_of is None and _may_be_over(text, most, text.count("\\u00")):
+        made_of = _count((text,), most)
+    if made_of is not None:
+        _count(_arguments(fields), most, made_of)
 
 
 def too_large(what: str, param: str | None = None) -> TooLarge:
@@ -59,28 +62,33 @@ def _may_be_over(text: str, most: int, escaped: int = 0) -> bool:
     return opened > EACH * most or text.count(":") + escaped > NAMES * most or text.count(",") + opened > VALUES * most
 
 
-def _count(texts: Iterable[str], most: int) -> None:
-    """`TooLarge` if the JSON `texts` are made of more than the limits together."""
-    opened = names = values = 0
-    for piece in (piece for text in texts for piece in _bare(text)):
+def _count(texts: Iterable[str], most: int, counted: Counts = (0, 0, 0, 0)) -> Counts:
+    """What the JSON `texts` and what is `counted` already are made of together; `TooLarge` if it is over a limit. Each
+    string is a name, a value or a whole text, as arguments may be, so what is within the other limits has at most two
+    quotes for each of these. What is no JSON may have any number, and each costs time."""
+    opened, names, values, quotes = counted
+    for piece, quoted in (piece for text in texts for piece in _bare(text)):
         inner = sum(map(piece.count, _OPEN))
         opened, names, values = opened + inner, names + piece.count(":"), values + inner + piece.count(",")
+        quotes += quoted
         for found, limit, what in (
             (opened, EACH, "objects and lists"), (names, NAMES, "names"), (values, VALUES, "values"),
+            (quotes, 2 * (EACH + NAMES + VALUES), "quotes"),
         ):
             if found > limit * most:
                 raise too_large(f"the body holds more than {limit * most} {what}")
+    return opened, names, values, quotes
 
 
-def _bare(text: str) -> Iterator[str]:
-    """`text` without its strings, piece by piece."""
-    text = text.replace("\\\\", "").replace('\\"', "")
-    while True:
-        *parts, text = text.split('"', _QUOTES)
-        if not parts:
-            yield text
-            return
-        yield "".join(parts[::2])
+def _bare(text: str) -> Iterator[tuple[str, int]]:
+    """`text` without its strings, piece by piece, and how many quotes begin or end one in each piece."""
+    escape, inside = "", 0
+    for at in range(0, len(text), _PIECE):
+        piece = (escape + text[at : at + _PIECE]).replace("\\\\", "")
+        escape = "\\" if piece.endswith("\\") else ""  # it goes on in the next piece
+        parts = piece.replace('\\"', "").split('"')
+        yield "".join(parts[inside::2]), len(parts) - 1
+        inside = (inside + len(parts) - 1) % 2
 
 
 def _arguments(fields: Mapping[str, Any]) -> Iterator[str]:

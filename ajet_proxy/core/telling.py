@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
 
-from ajet_sdk.untold import REMEDY, UNTOLD
+from ajet_sdk.untold import UNTOLD
 
 TRUST = 10
 
@@ -30,12 +30,12 @@ class Telling:
 
     def lost(self, engine: str, reason: str) -> None:
         """A call that it answered is lost for `reason`."""
-        if reason not in UNTOLD:
+        if (told := UNTOLD.get(reason)) is None:
             return
         self._untold[engine] = self._untold.get(engine, 0) + 1
         if self._untold[engine] > 0:
             self._alerts[_about(engine)] = (
-                f"{engine} {UNTOLD[reason]} ({reason}), so nothing that it samples can be trained: {REMEDY}"
+                f"{engine} {told.fault} ({reason}), so nothing that it samples can be trained: {told.remedy}"
             )
 
     def keep(self, engines: Iterable[str]) -> None:

@@ -13,6 +13,7 @@ Next: ajet_proxy/core/identity.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ class HttpFront:
         identity = self._identify(http, request)
         if identity.reward is not None and identity.episode is not None:
             identity = await self._rewards.record(http, identity, body, call=True)
-        check_extent(request.text, request.fields, self._settings.max_messages)
+        check_extent(request.text, request.fields, self._settings.max_messages, request.made_of)
         dialect, asked = await self._carried(http, dialect, request)
         # Marks are needed where the answer ends; before that only if nothing names the episode.
         history = Deferred(dialect.target, asked.fields, identity.scope)
@@ -298,12 +299,12 @@ class HttpFront:
         return dialect
 
     async def _pass(self, http: web.Request, body: bytes | None = None) -> web.StreamResponse:
-        """Pass a request on as it is; its `body`, if it has been read."""
-        body = await self._body(http) if body is None else body
-        try:
-            request: Request | None = await self._read(http, body)
-        except BadRequest:
-            request = None
+        """Pass a request on as it is; its `body`, if that is known to be no JSON object."""
+        request: Request | None = None
+        if body is None:
+            body = await self._body(http)
+            with contextlib.suppress(BadRequest):
+                request = await self._read(http, body)
         names = request if http[_HEADERS].labels.reward is not None else None
         identity = await self._rewards.record(http, self._identify(http, names), body)
         model, response = "" if request is None else request.model, fetched(http.method, identity.path)

@@ -79,3 +79,23 @@ def test_a_socket_that_does_not_fit_is_refused(
         _, said = process.communicate(timeout=60)
     assert process.returncode == 2
     assert complaint in said
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+@pytest.mark.parametrize("both", [True, False])
+def test_a_socket_that_hears_ipv4_too_is_at_its_addresses_as_well(tmp_path: Path, both: bool) -> None:
+    """As systemd makes it for ``ListenStream=[::]:8484``: the proxy is no engine of its own there."""
+    secret = tmp_path / "secret"
+    secret.write_text("a secret of the operator")
+    secret.chmod(0o600)
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=both) as held:
+        port = held.getsockname()[1]
+        process = serve(
+            held, tmp_path / "data", "--insecure", "--admin-secret-file", str(secret), "--upstream",
+            f"http://127.0.0.1:{port}", address=f"[::]:{port}",
+        )  # fmt: skip
+        if not both:
+            ready(process)
+        said = ended(process) if not both else process.communicate(timeout=60)[1]
+    assert ("is the proxy's own address" in said) == both
+    assert process.returncode == (2 if both else 0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
@@ -22,6 +24,17 @@ ROUTES = {
     "/v1/messages": {"model": "stub", "max_tokens": 4, "messages": [{"role": "user", "content": "x"}]},
     "/v1/embeddings": {"model": "stub", "input": "x"},
 }
+
+
+def _hears_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+IPV6 = _hears_ipv6()
 
 
 async def announce(client: Client, *urls: str) -> Answer:
@@ -48,6 +61,29 @@ async def test_an_own_address_is_no_engine_however_it_is_spelled(tmp_path: Path,
             )
         assert (await client.status())["models"] == {}
         assert (await announce(client, stub.url)).status == 200
+
+
+@pytest.mark.skipif(not IPV6, reason="needs IPv6")
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("listen", "ours", "other"), [("[::]", "[::1]", "127.0.0.1"), ("0.0.0.0", "127.0.0.1", "[::1]")]
+)
+async def test_who_listens_everywhere_hears_one_version_of_ip(
+    tmp_path: Path, listen: str, ours: str, other: str, workers: int
+) -> None:
+    """So an engine may be at the same port in the other one."""
+    secret = "a secret of the operator"
+    async with serving(
+        tmp_path, listen=f"{listen}:0", insecure=True, admin_secret=secret, workers=workers
+    ) as client:
+        port = port_of(client)
+        for host, status in ((ours, 400), (other, 200)):
+            asked = {"model": "stub", "version": 1, "upstreams": [f"http://{host}:{port}"]}
+            assert (await client.control("POST", "/policy", asked, key=secret)).status == status
+        reached = await client.session.get(f"http://{ours}:{port}/ajet/v1/status")
+        assert reached.status == 401
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await client.session.get(f"http://{other}:{port}/ajet/v1/status")
 
 
 def intercepting(client: Client) -> Any:

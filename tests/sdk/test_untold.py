@@ -13,7 +13,7 @@ import pytest
 
 import ajet_sdk
 from ajet_sdk.episodes import Outcome
-from ajet_sdk.untold import REMEDY
+from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.stub_process import stub_process
 from tests.proxy.test_serve import wait_for
@@ -60,16 +60,16 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return ajet("run", "--task", "t", "--quiet", *options, "--", sys.executable, "-c", AGENT)
 
 
-@pytest.mark.parametrize(("kind", "said"), [
-    ("no_token_ids", "gives no token ids (no_token_ids)"),
-    ("refuses_ids", "refuses to be asked for token ids and logprobs (unaskable)"),
+@pytest.mark.parametrize(("kind", "said", "remedy"), [
+    ("no_token_ids", "gives no token ids (no_token_ids)", GIVES_TOKEN_IDS),
+    ("refuses_ids", "refuses to be asked for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
 ])  # fmt: skip
 def test_a_run_of_which_nothing_can_be_trained_fails_and_says_why(
-    proxy: ProxyProcess, engine: str, kind: str, said: str
+    proxy: ProxyProcess, engine: str, kind: str, said: str, remedy: str
 ) -> None:
     spoil(engine, kind)
     done = run("--repeat", "2")
-    assert (done.returncode, done.stderr) == (1, f"nothing of this run can be trained: the engine {said}; {REMEDY}\n")
+    assert (done.returncode, done.stderr) == (1, f"nothing of this run can be trained: the engine {said}; {remedy}\n")
     assert done.stdout.endswith("2 episodes: 2 rewarded, mean reward 1, 2 cannot be trained\n")
     evaluated = run("--eval")
     assert (evaluated.returncode, evaluated.stderr) == (0, "")
@@ -80,7 +80,8 @@ def test_a_run_of_which_some_can_be_trained_succeeds_and_says_the_rest(proxy: Pr
     done = run("--repeat", "2")
     assert done.returncode == 0
     assert done.stderr == (
-        f"1 of them cannot be trained: the engine does not give a logprob for each token (no_logprobs); {REMEDY}\n"
+        "1 of them cannot be trained: the engine does not give a logprob for each token (no_logprobs); "
+        f"{GIVES_LOGPROBS}\n"
     )
     assert done.stdout.endswith("2 episodes: 2 rewarded, mean reward 1, 1 cannot be trained\n")
 
@@ -92,7 +93,7 @@ def test_the_daemon_says_it_once_until_the_engine_tells(engine: str, tmp_path: P
             assert run("--proxy", proxy.url).returncode == 1
         line = f"{engine}/v1/chat/completions gives no token ids (no_token_ids), so nothing that it samples can be"
         assert line in ajet("status", "--proxy", proxy.url).stdout
-        assert proxy.report()["alerts"][0].startswith(line) and proxy.report()["alerts"][0].endswith(REMEDY)
+        assert proxy.report()["alerts"][0].startswith(line) and proxy.report()["alerts"][0].endswith(GIVES_TOKEN_IDS)
         metrics = httpx.get(f"{proxy.url}/metrics", trust_env=False).text
         assert "\najet_alerts 1\n" in metrics
         wait_for(lambda: f"alert: {line}" in proxy.errors(), 60)

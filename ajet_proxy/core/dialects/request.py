@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from ajet_proxy.core.dialects.spans import Spanned, TooMany, scan, with_fields
-from ajet_proxy.core.extent import EACH, check_text, too_large
+from ajet_proxy.core.extent import EACH, Counts, check_text, too_large
 from ajet_proxy.core.headers import MAX_LABEL, is_text
 from ajet_sdk.errors import BadRequest
 
@@ -15,17 +15,19 @@ from ajet_sdk.errors import BadRequest
 class Request:
     """A client's JSON body, decoded, with the place of each field."""
 
-    __slots__ = ("_found", "_text")
+    __slots__ = ("_found", "_text", "made_of")
 
     def __init__(self, body: bytes, most: int | None = None) -> None:
         """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads, and
-        `TooLarge` if it is made of more than a request may be that may have `most` messages."""
+        `TooLarge` if it is made of more than a request may be that may have `most` messages. What begins as an object
+        and has too many signs is `TooLarge` before it is known whether it is JSON."""
         try:
             self._text = body.decode(json.detect_encoding(body), "surrogatepass")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
+        self.made_of: Counts | None = None
         if most is not None and self._text.lstrip(" \t\n\r").startswith("{"):
-            check_text(self._text, most)
+            self.made_of = check_text(self._text, most)
         fields = sys.maxsize if most is None else EACH * most
         try:
             self._found: Spanned = scan(self._text, most=fields)

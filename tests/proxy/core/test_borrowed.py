@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.core import borrowed
 from ajet_proxy.core.borrowed import Names
 from ajet_proxy.core.episode import Episode
 from ajet_sdk.routes import check_id
@@ -52,6 +55,22 @@ def test_every_name_stands_for_a_valid_id_and_no_two_for_one(name: str, tenant: 
     first = name_of(LedgerRig(), name, tenant)
     assert first == name_of(LedgerRig(), name, tenant) == check_id(first)
     assert first != name_of(LedgerRig(), name + "x", tenant)
+
+
+def test_a_name_that_is_too_long_for_an_id_is_not_searched_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body's may have millions of characters."""
+    searched: list[str] = []
+    numbered = borrowed._NUMBERED
+
+    class Seen:
+        def fullmatch(self, text: str) -> re.Match[str] | None:
+            searched.append(text)
+            return numbered.fullmatch(text)
+
+    monkeypatch.setattr(borrowed, "_NUMBERED", Seen())
+    assert name_of(LedgerRig(), "1." * 1000).startswith("name-")
+    assert name_of(LedgerRig(), "s.2").startswith("name-")
+    assert searched and max(map(len, searched)) < 100
 
 
 @pytest.mark.parametrize("name", ["a" * 199 + "b", "ajet-x", "é", "\ud800"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -27,8 +28,8 @@ json_values = st.recursive(
 def told(text: str, fields: dict[str, Any], most: int = MOST) -> str | None:
     """What is told of a request `text` that says `fields`, if it is refused."""
     try:
-        check_text(text, most)
-        check(text, fields, most)
+        made_of = check_text(text, most)
+        check(text, fields, most, made_of)
     except TooLarge as error:
         return f"{error.status} {error.code}: {error.message}"
     return None
@@ -104,11 +105,72 @@ def test_names_and_values_count_wherever_they_are(value: Any, most: int, limit: 
             assert (told(text, fields, most) is not None) == (found > most)
 
 
-@pytest.mark.parametrize("quotes", [2, 4, 6, 100_000])
-def test_pieces_make_no_difference(quotes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extent, "_QUOTES", quotes)
-    text = json.dumps({"a": {"b,": [1, ":", {"c\\": '"'}]}, "d": "[", "e": None})
-    assert "".join(extent._bare(text)).replace(" ", "") == "{:{:[1,,{:}]},:,:null}"
+def bare(text: str) -> str:
+    return "".join(piece for piece, _ in extent._bare(text))
+
+
+@given(value=json_values, piece=st.integers(1, 12))
+def test_pieces_make_no_difference(value: Any, piece: int) -> None:
+    """Not even those that end within an escape."""
+    text = json.dumps({"a": {"b,": [1, ":", {"c\\": '"\\\\"'}]}, "d": "[", "e": value})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extent, "_PIECE", piece)
+        assert bare(text) == re.sub(r'"(\\.|[^"\\])*"', "", text)
+
+
+def copied(text: str, work: Callable[[str], object]) -> int:
+    """Characters of all the texts that `work` makes of `text` and of its parts."""
+    made = 0
+
+    def noted(part: str) -> str:
+        nonlocal made
+        made += len(part)
+        return Noted(part) if part else part
+
+    class Noted(str):
+        __slots__ = ()
+
+        def __getitem__(self, where: Any) -> str:
+            return noted(str(self)[where])
+
+        def __radd__(self, before: str) -> str:
+            return noted(before + str(self))
+
+        def replace(self, *what: Any, **_: Any) -> str:
+            return noted(str(self).replace(*what))
+
+        def split(self, *by: Any, **_: Any) -> list[str]:
+            return list(map(noted, str(self).split(*by)))
+
+    work(Noted(text))
+    return made
+
+
+@pytest.mark.parametrize("signs", ["\"", "\\\""], ids=["quotes", "escaped quotes"])
+def test_work_on_quotes_grows_with_their_number_and_no_faster(signs: str) -> None:
+    text = '{"a":"' + "," * 2_000_001 + '","' + signs * 3_000_000
+    assert copied(text, lambda noted: check_text(noted, DEFAULT)) < 5 * len(text)
+
+
+def test_more_quotes_than_names_and_values_could_have_are_too_much() -> None:
+    """Whether it is JSON or not is seen later, and costs more. Those in texts do not count."""
+    text = '{"a":"' + "," * 2001 + '","' + '"' * 4700
+    with pytest.raises(TooLarge, match="the body holds more than 4700 quotes"):
+        check_text(text, MOST)
+    assert refused({"messages": [{"role": "user", "content": ("," + '"' * 10) * 2001}]}) is None
+    call = {"function": {"name": "f", "arguments": '"' + "," * 2001 + '"' * 4700}}
+    said = refused({"messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert said is not None and "the body holds more than 4700 quotes" in said
+
+
+@given(value=json_values, written=st.lists(json_values, max_size=4))
+def test_no_json_within_the_other_limits_has_too_many_quotes(value: Any, written: list[Any]) -> None:
+    fields = {"tools": value, "more": [{"arguments": json.dumps(one)} for one in written]}
+    whole = [fields, *written]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, found in {"EACH": count, "NAMES": names, "VALUES": values}.items():
+            patch.setattr(extent, name, sum(map(found, whole)))
+        assert told(json.dumps(fields), fields, 1) is None
 
 
 @pytest.mark.parametrize("written", [
@@ -135,17 +197,30 @@ def test_taking_apart_ends_where_it_is_too_much(monkeypatch: pytest.MonkeyPatch)
     """However much there is."""
     pieces = []
 
-    def seen(text: str) -> Iterator[str]:
-        for piece in bare(text):
+    def seen(text: str) -> Iterator[tuple[str, int]]:
+        for piece in apart(text):
             pieces.append(piece)
             yield piece
 
-    bare = extent._bare
-    monkeypatch.setattr(extent, "_QUOTES", 100)
+    apart = extent._bare
+    monkeypatch.setattr(extent, "_PIECE", 1000)
     monkeypatch.setattr(extent, "_bare", seen)
-    said = refused({"tools": {str(name): name for name in range(100_000)}})
-    assert said is not None and "the body holds more than 300 names" in said
-    assert len(pieces) == 7
+    text = json.dumps({"tools": {str(name): name for name in range(100_000)}})
+    with pytest.raises(TooLarge, match="the body holds more than 300 names"):
+        check_text(text, MOST)
+    assert len(pieces) == text.index('"299"') // 1000 + 1
+
+
+def test_a_text_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls' arguments are counted to what it is made of."""
+    apart = []
+    bare = extent._bare
+    monkeypatch.setattr(extent, "_bare", lambda text: apart.append(text) or bare(text))
+    call = {"function": {"name": "f", "arguments": json.dumps("," * 3000)}}
+    fields = {"messages": [{"role": "assistant", "tool_calls": [call]}]}
+    text = json.dumps(fields)
+    check(text, fields, MOST, check_text(text, MOST))
+    assert apart == [text, json.dumps("," * 3000)]
 
 
 DEFAULT = Config().max_messages

@@ -6,7 +6,7 @@ import pytest
 
 from ajet_proxy.core import call
 from ajet_proxy.core.telling import TRUST, Telling
-from ajet_sdk.untold import REMEDY, UNTOLD, told
+from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD, told
 
 CHAT = "http://engine:11434/v1/chat/completions"
 
@@ -24,9 +24,24 @@ def test_an_engine_that_does_not_tell_is_named_with_the_remedy_until_it_tells(re
     for _ in range(2):
         telling.lost(CHAT, reason)
         (line,) = alerts.keys() - {"another"}
-        assert alerts[line].startswith(f"{CHAT} {UNTOLD[reason]} ({reason}), ") and alerts[line].endswith(REMEDY)
+        what, remedy = UNTOLD[reason]
+        assert alerts[line] == f"{CHAT} {what} ({reason}), so nothing that it samples can be trained: {remedy}"
     telling.whole(CHAT)
     assert alerts == {"another": "line"}
+
+
+def test_each_reason_has_the_remedy_that_helps() -> None:
+    """What is meant by `unaskable` an engine does not say."""
+    alerts: dict[str, str] = {}
+    said = {}
+    for reason in UNTOLD:
+        Telling(alerts).lost(CHAT, reason)
+        (line,) = alerts.values()
+        said[reason] = [remedy for remedy in (GIVES_TOKEN_IDS, GIVES_LOGPROBS) if remedy in line]
+    assert said == {
+        "no_token_ids": [GIVES_TOKEN_IDS], "no_logprobs": [GIVES_LOGPROBS], "no_chat_route": [],
+        "unaskable": [GIVES_TOKEN_IDS, GIVES_LOGPROBS],
+    }  # fmt: skip
 
 
 def test_calls_that_are_lost_otherwise_say_nothing_of_their_engine() -> None:

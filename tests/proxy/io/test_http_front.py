@@ -10,8 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from ajet_proxy.core.dialects import CAPTURED
+from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.events import CallLost, CallStarted, EpisodeOpened
 from ajet_proxy.core.keys import Claims
+from ajet_proxy.io import http_front
 from ajet_proxy.io.http_front import MOST_MISSPELT
 from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub, Fault
@@ -49,6 +52,21 @@ async def test_what_passes_is_untouched(path: str) -> None:
         assert (answer.status, answer.body) == (direct.status, direct.body)
         assert {name: value for name, value in answer.headers.items() if name != "date"} == headers
     assert front.store.durable == []
+
+
+@pytest.mark.parametrize("path", [*CAPTURED, "/v1/embeddings"])
+async def test_a_body_that_is_no_request_is_read_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find out that it is none costs as much as to read one."""
+    read: list[bytes] = []
+
+    def reading(body: bytes, *more: Any) -> Request:
+        read.append(body)
+        return Request(body, *more)
+
+    monkeypatch.setattr(http_front, "Request", reading)
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await send(front.url + path, body=b'{"model": "stub",')
+    assert read == [b'{"model": "stub",']
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings?a=%20b&c", "/e/x/v1/embeddings"])

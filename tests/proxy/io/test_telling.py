@@ -9,6 +9,7 @@ from ajet_proxy.core.events import EpisodeOpened
 from ajet_proxy.io.call_off import nobody
 from ajet_proxy.io.desk import Gone
 from ajet_sdk.routes import OpenEpisode, Policy
+from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import send
 from tests.proxy.io.front import CHAT, Front
@@ -19,19 +20,19 @@ MESSAGES = "/v1/messages"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("kind", "said"), [
-    ("no_token_ids", "gives no token ids (no_token_ids)"),
-    ("no_logprobs", "does not give a logprob for each token (no_logprobs)"),
-    ("refuses_ids", "refuses to be asked for token ids and logprobs (unaskable)"),
-    ("refuses_logprobs", "refuses to be asked for token ids and logprobs (unaskable)"),
+@pytest.mark.parametrize(("kind", "said", "remedy"), [
+    ("no_token_ids", "gives no token ids (no_token_ids)", GIVES_TOKEN_IDS),
+    ("no_logprobs", "does not give a logprob for each token (no_logprobs)", GIVES_LOGPROBS),
+    ("refuses_ids", "refuses to be asked for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
+    ("refuses_logprobs", "refuses to be asked for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
 ])  # fmt: skip
-async def test_an_alert_names_the_engine_until_it_tells(kind: str, said: str, stream: bool) -> None:
+async def test_an_alert_names_the_engine_until_it_tells(kind: str, said: str, remedy: str, stream: bool) -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
         stub.faults = [Fault(kind, times=4)]
         for path in (CHAT, MESSAGES):
             assert (await send(front.url + path, body=BODY | {"stream": stream})).status == 200
         (line,) = front.store.trouble.values()
-        assert line.startswith(f"{stub.url}{CHAT} {said}, so nothing that it samples can be trained: use vLLM")
+        assert line == f"{stub.url}{CHAT} {said}, so nothing that it samples can be trained: {remedy}"
         stub.faults = []
         assert (await send(front.url + CHAT, body=BODY | {"stream": stream})).status == 200
         assert front.store.trouble == {}
