@@ -248,5 +248,5 @@ def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
     assert rig.run(rig.ledger.answers_sent(rig.at - 1, at=rig.at)) == (ev.AnswersSent(rig.at, rig.at - 1),)
     assert set(rig.ledger.unsent) == {second}
     assert rig.ledger.answers_sent(rig.at - 1, at=rig.at) == ()
-    rig.run(rig.ledger.lose_call(episode, second, "disconnected", at=rig.at, unsent=True))
+    rig.run(rig.ledger.lose_call(episode, second, "disconnected", at=rig.at, taken_back=True))
     assert rig.ledger.unsent == {}
