@@ -6,13 +6,15 @@
                         ├─▶ document  (one JSON body)           kept back until `finish`
                         ├─▶ stream    (server-sent events)      each event passes at once …
                         └─▶ opaque    (not to be captured)      all bytes pass
-                            stream ──last choice finished──▶ … and from that event on all is kept back until `release`,
-                                                             which is due when the stream says that it is done
+                            stream ──last choice finished──▶ … and from that event on all is kept back until `release`;
+                                                             what comes later passes at once, and is watched
 
 Invariant: whatever was fed comes out once and in order, but for the values and events that only the proxy asked for.
 The bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent
 can know of them. What cannot be read passes as it came and its calls are lost: an agent never pays for a capture that
-went wrong.
+went wrong. Nor does it wait for what an engine may say behind the finish: calls that this contradicts are lost after
+all (`contradicted`). What is in one piece with the finish counts before the calls are `settled`; and what cannot be
+read behind it tells nothing of them.
 
 Next: ajet_proxy/core/timeline.py
 """
@@ -85,6 +87,8 @@ class Exchange:
         self._holding = False
         self._opaque = False
         self._outcomes: tuple[Outcome, ...] = ()
+        self.contradicted: str | None = None
+        """Why calls that were captured when they `settled` are lost after all, if they are; `outcomes` says so too."""
 
     @property
     def upstream_body(self) -> bytes:
@@ -106,7 +110,7 @@ class Exchange:
 
     @property
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each choice, in order; empty until `settled`."""
+        """What became of each choice, in order, as far as is known; empty until `settled`."""
         return self._outcomes
 
     @cached_property
@@ -192,8 +196,6 @@ class Exchange:
         pieces = [*self._document, self._parser.take()]
         rest = self._held if self._translates else [*self._held, *pieces]
         self._held, self._document = [], []
-        if self._reading.ended and not self.settled:
-            self._settle(self._reading.outcomes())  # it broke off behind the end of all choices
         if not self.settled:
             self._lose(reason)
         return [part for part in rest if part]
@@ -205,14 +207,21 @@ class Exchange:
             try:
                 seen = self._reading.show(event)
             except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
-                self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
-            else:
-                self._holding = self._holding or (self._reading.ended and not self.settled)
-                if self._reading.done and not self.settled:
-                    self._settle(self._reading.outcomes())
+                if not self._reading.ended:
+                    self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
+            self._holding = self._holding or (self._reading.ended and not self.settled)
             if seen:
                 (self._held if self._holding else out).append(seen)
+        self._judge()
         return out
+
+    def _judge(self) -> None:
+        """A piece of a stream has been read: see whether the calls are at their end, or are so no more."""
+        if self._reading.ended and not self.settled:
+            self._settle(self._reading.outcomes())
+        elif (why := self._reading.spoilt) is not None and self.settled:
+            self.contradicted = why
+            self._outcomes = tuple(one if isinstance(one, Lost) else Lost(one.index, why) for one in self._outcomes)
 
     def _overlong(self) -> list[bytes]:
         """An event that does not end is kept no longer. The client gets its bytes, and whatever follows, if it is in

@@ -106,14 +106,16 @@ class Ledger(State):
         return (*named, ev.CallFinished(at, episode, call, marks))
 
     def lose_call(
-        self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = (), unsent: bool = False
+        self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = (),
+        taken_back: bool = False,
     ) -> Events:
         """`call` will never be trained, for `reason`, or for its episode's end. Nothing happens if it ended before; but
-        one that is complete and whose end its client was `unsent` is complete no longer. An episode that has settled
-        keeps it all the same: what may be delivered, or was, does not change."""
+        one that is complete is so no longer if it is `taken_back`: its client was not sent the end, or the engine
+        contradicted what it had told. An episode that has settled keeps it all the same: what may be delivered, or was,
+        does not change."""
         known, entry, at = self._episode(episode), self._entry(episode, call), self._time(at)
         unsettled = known.state in ("open", "sealed")
-        if entry.state != "running" and not (unsent and entry.state == "complete" and unsettled):
+        if entry.state != "running" and not (taken_back and entry.state == "complete" and unsettled):
             return _late(known, call, entry, marks, at)
         if not unsettled:
             reason = f"episode_{known.state}"

@@ -42,7 +42,7 @@ from ajet_proxy.io.call_off import OverTold, UnderWay, nobody
 from ajet_proxy.io.clock import Clock
 from ajet_proxy.io.engines import Engines
 from ajet_proxy.io.gatekeeper import Gatekeeper, Inside
-from ajet_proxy.io.ledger_port import Asking, Begun, Ending, Gone, Whole, unsent
+from ajet_proxy.io.ledger_port import Asking, Begun, Ending, Gone, Whole, taken_back
 from ajet_proxy.io.metrics import Metrics
 from ajet_proxy.io.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
@@ -207,7 +207,7 @@ class LedgerDesk:
             if events := self._decide(last):  # there are none for what came too late, and nothing to wait for
                 await self._store.commit(events)
         except BaseException as error:
-            self.lose(unsent(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
+            self.lose(taken_back(endings, NOT_WRITTEN if isinstance(error, AjetError) else DISCONNECTED))
             raise
 
     def sent(self, calls: Sequence[str]) -> None:
@@ -331,7 +331,7 @@ class LedgerDesk:
                     self.used(ledger.tenant_of(ending.episode) or "", ending.call.turn.end)
                 return events
             return ledger.lose_call(
-                ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, unsent=ending.unsent
+                ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, taken_back=ending.taken_back
             )
         except AjetError as error:
             name = ending.call.turn.call if isinstance(ending, Whole) else ending.call

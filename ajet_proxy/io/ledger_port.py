@@ -60,23 +60,24 @@ class Whole(Struct, frozen=True):
 
 
 class Gone(Struct, frozen=True):
-    """A call that is lost; also if it ended well, where its client was ``unsent`` the end. ``engine`` is the address of
-    the route that answered, if one did."""
+    """A call that is lost; also if it ended well, where that is ``taken_back``. ``engine`` is the address of the route
+    that answered, if one did."""
 
     episode: str
     call: str
     reason: str
     marks: tuple[Mark, ...] = ()
     engine: str = ""
-    unsent: bool = False
+    taken_back: bool = False
 
 
 Ending = Whole | Gone
 
 
-def unsent(endings: Sequence[Ending], reason: str) -> list[Ending]:
-    """What becomes of calls that ended in `endings` if their client is not sent the end, for `reason`."""
-    return [Gone(end.episode, end.call.turn.call, reason, unsent=True) for end in endings if isinstance(end, Whole)]
+def taken_back(endings: Sequence[Ending], reason: str) -> list[Ending]:
+    """What becomes of calls that ended in `endings` if they are lost after all, for `reason`: their client was not sent
+    the end, or the engine contradicted it."""
+    return [Gone(end.episode, end.call.turn.call, reason, taken_back=True) for end in endings if isinstance(end, Whole)]
 
 
 class Desk(Protocol):

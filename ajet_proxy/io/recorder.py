@@ -4,7 +4,8 @@ Ending is durable: `end` returns when the journal has it, and only then may the 
 that came without logprobs are scored before that, and only under the weights that sampled them. Losing does not wait,
 because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls.
 
-Invariant: a call stays complete only if its client was `sent` the end of its answer, which whoever relays it says.
+Invariant: a call stays complete only if its client was `sent` the end of its answer, and if the engine did not
+contradict it behind that (`take_back`); whoever relays the answer says so.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ajet_proxy.core.call import (
 from ajet_proxy.core.exchange import Exchange
 from ajet_proxy.core.history import Mark
 from ajet_proxy.core.same_text import Found
-from ajet_proxy.io.ledger_port import Desk, Ending, Gone, Whole, unsent
+from ajet_proxy.io.ledger_port import Desk, Ending, Gone, Whole, taken_back
 from ajet_proxy.io.same_text import SameText
 from ajet_proxy.io.scorer import Scorer
 
@@ -96,7 +97,12 @@ class Recorder:
         if not self.ended:
             self.ended = True
             self._desk.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
-        elif not self._sent and (lost := unsent(self._endings, reason)):
+        elif not self._sent:
+            self.take_back(reason)
+
+    def take_back(self, reason: str) -> None:
+        """The calls that were recorded as complete are lost after all, unless their episode has settled with them."""
+        if lost := taken_back(self._endings, reason):
             self._endings = []
             self._desk.lose(lost)
 

@@ -2,7 +2,8 @@
 
 Invariant: bytes leave in the order in which they came, and those that complete a captured answer leave only after the
 `Recorder` has made its calls durable. Calls whose client went away before those were written to it are lost. A client
-that goes away ends the engine's request at once. An answer that breaks off breaks off for the client too, and so does
+that goes away ends the engine's request at once. What follows the end of an answer leaves as it comes; calls that it
+contradicts are taken back. An answer that breaks off breaks off for the client too, and so does
 one that the disk does not take in time: nothing is made up to end it well.
 """
 
@@ -232,7 +233,7 @@ async def _stream(
                 data = await answer.content.readany()
             except _BROKEN:
                 rest = [*exchange.feed(_left(answer)), *exchange.abort()]
-                await recorder.end(exchange.outcomes)
+                await _record(exchange, recorder)
                 await _write_end(response, rest, recorder)
                 return _cut(http, response)
             if not data:
@@ -243,11 +244,20 @@ async def _stream(
             if exchange.settled and not recorder.ended:
                 await recorder.end(exchange.outcomes)
                 await _write_end(response, exchange.release(), recorder)
+            elif exchange.contradicted is not None:
+                recorder.take_back(exchange.contradicted)
         rest = exchange.finish()
-        await recorder.end(exchange.outcomes)
+        await _record(exchange, recorder)
     await _write_end(response, rest, recorder)
     await response.write_eof()
     return response
+
+
+async def _record(exchange: Exchange, recorder: Recorder) -> None:
+    """Nothing more comes: record the calls, or take back those that are recorded and were contradicted since."""
+    await recorder.end(exchange.outcomes)
+    if exchange.contradicted is not None:
+        recorder.take_back(exchange.contradicted)
 
 
 def _left(answer: aiohttp.ClientResponse) -> bytes:

@@ -67,7 +67,7 @@ VALUES = Values((
     Form(Asking, _asking, lambda told: Asking(told[0], None if told[1] is None else retold(told[1]), *told[2:])),
     Form(Whole, lambda end: [end.episode, end.call, end.marks, end.engine],
          lambda told: Whole(told[0], told[1], _marks(told[2]), told[3])),
-    Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks, end.engine, end.unsent],
+    Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks, end.engine, end.taken_back],
          lambda told: Gone(told[0], told[1], told[2], _marks(told[3]), *told[4:])),
     Form(Ring, lambda ring: [ring.secrets, sorted(ring.keys), dict(ring.tenants), dict(ring.episodes)],
          lambda told: Ring(told[0], frozenset(told[1]), *told[2:])),

@@ -169,8 +169,7 @@ def _play(
     exchange: Exchange, answer: Answer, dice: random.Random | None, *, expected: list[bytes] | None = None,
     broken: bool = False,
 ) -> bytes:  # fmt: skip
-    """What the client gets of `answer`. `expected` are its events, each of which must leave when it is complete, but
-    for those from the finish of all choices to the end of the stream."""
+    """What the client gets of `answer`. `expected` are its events, each of which must leave when it is complete."""
     exchange.on_headers(answer.status, answer.content_type)
     body, out, fed = answer.body, b"", 0
     clock = _timetable(answer, expected) if not exchange.buffered and not _passes(exchange, answer) else None
@@ -179,9 +178,7 @@ def _play(
         fed += len(piece)
         if exchange.settled:
             out += b"".join(exchange.release())
-        due = len(out) if clock is None else clock[bisect_right(clock, fed, key=lambda entry: entry[0]) - 1][1]
-        waits = not exchange.settled and not exchange.patient
-        if len(out) > due or (len(out) < due and not waits):
+        if clock is not None and len(out) != clock[bisect_right(clock, fed, key=lambda entry: entry[0]) - 1][1]:
             raise Differs(f"after {fed} bytes {len(out)} have left, not at once or too many")
     out += b"".join(exchange.abort() if broken else exchange.finish())
     if not exchange.settled or len(exchange.outcomes) != exchange.choices:

@@ -25,6 +25,8 @@ KINDS = (
     "no_done",        # a stream that ends without [DONE]
     "no_finish",      # a stream that ends without a finish_reason or a final response
     "abort",          # finish_reason "abort", half of the tokens
+    "late_done",      # in a stream: wait behind the finish until the stub's `go_on` is set, then usage and [DONE]
+    "said_on",        # in a stream: wait as long, then say one piece of the answer once more
     "slow",           # wait `delay_s` before the answer and before each event
 )  # fmt: skip
 IDS, LOGPROBS = ("return_token_ids", "enable_response_messages"), ("logprobs", "include", "prompt_logprobs")
@@ -69,7 +71,13 @@ def without_ids(body: bytes, kind: str) -> bytes:
     return body.replace(b',"token_ids":null', b"").replace(b',"prompt_token_ids":null', b"")
 
 
+def finishes(event: bytes) -> bool:
+    """Whether `event` has the finish of a choice, or the final response."""
+    return b'"finish_reason":"' in event or b'"type":"response.completed"' in event
+
+
 def spoiled(events: Iterator[bytes], kind: str, after: int) -> Iterator[bytes]:
+    before = b""
     for place, event in enumerate(events):
         if kind == "error_event" and place == after:
             yield event_of_error()
@@ -77,9 +85,13 @@ def spoiled(events: Iterator[bytes], kind: str, after: int) -> Iterator[bytes]:
             return
         if kind == "no_done" and event == dialect.DONE:
             return
-        if kind == "no_finish" and (b'"finish_reason":"' in event or b'"type":"response.completed"' in event):
+        if kind == "no_finish" and finishes(event):
             continue
         yield without_ids(event, kind)
+        if kind == "said_on" and finishes(event):
+            yield before
+        if kind == "said_on" and (b'"token_ids":[' in event or b".delta" in event):
+            before = event
 
 
 def event_of_error() -> bytes:

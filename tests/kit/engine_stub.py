@@ -29,7 +29,7 @@ from tests.kit import engine_dialect as dialect
 from tests.kit import engine_responses as responses
 from tests.kit import engine_script
 from tests.kit.engine_faults import Fault as Fault
-from tests.kit.engine_faults import aborted, as_asked, refused, spoiled, without_ids
+from tests.kit.engine_faults import aborted, as_asked, finishes, refused, spoiled, without_ids
 from tests.kit.engine_tokens import MAX_MODEL_LEN, decode, encode, generate, render
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -79,12 +79,14 @@ class EngineStub:
     faults: list[Fault] = field(default_factory=list)
     script: list[engine_script.Rule] = field(default_factory=list)
     paused: asyncio.Event | None = None
+    go_on: asyncio.Event | None = None
     _count: int = 0
     _runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> EngineStub:
         self.paused = asyncio.Event()
         self.paused.set()
+        self.go_on = asyncio.Event()
         app = web.Application(client_max_size=1 << 30)
         app.router.add_post(CHAT, self._generate)
         app.router.add_post(COMPLETIONS, self._generate)
@@ -241,6 +243,9 @@ class EngineStub:
                 raise ConnectionResetError
             left = left - len(piece) if left is not None else None
             await response.write(piece)
+            if fault and fault.kind in ("late_done", "said_on") and finishes(piece):
+                assert self.go_on is not None
+                await self.go_on.wait()
         await response.write_eof()
         return response
 

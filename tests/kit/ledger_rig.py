@@ -172,9 +172,9 @@ class LedgerRig:
         return self.run(self.ledger.finish_call(episode, pack(done), at=self.at))
 
     def lose(
-        self, episode: str, call: str, reason: str = "disconnected", *, unsent: bool = False
+        self, episode: str, call: str, reason: str = "disconnected", *, taken_back: bool = False
     ) -> Sequence[Event]:
-        return self.run(self.ledger.lose_call(episode, call, reason, at=self.at, unsent=unsent))
+        return self.run(self.ledger.lose_call(episode, call, reason, at=self.at, taken_back=taken_back))
 
     def call(
         self, episode: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), **options: Any

@@ -91,12 +91,12 @@ class Chat:
 
     def wordless(self, choice: Spanned) -> bool:
         delta = choice.values.get("delta")
-        return isinstance(delta, dict) and "role" in delta and choice.values.get("finish_reason") is None
+        return isinstance(delta, dict) and "role" in delta and not choice.values.get("finish_reason")
 
     def is_filler(self, choice: Spanned) -> bool:
         values = choice.values
         asked_for = values.get("token_ids") or values.get("logprobs")
-        return values.get("delta") == {} and values.get("finish_reason") is None and bool(asked_for)
+        return values.get("delta") == {} and not values.get("finish_reason") and bool(asked_for)
 
 
 def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:

@@ -16,7 +16,7 @@ from ajet_proxy.core.tokens import are_tokens
 
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 """What reading an answer may raise that is not of the dialect."""
-_LOSSES = {"abort": ENGINE_ABORTED, "error": ENGINE_ERROR}
+LOSSES = {"abort": ENGINE_ABORTED, "error": ENGINE_ERROR}
 """The finish reasons of a generation that did not come to its end."""
 
 
@@ -38,7 +38,7 @@ class Tally:
         if it did not tell it."""
         if not isinstance(self.finish_reason, str):
             return Lost(index, CAPTURE_FAILED)
-        if (loss := _LOSSES.get(self.finish_reason)) is not None:
+        if (loss := LOSSES.get(self.finish_reason)) is not None:
             return Lost(index, loss)
         if self.silent or not self.told or prompt is None:
             return Lost(index, NO_TOKEN_IDS)

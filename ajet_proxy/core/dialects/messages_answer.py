@@ -24,9 +24,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from ajet_proxy.core.call import CAPTURE_FAILED, Lost, Outcome
+from ajet_proxy.core.call import CAPTURE_FAILED
 from ajet_proxy.core.dialects.choice import UNREADABLE
 from ajet_proxy.core.dialects.messages_error import error_body
 from ajet_proxy.core.dialects.patterns import ID, ROW, STRING, WHOLE, is_utf8
@@ -59,7 +60,7 @@ class MessagesReading(Reading):
     def __init__(self, dialect: OpenAIDialect, ask: Ask) -> None:
         super().__init__(dialect, ask)
         self._blocks: Blocks | None = None
-        self._broken = False
+        self._over = False
         self._finish_reason: Any = None
         self._stop_reason: Any = None
 
@@ -68,7 +69,7 @@ class MessagesReading(Reading):
         seen: list[bytes] = []
         at = 0
         tally = self._tallies[0]
-        while self._blocks and tally.finish_reason is None and not self.done and (found := _USUAL.match(stream, at)):
+        while self._blocks and not self.ended and (found := _USUAL.match(stream, at)):
             if not is_utf8(found[0]):
                 break
             said, name, text, logprob, token = found.groups()
@@ -85,12 +86,15 @@ class MessagesReading(Reading):
         return seen, at
 
     def show(self, event: SseEvent) -> bytes | None:
-        if event.data is None or self.done:
+        if not event.data:
+            return None
+        if self._over:
+            self._watch(event.data)
             return None
         try:
             return b"".join(self._events(event.data))
         except UNREADABLE as error:
-            self._broken = True
+            self._spoil(CAPTURE_FAILED)
             return self._fail(f"the engine's stream cannot be read: {error}")
 
     def document(self, body: bytes) -> bytes:
@@ -102,26 +106,26 @@ class MessagesReading(Reading):
                 return _dump(error_body(refusal["type"], refusal["message"]))
             shown = self._message(answer.values, choices[0].values)
         except UNREADABLE:
-            self._broken = True
+            self._spoil(CAPTURE_FAILED)
             return body
         self.ended = True
         return _dump(shown)
 
-    def outcomes(self) -> tuple[Outcome, ...]:
-        if self._broken:
-            return (Lost(0, CAPTURE_FAILED),)
-        return super().outcomes()
+    def _watch(self, data: bytes) -> None:
+        """Read what the client is not shown any more."""
+        with suppress(*UNREADABLE):
+            answer = scan(data.decode(), deep="choices")
+            self._read(answer, answer.values.get("choices"))
 
     def _events(self, data: bytes) -> list[bytes]:
-        if data == DONE:
-            self.ended = self.done = True
+        if data.strip() == DONE:
+            self.ended = self._over = True
             return [*(self._blocks.close() if self._blocks else ()), _event("message_stop")]
         answer = scan(data.decode(), deep="choices")
         values = answer.values
         choices: Any = values.get("choices") or ()
         self._read(answer, choices)
-        if self._error:
-            error = values["error"]
+        if (error := values.get("error")) and not choices:
             return [self._fail(error["message"] if isinstance(error, dict) else str(error))]
         if self._blocks is None:
             self._blocks = Blocks(values["id"])
@@ -133,13 +137,13 @@ class MessagesReading(Reading):
             end = _stop("stop" if named else self._finish_reason, self._stop_reason)
             return [*self._blocks.close(), _event("message_delta", delta=end, usage=_usage(values.get("usage")))]
         choice = choices[0].values
-        if choice.get("finish_reason") is not None:
+        if choice.get("finish_reason"):
             self._finish_reason, self._stop_reason = choice["finish_reason"], choice.get("stop_reason")
         return self._blocks.add(choice["delta"])
 
     def _fail(self, message: str) -> bytes:
         """The stream ends here: the engine has failed, or cannot be understood."""
-        self.ended = self.done = True
+        self.ended = self._over = True
         return _event("error", error={"type": "internal_error", "message": message})
 
     def _message(self, values: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:

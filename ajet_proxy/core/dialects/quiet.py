@@ -70,7 +70,7 @@ class QuietReading(Reading):
 
 def _is_filler(choice: Spanned) -> bool:
     values = choice.values
-    told = "token_ids" in values and values.get("finish_reason") is None and isinstance(values.get("delta"), dict)
+    told = "token_ids" in values and not values.get("finish_reason") and isinstance(values.get("delta"), dict)
     return told and not _says_something(values["delta"])
 
 

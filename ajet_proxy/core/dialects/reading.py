@@ -5,8 +5,9 @@ and puts back to null what only the proxy asked for, by exchanging those values 
 The two do not depend on one another: an answer that cannot be added up, because it is of no dialect or comes twice, is
 put back all the same, to its end.
 Invariant: a choice is `Captured` only if all of it was told (see `choice`) and nothing was told twice: no choice in one
-event, no ids behind a finish, no second prompt in place of the first. So a stream is read to its end before that is
-known. A prompt may be told once for all of its choices.
+event, nothing of a choice behind its finish, no second prompt in place of the first. What contradicts may come behind
+the end of all choices, so that is watched as well, and nothing of it is kept. A prompt may be told once for all of its
+choices. An empty finish reason is none, and an empty prompt tells nothing against another.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from msgspec.structs import replace
 
 from ajet_proxy.core.call import CAPTURE_FAILED, ENGINE_ERROR, TRUNCATED, Lost, Outcome
 from ajet_proxy.core.dialects.bulk import read
-from ajet_proxy.core.dialects.choice import UNREADABLE, Tally
+from ajet_proxy.core.dialects.choice import LOSSES, UNREADABLE, Tally
 from ajet_proxy.core.dialects.given import joined
 from ajet_proxy.core.dialects.lax import flag, integer
 from ajet_proxy.core.dialects.patterns import is_utf8
@@ -95,9 +96,10 @@ class Reader(Protocol):
     """Whether the client's protocol is another one than the engine's: then every event goes through `show`, also those
     that come after the last call, and neither `show` nor `document` may raise."""
     ended: bool
-    """Whether the client may take what it is told next for the end of its answer."""
-    done: bool
-    """Whether the engine has said its last about the calls, so that `outcomes` holds."""
+    """Whether the engine has said its last about the calls, so that `outcomes` holds; unless it is `spoilt` later."""
+    spoilt: str | None
+    """Why all calls are lost, whatever they were told to be: the engine failed, or contradicted itself. It may show
+    behind the end."""
     status: int | None
     """The client's status for a document, where the engine's does not fit."""
     tells_versions: bool
@@ -179,11 +181,9 @@ class Reading:
         self._each = ask.choices // ask.prompts
         self._unfinished = ask.choices
         self._model = ""
-        self._error = False
-        self._failed = False
+        self.spoilt: str | None = None
         self.ended = False
         """Whether every choice is finished, or the stream says that it is done."""
-        self.done = False
         self.tells_versions = False
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
@@ -191,7 +191,7 @@ class Reading:
         the cost of `event`: what the agent sees in their place, and how many bytes they are."""
         seen: list[bytes] = []
         at, end = 0, len(stream)
-        if not self._hides_all or not is_utf8(stream):
+        if self.ended or not self._hides_all or not is_utf8(stream):
             return seen, at
         match = self._dialect.usual.match
         while at < end and (found := match(stream, at)):
@@ -212,7 +212,7 @@ class Reading:
 
     def show(self, event: SseEvent) -> bytes | None:
         """What the client sees of `event`: its own bytes, but for what only the proxy asked for."""
-        if event.data is None:
+        if not event.data:
             return event.raw
         usual, end = self.usual(event.raw)
         if end:
@@ -227,8 +227,8 @@ class Reading:
 
         Raises ValueError or RecursionError for what is no JSON object.
         """
-        if data == DONE:
-            self.ended = self.done = True
+        if data.strip() == DONE:
+            self.ended = True
             return data
         text = data.decode()
         answer = scan(text, deep="choices")
@@ -241,7 +241,7 @@ class Reading:
     def document(self, body: bytes) -> bytes:
         """What the agent sees in place of `body`; raises like `event`."""
         text, edits = self._document(body)[1:]
-        self.ended = self.done = True
+        self.ended = True
         return splice(text, edits).encode()
 
     @property
@@ -251,9 +251,8 @@ class Reading:
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each choice."""
-        if self._error or self._failed or self._unfinished:
-            reason = ENGINE_ERROR if self._error else CAPTURE_FAILED if self._failed else TRUNCATED
-            return tuple(Lost(index, reason) for index in range(len(self._tallies)))
+        if self.spoilt is not None or self._unfinished:
+            return tuple(Lost(index, self.spoilt or TRUNCATED) for index in range(len(self._tallies)))
         prompts = [tuple(prompt) if are_tokens(prompt) else prompt for prompt in self._prompts]
         return tuple(
             tally.outcome(index, self._model, prompts[index // self._each]) for index, tally in enumerate(self._tallies)
@@ -275,11 +274,12 @@ class Reading:
     def _read(self, answer: Spanned, choices: Any, text: str = "") -> Edits:
         """Add `choices` to their tallies; the spans of `text`, which `answer` was read from, to be put back."""
         values = answer.values
-        self._error = self._error or (bool(values.get("error")) and not choices)
+        if values.get("error") and not choices:
+            self._spoil(ENGINE_ERROR)
         self._model = values.get("model") or self._model
         edits: Edits = {}
         if choices and not isinstance(choices, list):
-            self._failed = True
+            self._spoil(CAPTURE_FAILED)
             choices = None
         self._hide("prompt_token_ids", answer, self._ask.hide_ids and not self._ask.show_prompt, edits)
         if len(self._prompts) == 1:  # of several, the answer as a whole cannot say which it tells
@@ -294,8 +294,12 @@ class Reading:
                 self._put_back(text, choice, edits)
                 self._add(choice, named)
             except UNREADABLE:
-                self._failed = True
+                self._spoil(CAPTURE_FAILED)
         return edits
+
+    def _spoil(self, reason: str) -> None:
+        """Whatever else comes, all calls are lost; the first `reason` counts."""
+        self.spoilt = self.spoilt or reason
 
     def _hide(self, name: str, owner: Spanned, hide: bool, edits: Edits) -> None:
         if hide and name in owner.spans and owner.values[name] is not None:
@@ -307,10 +311,10 @@ class Reading:
     def _learn(self, place: int, told: Mapping[str, Any]) -> None:
         """What is `told` of prompt number `place`, which is told once or always alike."""
         prompt, known = told.get("prompt_token_ids"), self._prompts[place]
-        if known is None:
-            self._prompts[place] = prompt
-        elif prompt is not None and prompt is not known:
-            self._failed = self._failed or not are_tokens(prompt) or prompt != known
+        if not known:
+            self._prompts[place] = known if prompt is None else prompt
+        elif prompt and prompt is not known and (not are_tokens(prompt) or prompt != known):
+            self._spoil(CAPTURE_FAILED)
 
     def _add(self, choice: Spanned, named: set[int]) -> None:
         """Add `choice` to its tally; it is not among those that its event has `named` before, and becomes one."""
@@ -318,6 +322,8 @@ class Reading:
         index = values["index"]
         tally = self._tally(index, named)
         self._learn(index // self._each, values)
+        if self.ended or tally.finish_reason is not None:
+            return self._behind(tally, choice)
         tally.said.append(self._dialect.said(choice))
         if (ids := values.get("token_ids")) is not None:
             tally.ids += ids
@@ -329,12 +335,22 @@ class Reading:
         if "weight_versions" in values:
             self.tells_versions = True
             tally.versions = values["weight_versions"] or tally.versions
-        if tally.finish_reason is not None:
-            self._failed = self._failed or bool(ids or rows)
-        elif (finish_reason := values.get("finish_reason")) is not None:
+        if finish_reason := values.get("finish_reason"):
             tally.finish_reason, tally.stop_reason = finish_reason, values.get("stop_reason")
             self._unfinished -= 1
             self.ended = self._unfinished == 0
+
+    def _behind(self, tally: Tally, choice: Spanned) -> None:
+        """What stands in `choice` behind its finish or the end of all: a word, a token or another finish than that of
+        its `tally` contradicts what was told. Nothing of it is kept."""
+        values = choice.values
+        finish_reason = values.get("finish_reason") or tally.finish_reason
+        words = [word for name, word in self._dialect.said(choice).items() if name != "role"]
+        rows = self._dialect.logprobs(values.get("logprobs") or {})
+        if finish_reason != tally.finish_reason:
+            self._spoil(LOSSES.get(finish_reason, CAPTURE_FAILED))
+        elif values.get("token_ids") or rows or any(words):
+            self._spoil(CAPTURE_FAILED)
 
     def _is_echo(self, choice: Spanned) -> bool:
         """Whether `choice` repeats the agent's own words, for which the engine has no place for ids."""

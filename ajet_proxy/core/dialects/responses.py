@@ -49,6 +49,9 @@ _LAST = ("response.completed", "response.incomplete", "response.failed")
 _FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
 _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
 _DELTAS = tuple(f"response.{of}.delta" for of in ("output_text", "reasoning_text", "function_call_arguments"))
+_ITEM = "response.output_item.done"
+_TELLING = (*_DELTAS, _ITEM, *_LAST)
+"""The events that tell what was sampled, of which none may come behind the last."""
 _ROW = b'"top_logprobs":['
 _PIECE = rb'\{"token":' + STRING + rb',"logprob":' + NUMBER + rb',"top_logprobs":\[\]\}'
 _USUAL = re.compile(
@@ -108,11 +111,11 @@ class ResponseReading:
         self._ask = ask
         self._events = 0
         self._outcome: Outcome = Lost(0, TRUNCATED)
-        self._loss: str | None = None
+        self.spoilt: str | None = None
         self._prompt: Any = None
         self._given: Mapping[str, Any] | None = None
         self._shown: list[Any] = []
-        self.ended = self.done = False
+        self.ended = False
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -122,7 +125,7 @@ class ResponseReading:
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         seen: list[bytes] = []
         at = 0
-        while found := _USUAL.match(stream, at):
+        while not self.ended and (found := _USUAL.match(stream, at)):
             if not is_utf8(found[0]):
                 break
             head, rows, tail = found.groups()
@@ -135,26 +138,28 @@ class ResponseReading:
         return seen, at
 
     def show(self, event: SseEvent) -> bytes | None:
-        if event.data is None or event.data == DONE:
+        if not event.data or event.data.strip() == DONE:
             return event.raw
         text = event.data.decode()
         found = scan(text)
         kind = found.values.get("type")
         edits: dict[tuple[int, int], str] = {}
+        if self.ended and kind in _TELLING:
+            self._lose(ENGINE_ERROR if kind == "response.failed" else CAPTURE_FAILED)
+        elif kind == _ITEM:
+            self._shown.append(found.values.get("item"))
         if kind in _DELTAS:
             rows = found.values.get("logprobs")
             self._events += max(1, len(rows) if isinstance(rows, list) else 0)
             if rows and self._ask.hide_logprobs:
                 edits = {found.spans["logprobs"]: "[]"}
-        elif kind == "response.output_item.done":
-            self._shown.append(found.values.get("item"))
         elif kind == "error" or found.values.get("error"):
             self._lose(ENGINE_ERROR)
         elif "response" in found.spans:
             response = scan_at(text, found.spans["response"][0])
             edits = self._put_back(text, response)
             self._learn(response.values.get("input_messages"))
-            if kind in _LAST:
+            if kind in _LAST and not self.ended:
                 self._end(response.values)
         return event.with_data(splice(text, edits).encode()) if edits else event.raw
 
@@ -166,7 +171,7 @@ class ResponseReading:
         return splice(text, edits).encode() if edits else body
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        return (self._outcome,)
+        return (self._outcome if self.spoilt is None else Lost(0, self.spoilt),)
 
     def given(self) -> tuple[Mapping[str, Any] | None, ...]:
         return (self._given,)
@@ -185,23 +190,22 @@ class ResponseReading:
 
     def _learn(self, prompt: Any) -> None:
         """What an event tells of the prompt, which is told once or always alike."""
-        if self._prompt is None:
+        if not self._prompt:
             self._prompt = prompt
-        elif prompt is not None and prompt != self._prompt:
+        elif prompt and prompt != self._prompt:
             self._lose(CAPTURE_FAILED)
 
     def _lose(self, reason: str) -> None:
         """Whatever comes, the call is lost; the first `reason` counts."""
-        self._loss = self._loss or reason
-        self._outcome = Lost(0, self._loss)
+        self.spoilt = self.spoilt or reason
 
     def _end(self, response: dict[str, Any]) -> None:
         try:
-            self._outcome = _outcome(response) if self._loss is None else self._outcome
+            self._outcome = _outcome(response)
         except UNREADABLE:
             self._outcome = Lost(0, CAPTURE_FAILED)
         self._given = {"id": response.get("id"), "output": response.get("output"), "shown": self._shown or None}
-        self.ended = self.done = True
+        self.ended = True
 
 
 def _told(found: Spanned, *names: str) -> list[tuple[int, int]]:

@@ -10,12 +10,12 @@ import pytest
 from ajet_proxy.core.dialects.messages import Messages
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.exchange import Exchange
-from tests.proxy.core.dialects.answers import CHAT, document, event, ids_of, reasons
+from tests.proxy.core.dialects.answers import CHAT, chat_event, chat_start, document, event, ids_of, reasons
 from tests.proxy.core.streams import DONE, END, SEEN_END, SEEN_START, SEEN_WORD, START, USAGE, WORD, run, streaming
 
 
 @pytest.mark.parametrize("bad", [
-    b"data: no json\n\n", b"data: \xff\n\n", b"data: []\n\n", b"data:\n\n", b'data: {"choices":[7]}\n\n',
+    b"data: no json\n\n", b"data: \xff\n\n", b"data: []\n\n", b"data: [DONE]x\n\n", b'data: {"choices":[7]}\n\n',
     b"data: " + b'{"a":' + b"[" * 100_000 + b"\n\n",
 ])  # fmt: skip
 def test_what_cannot_be_read_passes_as_it_came(bad: bytes) -> None:
@@ -47,7 +47,7 @@ def test_what_comes_after_the_end_is_put_back_too() -> None:
     assert running.feed(WORD) == []
     assert running.release() == [SEEN_END, DONE, SEEN_WORD, SEEN_WORD]
     assert running.feed(END + DONE) == [SEEN_END, DONE]
-    assert ids_of(running.outcomes) == [(5, 6)]
+    assert reasons(running.outcomes) == ["capture_failed"]
 
 
 @pytest.mark.parametrize("more", [WORD, END, WORD + END])
@@ -64,8 +64,65 @@ def test_ids_between_the_finish_and_the_end_spoil_the_call(more: bytes) -> None:
 def test_an_engine_that_breaks_off_between_the_finish_and_the_end(end: bytes, reason: str) -> None:
     running = streaming()
     running.feed(START + WORD + END + end)
-    assert not running.settled
     assert b"".join(running.abort()).startswith(SEEN_END) and reasons(running.outcomes) == [reason]
+
+
+ADDED = chat_event({}, ids=[7], logprobs=[-1.0])
+AGAIN = chat_event({}, ids=[], logprobs=[])
+
+
+@pytest.mark.parametrize(("more", "reason"), [
+    (event(ADDED), "capture_failed"),
+    (event(chat_event({}, ids=[7], logprobs=[])), "capture_failed"),
+    (event(chat_event({}, ids=[], logprobs=[-1.0])), "capture_failed"),
+    (event(chat_event({"content": "x"})), "capture_failed"),
+    (event(chat_event({"reasoning": "x"})), "capture_failed"),
+    (event(chat_event({"tool_calls": [{"index": 0}]})), "capture_failed"),
+    (event(AGAIN | {"choices": AGAIN["choices"] * 2}), "capture_failed"),
+    (event(AGAIN | {"choices": 7}), "capture_failed"),
+    (event(AGAIN | {"prompt_token_ids": [1, 3]}), "capture_failed"),
+    (event(chat_event({}, finish="length")), "capture_failed"),
+    (event(chat_event({}, finish="error")), "engine_error"),
+    (event({"error": {"message": "unwell"}}), "engine_error"),
+    (event(AGAIN), "captured"),
+    (event(chat_event({"role": "assistant", "content": ""}, finish="stop")), "captured"),
+    (event(chat_event({"content": None}, finish="")), "captured"),
+    (event({"choices": [], "prompt_token_ids": [1, 2]}), "captured"),
+    (event({"choices": [], "prompt_token_ids": []}), "captured"),
+    (b"data: [DONE] \n\n", "captured"), (b"data:\n\n", "captured"), (b"data: \n\n", "captured"),
+    (b"data: no json\n\n", "captured"), (b"data: []\n\n", "captured"), (b": ping\n\n", "captured"),
+])  # fmt: skip
+def test_calls_are_lost_by_what_contradicts_them_behind_the_end_and_by_nothing_else(more: bytes, reason: str) -> None:
+    """Also when the client has the end; what is in one piece with the finish counts before the calls are settled."""
+    running = streaming()
+    running.feed(START + WORD + END)
+    assert running.release() == [SEEN_END] and ids_of(running.outcomes) == [(5, 6)]
+    for piece in (USAGE, more, USAGE, DONE):
+        running.feed(piece)
+    assert running.finish() == [] and reasons(running.outcomes) == [reason]
+    assert running.contradicted == (None if reason == "captured" else reason)
+    at_once = streaming()
+    at_once.feed(START + WORD + END + more)
+    assert at_once.settled and at_once.contradicted is None and reasons(at_once.outcomes) == [reason]
+
+
+def test_a_contradiction_at_the_very_end_of_a_body_counts() -> None:
+    running = streaming()
+    running.feed(START + WORD + END)
+    running.release()
+    assert running.feed(event(ADDED)[:-1]) == [] and running.contradicted is None
+    running.finish()
+    assert running.contradicted == "capture_failed" and reasons(running.outcomes) == ["capture_failed"]
+
+
+def test_a_choice_that_was_lost_before_keeps_its_reason() -> None:
+    running = streaming({"n": 2})
+    other = event(chat_event({}, index=1, ids=[7], logprobs=[-1.0], finish="error"))
+    running.feed(START + event(chat_start([1, 2], index=1)) + WORD + other + END)
+    assert reasons(running.outcomes) == ["captured", "engine_error"]
+    running.release()
+    running.feed(event(ADDED))
+    assert reasons(running.outcomes) == ["capture_failed", "engine_error"]
 
 
 def test_an_engine_that_is_not_vllm_is_passed_on_as_it_is() -> None:
@@ -88,9 +145,9 @@ def test_a_document_that_cannot_be_read_passes_as_it_is(body: bytes) -> None:
 
 
 def test_what_cannot_be_read_after_the_end_changes_nothing() -> None:
-    early, late, outcomes = run([START + WORD + END + DONE, b"data: no json\n\n", WORD], streaming())
+    early, late, outcomes = run([START + WORD + END + DONE, b"data: no json\n\n", USAGE], streaming())
     assert early == SEEN_START + SEEN_WORD
-    assert late == SEEN_END + DONE + b"data: no json\n\n" + SEEN_WORD
+    assert late == SEEN_END + DONE + b"data: no json\n\n" + USAGE
     assert ids_of(outcomes) == [(5, 6)]
 
 

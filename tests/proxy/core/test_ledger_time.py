@@ -249,7 +249,7 @@ def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
     assert rig.run(rig.ledger.answers_sent([first, "?"], at=rig.at)) == (ev.AnswersSent(rig.at, (first,)),)
     assert rig.ledger.unsent == {second, third}
     assert rig.ledger.answers_sent([first], ["?"], at=rig.at) == ()
-    rig.run(rig.ledger.lose_call(episode, second, "disconnected", at=rig.at, unsent=True))
+    rig.run(rig.ledger.lose_call(episode, second, "disconnected", at=rig.at, taken_back=True))
     rig.run(rig.ledger.answers_sent([], [third], at=rig.at))
     assert rig.ledger.unsent == set()
     assert [entry.doubtful for entry in rig.ledger.episodes[episode].calls.values()] == [False, False, True]

@@ -1,5 +1,5 @@
-"""Calls that are complete and whose client was not sent the end of its answer: they are lost while nothing has settled
-with them."""
+"""Calls that are complete and are taken back: their client was not sent the end of its answer, or the engine
+contradicted it. They are lost while nothing has settled with them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_a_call_whose_end_was_not_sent_is_complete_no_longer(rig: LedgerRig, sea
     if sealed:
         rig.reward(episode)
     assert rig.lose(episode, gone) == ()
-    assert rig.lose(episode, gone, unsent=True) == (CallLost(rig.at, episode, gone, "disconnected"),)
-    assert rig.lose(episode, gone, "again", unsent=True) == () == rig.finish(episode, gone)
-    rig.lose(episode, running, unsent=True)
+    assert rig.lose(episode, gone, taken_back=True) == (CallLost(rig.at, episode, gone, "disconnected"),)
+    assert rig.lose(episode, gone, "again", taken_back=True) == () == rig.finish(episode, gone)
+    rig.lose(episode, running, taken_back=True)
     if not sealed:
         rig.reward(episode)
     assert [turn.call for turn in rig.ledger.episodes[episode].turns()] == [first]
@@ -42,5 +42,5 @@ def test_what_an_episode_has_settled_with_is_taken_back_no_more(rig: LedgerRig, 
     episode = rig.in_state(state)
     before = rig.ledger.record(episode, tokens="all")
     for call in rig.ledger.episodes[episode].calls:
-        assert rig.lose(episode, call, unsent=True) == ()
+        assert rig.lose(episode, call, taken_back=True) == ()
     assert rig.ledger.record(episode, tokens="all") == before

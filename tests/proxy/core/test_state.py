@@ -80,7 +80,7 @@ class AnythingHappens(RuleBasedStateMachine):
         called = [(episode.id, call) for episode in self.rig.ledger.episodes.values() for call in episode.calls]
         if called:
             episode, call = data.draw(st.sampled_from(called))
-            self.attempt(lambda: self.rig.lose(episode, call, unsent=True))
+            self.attempt(lambda: self.rig.lose(episode, call, taken_back=True))
             self.running = [one for one in self.running if one != (episode, call)]
 
     @rule(episode=EPISODES, value=st.sampled_from([0.0, 1.0]), final=st.booleans(), id=st.sampled_from([None, "r"]))

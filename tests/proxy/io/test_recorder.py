@@ -93,6 +93,18 @@ async def test_what_is_whole_is_lost_once_if_its_client_was_not_sent_the_end() -
     assert store.ledger.calls == {"running": 0, "complete": 0, "lost": 2}
 
 
+async def test_what_the_engine_contradicts_is_taken_back_once_although_the_end_was_sent() -> None:
+    store = MemoryStore()
+    recorder = begun(store)
+    await recorder.end((WHOLE[0], Lost(1, "no_logprobs")))
+    recorder.sent = True
+    recorder.take_back("capture_failed")
+    recorder.take_back("engine_error")
+    recorder.lose()
+    assert ends(store) == ["c0", "c1: no_logprobs", "c0: capture_failed"]
+    assert store.ledger.calls == {"running": 0, "complete": 0, "lost": 2}
+
+
 async def test_losing_takes_every_choice() -> None:
     store = MemoryStore()
     recorder = begun(store)

@@ -180,14 +180,15 @@ def test_the_end_waits_until_the_call_is_durable() -> None:
     running = exchange()
     early = b"".join(running.feed(start() + chunk({"content": "a"})))
     assert running.patient and not running.settled
-    assert running.feed(chunk({"content": "b"}, "stop")) == [] and not running.settled and not running.patient
-    assert running.feed(usage() + DONE) == [] and running.settled
+    assert running.feed(chunk({"content": "b"}, "stop")) == [] and running.settled and not running.patient
     assert ids_of(running.outcomes) == [(5, 5)]
-    late = events(b"".join(running.release()))
+    late = b"".join(running.release())
     assert [item["type"] for item in events(early)][-1] == "content_block_delta"
-    assert late[0] == {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}, "index": 0}
-    assert [item["type"] for item in late[1:]] == ["content_block_stop", "message_delta", "message_stop"]
-    assert running.finish() == []
+    assert events(late) == [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}, "index": 0}]
+    assert [item["type"] for item in events(b"".join(running.feed(usage() + b"data:\n\n" + DONE)))] == [
+        "content_block_stop", "message_delta", "message_stop"
+    ]  # fmt: skip
+    assert running.finish() == [] and ids_of(running.outcomes) == [(5, 5)]
 
 
 # --- bad days
@@ -199,6 +200,24 @@ def test_ids_behind_the_finish_spoil_the_call_on_the_fast_way_too() -> None:
         stream, running = run(*parts)
         assert events(stream)[-1]["type"] == "message_stop" and b'"text":"c"' in stream
         assert reasons(running.outcomes) == ["capture_failed"]
+
+
+@pytest.mark.parametrize(("more", "reason"), [
+    (chunk({"content": "c"}), "capture_failed"), (chunk({}, "error"), "engine_error"), (DONE, "captured"),
+    (b'data: {"error":{"message":"unwell"}}\n\n', "engine_error"), (b"data: no json\n\n", "captured"),
+])  # fmt: skip
+def test_what_comes_behind_the_last_event_is_not_shown_and_counts_all_the_same(more: bytes, reason: str) -> None:
+    running = exchange()
+    running.feed(start() + chunk({"content": "b"}, "stop") + usage() + DONE.replace(b"]", b"] "))
+    assert events(b"".join(running.release()))[-1]["type"] == "message_stop"
+    assert ids_of(running.outcomes) == [(5,)] and running.contradicted is None
+    assert b"".join(running.feed(more)) == b"" and reasons(running.outcomes) == [reason]
+    assert running.contradicted == (None if reason == "captured" else reason)
+
+
+def test_an_empty_finish_reason_is_none() -> None:
+    stream, running = run(start(), chunk({"content": "a"}, ""), chunk({"content": "b"}, "length"), usage() + DONE)
+    assert ids_of(running.outcomes) == [(5, 5)] and events(stream)[-2]["delta"]["stop_reason"] == "max_tokens"
 
 
 @pytest.mark.parametrize("error", [{"message": "unwell", "type": "InternalServerError", "code": 500}, "unwell"])
@@ -327,7 +346,8 @@ def test_a_refusal_is_told_in_anthropics_shape() -> None:
 ])  # fmt: skip
 def test_a_document_that_cannot_be_read_passes_as_it_is(body: bytes) -> None:
     shown, running = whole(body)
-    assert shown == body and reasons(running.outcomes) == ["capture_failed"]
+    assert shown == body
+    assert reasons(running.outcomes) == ["engine_error" if b"Unauthorized" in body else "capture_failed"]
 
 
 # --- laws

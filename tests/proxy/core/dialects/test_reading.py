@@ -248,16 +248,22 @@ def test_a_stream_that_says_done_too_early_is_truncated() -> None:
     assert reasons(outcomes) == ["truncated"]
 
 
-def test_a_second_finish_reason_changes_nothing() -> None:
+@pytest.mark.parametrize(("again", "reason"), [
+    ("stop", "captured"), ("", "captured"), (None, "captured"), ("length", "capture_failed"), ("error", "engine_error"),
+    ("abort", "engine_aborted"),
+])  # fmt: skip
+def test_another_finish_reason_than_the_first_is_a_contradiction(again: str | None, reason: str) -> None:
     events = [
         chat_start([1], index=0), chat_start([1], index=1),
         chat_event({"content": ""}, index=0, ids=[5], logprobs=[-0.5], finish="stop"),
-        chat_event({"content": ""}, index=0, ids=[], logprobs=[], finish="length"),
+        chat_event({"content": ""}, index=0, ids=[], logprobs=[], finish=again),
         chat_event({"content": ""}, index=1, ids=[6], logprobs=[-0.5], finish="stop"),
     ]  # fmt: skip
     _, outcomes = stream(CHAT, events, {"n": 2})
-    assert ids_of(outcomes) == [(5,), (6,)]
-    assert isinstance(outcomes[0], Captured) and outcomes[0].finish_reason == "stop"
+    assert reasons(outcomes) == [reason] * 2
+    if reason == "captured":
+        assert ids_of(outcomes) == [(5,), (6,)]
+        assert isinstance(outcomes[0], Captured) and outcomes[0].finish_reason == "stop"
 
 
 def test_what_says_nothing_is_shown_as_it_came() -> None:

@@ -110,6 +110,41 @@ def test_the_fast_way_is_not_for_what_stands_behind_a_finish(path: str) -> None:
     assert here.usual(usual)[1] == len(usual)
     here.event(event(said(path, "", 6, finish="stop"))[6:-2])
     assert here.usual(usual) == ([], 0) and here.sampled == (2,)
+    two = Reading(CAPTURED[path], CAPTURED[path].ask({"n": 2}))  # type: ignore[arg-type]
+    two.event(event(said(path, "", 6, finish="stop"))[6:-2])
+    assert two.usual(usual) == ([], 0) and two.sampled == (1, 0)
+
+
+@BOTH
+@pytest.mark.parametrize("done", [True, False])
+def test_nothing_is_kept_of_what_stands_behind_the_end(path: str, done: bool) -> None:
+    here = Reading(CAPTURED[path], CAPTURED[path].ask({}))  # type: ignore[arg-type]
+    here.event(event(said(path, "a", 5))[6:-2])
+    here.event(b"[DONE]" if done else event(said(path, "", 6, finish="stop"))[6:-2])
+    before, kept = here.sampled, [list(tally.said) for tally in here._tallies]
+    for _ in range(3):
+        assert here.usual(event(said(path, "b", 7))) == ([], 0)
+        here.event(event(said(path, "b", 7))[6:-2])
+    assert here.sampled == before and [tally.said for tally in here._tallies] == kept
+    assert here.spoilt == "capture_failed"
+
+
+@BOTH
+def test_an_empty_finish_reason_is_none(path: str) -> None:
+    """As servers send it in every event."""
+    words = [said(path, "a", 5, finish=""), said(path, "b", 6, finish="")]
+    seen, outcomes = stream(path, [start(path, [1, 2]), *words, said(path, "", 7, finish="stop"), "[DONE]"])
+    assert ids_of(outcomes) == [(5, 6, 7)] and seen[-3]["choices"][0]["finish_reason"] == ""
+    assert reasons(document(path, whole(path, (0, 5, "")))[1]) == ["truncated"]
+
+
+@BOTH
+def test_an_empty_prompt_says_nothing_against_another(path: str) -> None:
+    ends = [said(path, "a", 5, finish="stop"), "[DONE]"]
+    for told in ([[], [1, 2]], [[1, 2], []], [[], [1, 2], []]):
+        seen, outcomes = stream(path, [*(start(path, prompt) for prompt in told), *ends])
+        assert prompts_of(outcomes) == [(1, 2)] and "[1" not in dump(seen)
+    assert prompts_of(stream(path, [start(path, []), *ends])[1]) == [()], "which a completion of nothing has"
 
 
 @BOTH
@@ -124,7 +159,7 @@ def test_what_adds_nothing_behind_the_finish_changes_nothing(path: str) -> None:
 def test_a_prompt_that_changes_in_mid_stream_spoils_it(path: str) -> None:
     ends = [said(path, "a", 5, finish="stop"), "[DONE]"]
     assert prompts_of(stream(path, [start(path, [1, 2]), start(path, [1, 2]), *ends])[1]) == [(1, 2)]
-    for other in ([1, 3], [1], [], "x"):
+    for other in ([1, 3], [1], "x"):
         seen, outcomes = stream(path, [start(path, [1, 2]), start(path, other), *ends])
         assert reasons(outcomes) == ["capture_failed"] and "[1" not in dump(seen)
         two = [start(path, [1, 2], index=0), start(path, other, index=1), said(path, "b", 6, index=1, finish="stop")]

@@ -11,7 +11,7 @@ from ajet_proxy.core.call import Captured, Outcome, Unscored
 from ajet_proxy.core.dialects import CAPTURED
 from ajet_proxy.core.dialects.request import Request
 from ajet_proxy.core.dialects.responses import RESPONSES as DIALECT
-from tests.proxy.core.dialects.answers import SSE, document, dump, event, exchange, reasons
+from tests.proxy.core.dialects.answers import SSE, document, dump, event, exchange, ids_of, reasons
 
 RESPONSES = "/v1/responses"
 IDS = {"enable_response_messages": "true"}
@@ -255,6 +255,35 @@ def test_a_stream_without_a_good_end_is_lost(parts: list[bytes], reason: str) ->
     seen, outcomes, _ = replay(parts)
     assert reasons(outcomes) == [reason]
     assert seen.startswith(begin(None))
+
+
+@pytest.mark.parametrize(("more", "reason"), [
+    (step("response.output_text.delta", delta="x", logprobs=[]), "capture_failed"),
+    (step("response.reasoning_text.delta", delta="x"), "capture_failed"),
+    (step("response.output_item.done", item=ITEM), "capture_failed"),
+    (end(response([text(rows(-0.5, -1.0))])), "capture_failed"),
+    (end(response([], status="failed", ids=None), "response.failed"), "engine_error"),
+    (step("error", message="m"), "engine_error"),
+    (step("response.created", response=response([], prompt=(1, 3), ids=None)), "capture_failed"),
+    (step("response.created", response=response([], prompt=(1, 2), ids=None)), "captured"),
+    (step("response.created", response={"input_messages": []}), "captured"),
+    (b"data: [DONE] \n\n", "captured"), (b"data:\n\n", "captured"), (b"data: no json\n\n", "captured"),
+])  # fmt: skip
+def test_a_call_is_lost_by_what_contradicts_it_behind_the_end_and_by_nothing_else(more: bytes, reason: str) -> None:
+    running = exchange(RESPONSES, {"stream": True})
+    running.on_headers(200, SSE)
+    running.feed(begin(0) + end(response([text(rows(-0.5, -1.0))])))
+    assert running.release() and ids_of(running.outcomes) == [(5, 6)]
+    shown = list(running._reading._shown)
+    running.feed(more)
+    assert reasons(running.outcomes) == [reason] == [running.contradicted or "captured"]
+    assert running._reading._shown == shown, "nothing of it is kept"
+
+
+def test_an_empty_prompt_says_nothing_against_another() -> None:
+    whole = response([text(rows(-0.5, -1.0))])
+    begun = step("response.created", response=response([], ids=None, status="in_progress") | {"input_messages": []})
+    assert reasons(replay([begun, end(whole)])[1]) == ["captured"]
 
 
 def test_a_prompt_that_changes_in_mid_stream_is_not_told_exactly() -> None:
