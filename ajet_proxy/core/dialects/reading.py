@@ -323,7 +323,8 @@ class Reading:
         tally = self._tally(index, named)
         self._learn(index // self._each, values)
         if self.ended or tally.finish_reason is not None:
-            return self._behind(tally, choice)
+            self._behind(tally, choice)
+            return
         tally.said.append(self._dialect.said(choice))
         if (ids := values.get("token_ids")) is not None:
             tally.ids += ids
