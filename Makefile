@@ -36,7 +36,7 @@ test:
 test-page:
 	@.ci/setup daemon
 	@command -v chromium chromium-browser google-chrome chrome >/dev/null || { echo "no Chromium on PATH: apt-get install chromium" >&2; exit 1; }
-	@.venv/bin/python -m pytest -q tests/proxy/io/test_dashboard_browser.py
+	@.venv/bin/python -m pytest -q tests/proxy/io/control/test_dashboard_browser.py
 
 test-integrations:
 	@.ci/setup daemon

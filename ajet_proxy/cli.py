@@ -22,13 +22,13 @@ from ajet_sdk.output import open_streams
 from ajet_sdk.routes import KEY_PREFIX
 
 try:
-    from ajet_proxy.config import NO_KEY, Config, ConfigError, split_upstream
+    from ajet_proxy.settings import NO_KEY, Config, ConfigError, split_upstream
     from ajet_proxy.sources import load
 except ModuleNotFoundError as error:
     sys.exit(f"ajet-proxy: there is no {error.name} here: the daemon is installed by pip install '.[proxy]'")
 
 if TYPE_CHECKING:
-    from ajet_proxy.core.timeline import Policy
+    from ajet_proxy.core.trajectory.timeline import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
 TYPES = {"int": int, "float": float, "bool": bool}
@@ -76,7 +76,7 @@ def serve(file: str | None, **flags: Any) -> None:
     win over variables, and variables over the file.
     """
     config = _load(file, flags)
-    from ajet_proxy import app
+    from ajet_proxy import daemon as app
 
     app.main(config, lambda url: click.echo(f"ajet-proxy ready on {url}"))
 
@@ -166,8 +166,8 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: Any) -> None:
     """Print a signed key for the proxy that uses this data directory."""
     config = _load(file, flags)
-    from ajet_proxy import app
-    from ajet_proxy.io import keyring
+    from ajet_proxy import daemon as app
+    from ajet_proxy.io.http import keyring
 
     if math.isnan(ttl):
         raise click.UsageError("--ttl must be a number of seconds")
@@ -186,7 +186,7 @@ def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
     Keys signed before hold until they expire.
     """
     config = _load(file, flags)
-    from ajet_proxy.io import keyring
+    from ajet_proxy.io.http import keyring
 
     old = keyring.rotate(_used_data_dir(config), drop_old=drop_old)
     older = "an older one" if old == 1 else f"{old} older ones"
@@ -204,9 +204,9 @@ def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
     """Make keys void; a running proxy takes it up within seconds."""
     chosen = {"key": flags.pop("key_id"), "tenant": flags.pop("tenant"), "episode": flags.pop("episode")}
     config = _load(file, flags)
-    from ajet_proxy.core.keys import KEY_ID, key_id
-    from ajet_proxy.io import keyring
-    from ajet_proxy.io.clock import Clock
+    from ajet_proxy.core.identity.keys import KEY_ID, key_id
+    from ajet_proxy.io.http import keyring
+    from ajet_proxy.io.runtime.clock import Clock
 
     given = [(kind, name) for kind, name in chosen.items() if name is not None]
     if key_file is not None:
@@ -232,7 +232,7 @@ def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) -> None:
     """Write the hardened systemd unit; ARGUMENTS are those of `serve`."""
-    from ajet_proxy import service
+    from ajet_proxy import systemd as service
 
     given = serve.make_context("ajet-proxy serve", list(arguments)).params
     names = ("file", "tls_cert", "tls_key", "tls_client_ca", "admin_secret_file")
@@ -264,7 +264,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
 
 def _used_data_dir(config: Config) -> Path:
     """The data directory, refused if no proxy's keys are there: to change those of another would look like success."""
-    from ajet_proxy.io import keyring
+    from ajet_proxy.io.http import keyring
 
     if not keyring.used(Path(config.data_dir)):
         raise ConfigError(f"{config.data_dir} holds no proxy's keys: give the running one's --data-dir")

@@ -21,14 +21,15 @@ from typing import Any, Literal
 
 import aiohttp
 
-from ajet_proxy.config import Config, ConfigError
-from ajet_proxy.core import responding
-from ajet_proxy.core.continuity import trial
-from ajet_proxy.io import authority, keyring
-from ajet_proxy.io.data_dir import has_journal, refuse_lost
-from ajet_proxy.io.engines import base_url
-from ajet_proxy.io.journal import JournalDamaged, folder_of
-from ajet_proxy.io.relay import REFUSED
+from ajet_proxy.core.continuity import responses as responding
+from ajet_proxy.core.continuity.memory import trial
+from ajet_proxy.io.capture.relay import REFUSED
+from ajet_proxy.io.engines.pool import base_url
+from ajet_proxy.io.http import keyring
+from ajet_proxy.io.intercept import authority
+from ajet_proxy.io.storage.data_dir import has_journal, refuse_lost
+from ajet_proxy.io.storage.journal import JournalDamaged, folder_of
+from ajet_proxy.settings import Config, ConfigError
 from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 
 LOW_DISK = 1 << 30
@@ -310,8 +311,8 @@ async def _refusal(
 
 
 async def _continuity(session: aiohttp.ClientSession, url: str, check: str, model: str) -> Finding:
-    """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity`). An engine that has no
-    ``/v1/responses``, or answers it with no ids, has no history there to be asked about."""
+    """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity.memory`). An engine that has
+    no ``/v1/responses``, or answers it with no ids, has no history there to be asked about."""
     said = {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
     status, rendered = await _post(session, f"{url}/tokenize", said)
     ids = rendered.get("tokens")

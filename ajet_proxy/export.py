@@ -14,11 +14,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ajet_proxy.core.episode import Episode
-from ajet_proxy.core.export import pairs, place, preference_row, sft_row
-from ajet_proxy.core.ledger import Ledger
-from ajet_proxy.core.samples import samples_of
-from ajet_proxy.io.archive import ArchiveFile
+from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.trajectory.export import pairs, place, preference_row, sft_row
+from ajet_proxy.core.trajectory.samples import samples_of
+from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.offline import read_state
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.sample import Sample

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import httpx
 
-from ajet_proxy.core.ledger import Ledger, LedgerSettings
-from ajet_proxy.core.same_text import Text, with_same_text
-from ajet_proxy.core.samples import merge_calls, tree_rows
-from ajet_proxy.core.timeline import Policy
-from ajet_proxy.io import snapshot
-from ajet_proxy.io.archive import ArchiveFile, refuse_missing
-from ajet_proxy.io.codec import UnknownRecord, decode
-from ajet_proxy.io.data_dir import refuse_lost
-from ajet_proxy.io.engines import base_url
-from ajet_proxy.io.journal import JournalDamaged, folder_of, of_several, records, snapshots
+from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.trajectory.same_text import Text, with_same_text
+from ajet_proxy.core.trajectory.samples import merge_calls, tree_rows
+from ajet_proxy.core.trajectory.timeline import Policy
+from ajet_proxy.io.engines.pool import base_url
+from ajet_proxy.io.storage import snapshot
+from ajet_proxy.io.storage.archive import ArchiveFile, refuse_missing
+from ajet_proxy.io.storage.codec import UnknownRecord, decode
+from ajet_proxy.io.storage.data_dir import refuse_lost
+from ajet_proxy.io.storage.journal import JournalDamaged, folder_of, of_several, records, snapshots
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch
 from ajet_sdk.sample import Batch, Call, Group, Sample

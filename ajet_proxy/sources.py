@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet_proxy.config import Config, ConfigError, check
-from ajet_proxy.core import quota
+from ajet_proxy.core.ledger import quotas as quota
+from ajet_proxy.settings import Config, ConfigError, check
 
 ENV_PREFIX = "AJET_"
 FOREIGN_ENV = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "AJET_REWARD_FILE")

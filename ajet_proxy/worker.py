@@ -1,9 +1,9 @@
 """A worker process: takes agents' connections on the daemon's port and does all that needs no ledger.
 
-``python -m ajet_proxy.worker FD PROGRAM`` is started by the daemon (`ajet_proxy.io.workers`) and by nobody else. FD is
-its connection to the daemon, over which it is told its configuration; it reads no file of the data directory. Signals
-are the daemon's to heed: a worker drains when it is told to, and ends at once when the daemon is gone, because nothing
-that it could still answer would be on disk.
+``python -m ajet_proxy.worker FD PROGRAM`` is started by the daemon (`ajet_proxy.io.workers.supervisor`) and by nobody
+else. FD is its connection to the daemon, over which it is told its configuration; it reads no file of the data
+directory. Signals are the daemon's to heed: a worker drains when it is told to, and ends at once when the daemon is
+gone, because nothing that it could still answer would be on disk.
 
 Invariant: both run the same code (PROGRAM is a digest of the daemon's). What crosses between them has no version, and
 what is installed may be exchanged while a daemon runs.
@@ -21,20 +21,20 @@ from typing import Any
 
 from aiohttp import web
 
-from ajet_proxy import front
-from ajet_proxy.config import Config
-from ajet_proxy.core.keys import Keys
-from ajet_proxy.io.audit import audited
-from ajet_proxy.io.channel import Channel
-from ajet_proxy.io.clock import Clock
-from ajet_proxy.io.control_relay import ControlRelay
-from ajet_proxy.io.engines import Engines
-from ajet_proxy.io.http_front import HttpFront, headers_as_sent
-from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less, program
-from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
-from ajet_proxy.io.room import Room
-from ajet_proxy.io.server import Runner
+from ajet_proxy.core.identity.keys import Keys
+from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
+from ajet_proxy.io.control.relay import ControlRelay
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.http.audit import audited
+from ajet_proxy.io.http.server import Runner
+from ajet_proxy.io.ledger_port.channel import Channel
+from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemoteDesk
+from ajet_proxy.io.runtime.clock import Clock
+from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.io.runtime.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less, program
+from ajet_proxy.settings import Config
 
 Address = tuple[str, int]
 

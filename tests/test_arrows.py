@@ -45,7 +45,7 @@ def test_the_core_has_no_effects(module: Path) -> None:
 
 @pytest.mark.parametrize("module", modules("ajet_proxy/io"), ids=ids)
 def test_effects_do_not_reach_for_the_composition_root(module: Path) -> None:
-    above = [name for name in imports(module) if under(name, "ajet_proxy.app") or under(name, "ajet_proxy.cli")]
+    above = [name for name in imports(module) if under(name, "ajet_proxy.daemon") or under(name, "ajet_proxy.cli")]
     assert not above
 
 

@@ -17,16 +17,19 @@ import pytest
 
 import ajet_sdk
 from ajet_proxy import cli as proxy_cli
-from ajet_proxy.core import api, call, drift, events, identity
-from ajet_proxy.core.continuity import FIELD
-from ajet_proxy.core.dialects import CAPTURED
-from ajet_proxy.core.dialects.messages_error import type_of
-from ajet_proxy.core.dialects.request import Request
-from ajet_proxy.core.episode import NEXT, TAKES
-from ajet_proxy.core.exchange import Exchange
-from ajet_proxy.core.headers import _KNOWN, HARNESS_HEADERS
-from ajet_proxy.core.routing import OPEN_ROUTES
-from ajet_proxy.io.journal import JournalDamaged
+from ajet_proxy.core.continuity.memory import FIELD
+from ajet_proxy.core.control import api
+from ajet_proxy.core.identity import ladder as identity
+from ajet_proxy.core.identity.headers import _KNOWN, HARNESS_HEADERS
+from ajet_proxy.core.ledger import events
+from ajet_proxy.core.ledger.episode import NEXT, TAKES
+from ajet_proxy.core.protocol.anthropic.errors import type_of
+from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import OPEN_ROUTES
+from ajet_proxy.core.trajectory import call, drift
+from ajet_proxy.io.storage.journal import JournalDamaged
 from ajet_sdk import cli as sdk_cli
 from ajet_sdk import errors, routes
 from ajet_sdk.frame import FrameError
@@ -94,7 +97,7 @@ def test_the_reasons_to_discard() -> None:
 
 def test_no_other_reason_is_given() -> None:
     given = {node.args[2] for _, node in calls_of("EpisodeDiscarded")} | {
-        node.args[2] for module, node in calls_of("_dropped") if name_of(module) == "ajet_proxy.core.leasing"
+        node.args[2] for module, node in calls_of("_dropped") if name_of(module) == "ajet_proxy.core.ledger.leases"
     }
     constant = {node.value for node in given if isinstance(node, ast.Constant)}
     assert constant == {"aborted", "wall_timeout", "idle_timeout", "stale", "no_reward", "filtered"}
@@ -131,7 +134,7 @@ def test_a_call_is_lost_for_no_reason_that_is_not_collected() -> None:
 
 def test_the_ways_to_name_an_episode() -> None:
     assigned = [
-        node for node in ast.walk(tree(Path("ajet_proxy/core/identity.py"))) if isinstance(node, ast.Assign)
+        node for node in ast.walk(tree(Path("ajet_proxy/core/identity/ladder.py"))) if isinstance(node, ast.Assign)
         and "way" in [name.id for name in ast.walk(node.targets[0]) if isinstance(name, ast.Name)]
     ]
     second = [node.value.elts[1] for node in assigned if isinstance(node.value, ast.Tuple)]

@@ -11,13 +11,17 @@ from typing import Any
 
 import msgpack
 
-from ajet_proxy.config import Config
-from ajet_proxy.core import api, episode, exchange, frame_size
-from ajet_proxy.core.ledger import LedgerSettings
-from ajet_proxy.core.overview import SHOWN, overview
-from ajet_proxy.core.views import Wanted, records
-from ajet_proxy.io import control, journal
-from ajet_proxy.io.body import MAX_CONTROL
+from ajet_proxy.core.control import api
+from ajet_proxy.core.control.overview import SHOWN, overview
+from ajet_proxy.core.ledger import episode
+from ajet_proxy.core.ledger import lease_size as frame_size
+from ajet_proxy.core.ledger.commands import LedgerSettings
+from ajet_proxy.core.ledger.views import Wanted, records
+from ajet_proxy.core.protocol import exchange
+from ajet_proxy.io.control import routes as control
+from ajet_proxy.io.http.body import MAX_CONTROL
+from ajet_proxy.io.storage import journal
+from ajet_proxy.settings import Config
 from ajet_proxy.sources import FOREIGN_ENV
 from ajet_sdk import frame, routes
 from ajet_sdk.runner import SECRETS

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet_proxy.config import table
-from ajet_proxy.core import drift
-from ajet_proxy.core.continuity import OUTCOMES
+from ajet_proxy.core.continuity.memory import OUTCOMES
+from ajet_proxy.core.trajectory import drift
+from ajet_proxy.settings import table
 from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, words
 from tests.kit.source import FOLDERS, ROOT, modules, tree
 

@@ -19,12 +19,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from ajet_proxy.core.api import Request, handle
-from ajet_proxy.core.keys import EVERYTHING
-from ajet_proxy.io import gauges
-from ajet_proxy.io.engines import Engines
-from ajet_proxy.io.gatekeeper import Gatekeeper
-from ajet_proxy.io.metrics import Metrics
+from ajet_proxy.core.control.api import Request, handle
+from ajet_proxy.core.identity.keys import EVERYTHING
+from ajet_proxy.io.control import gauges
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
+from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.routes import Lease
 from tests.bench import table
 from tests.kit.ledger_rig import LedgerRig

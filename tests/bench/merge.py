@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 
-from ajet_proxy.core.timeline import Packed, Turn, merge, merge_packed
 from ajet_proxy.core.tokens import count as tokens_in
+from ajet_proxy.core.trajectory.timeline import Packed, Turn, merge, merge_packed
 from ajet_sdk.sample import Call
 from tests.bench import table
 

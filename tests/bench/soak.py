@@ -39,7 +39,7 @@ from tests.kit.source import ROOT
 
 SAMPLE_S, UPDATE_S, START_S = 5.0, 30.0, 300.0
 FLAT = 0.05
-COMPACTION = "ajet_proxy.io.compaction"
+COMPACTION = "ajet_proxy.io.storage.compaction"
 """A process that lives for a second or two, whose memory is looked at by itself (docs/reports/soak.md)."""
 HEAD = ["minute", "calls", "episodes", "memory MB", "descriptors", "CPU %", "disk MB", "first event ms", "99 %",
         "event under way ms", "99 %", "plain call ms", "99 %", "reward ms", "99 %", "errors"]  # fmt: skip

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_proxy.core.call import Captured
-from ajet_proxy.core.dialects.messages import MESSAGES
-from ajet_proxy.core.dialects.messages_request import to_chat
-from ajet_proxy.core.dialects.messages_template import Template
-from ajet_proxy.core.dialects.request import Request
-from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
+from ajet_proxy.core.protocol.anthropic.request import to_chat
+from ajet_proxy.core.protocol.anthropic.template import Template
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.trajectory.call import Captured
 from ajet_sdk.errors import BadRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # torch's, on import

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.dialects.messages_request import to_chat
-from ajet_proxy.core.dialects.messages_template import Template
+from ajet_proxy.core.protocol.anthropic.request import to_chat
+from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_sdk.frame import decode_batch
 from tests.e2e.conftest import Pair
 from tests.kit import compare_messages, wire

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from ajet_proxy.core.export import preference_row, sft_row
+from ajet_proxy.core.trajectory.export import preference_row, sft_row
 from ajet_proxy.export import FORMS, Choice, rows, write_parquet
 from ajet_sdk.sample import Sample
 from tests.kit.histories import encoded, write_segments

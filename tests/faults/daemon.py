@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet_proxy import cli
-from ajet_proxy.core import retention
-from ajet_proxy.io import compaction, compactor, workers
-from ajet_proxy.io.journal import Journal
+from ajet_proxy.core.ledger import retention
+from ajet_proxy.io.storage import compaction, compactor
+from ajet_proxy.io.storage.journal import Journal
+from ajet_proxy.io.workers import supervisor as workers
 
 SEGMENT_BYTES = 48 << 10
 KEPT_EPISODES = 10

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet_proxy.core.ledger import Ledger, LedgerSettings
-from ajet_proxy.io.codec import decode
-from ajet_proxy.io.journal import MAGIC, framed, read, segments
-from ajet_proxy.io.store import Store
+from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.io.storage.codec import decode
+from ajet_proxy.io.storage.journal import MAGIC, framed, read, segments
+from ajet_proxy.io.storage.store import Store
 from ajet_sdk.frame import decode_batch
 from tests.kit.ledger_rig import check, picture
 from tests.kit.proxy_process import ProxyProcess

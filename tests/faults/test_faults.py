@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.io.journal import Journal
+from ajet_proxy.io.storage.journal import Journal
 from tests.faults import __main__ as faults
 from tests.faults import tears
 from tests.faults.audit import Audit

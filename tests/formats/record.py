@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ajet_proxy.core import retention
-from ajet_proxy.io.compaction import compact
-from ajet_proxy.io.journal import Journal
+from ajet_proxy.core.ledger import retention
+from ajet_proxy.io.storage.compaction import compact
+from ajet_proxy.io.storage.journal import Journal
 from ajet_proxy.offline import replay_lines
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub

@@ -15,9 +15,9 @@ from typing import Any, get_args
 import msgpack
 import pytest
 
-from ajet_proxy.core.events import Event
-from ajet_proxy.io.compaction import compact
-from ajet_proxy.io.journal import read, segments
+from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.io.storage.compaction import compact
+from ajet_proxy.io.storage.journal import read, segments
 from ajet_proxy.offline import replay_lines
 from ajet_sdk.frame import decode_batch
 from tests.formats.record import HERE, told

@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ajet_proxy.core.call import Captured
-from ajet_proxy.core.continuity import STOP_STRING, Known, Memory, ended
-from ajet_proxy.core.dialects import CAPTURED
-from ajet_proxy.core.dialects.reading import Ask
-from ajet_proxy.core.dialects.request import Request
-from ajet_proxy.core.exchange import Exchange
-from ajet_proxy.core.headers import Headers
-from ajet_proxy.core.history import marks_of, read
-from ajet_proxy.core.identity import identify
-from ajet_proxy.core.items import spoken
-from ajet_proxy.core.keys import Claims
+from ajet_proxy.core.continuity.items import spoken
+from ajet_proxy.core.continuity.memory import STOP_STRING, Known, Memory, ended
+from ajet_proxy.core.conversation.history import marks_of, read
+from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.core.identity.ladder import identify
+from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.io.continuity import OUTLINES
+from ajet_proxy.core.trajectory.call import Captured
+from ajet_proxy.io.capture.continuity import OUTLINES
 from ajet_sdk.errors import AjetError, BadRequest
 from tests.fuzz import anthropic, asking, engine
 from tests.fuzz.engine import MESSAGES, Answer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ajet_proxy.core.dialects.reading import Reading
-from ajet_proxy.core.exchange import Exchange
-from ajet_proxy.core.sse import SseParser
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.sse import SseParser
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import core_cases, engine
 from tests.fuzz.reference import Reference, events

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from ajet_proxy.core.events import Event
-from ajet_proxy.core.state import State
-from ajet_proxy.io.codec import encode
-from ajet_proxy.io.journal import MAGIC, folder_of, framed
+from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.state import State
+from ajet_proxy.io.storage.codec import encode
+from ajet_proxy.io.storage.journal import MAGIC, folder_of, framed
 from ajet_sdk.errors import AjetError
 from ajet_sdk.routes import GateClose, GateOpen
 from tests.kit.ledger_rig import SETTINGS, LedgerRig

@@ -10,15 +10,15 @@ from itertools import count, islice
 from typing import Any
 from unittest import mock
 
-from ajet_proxy.core import retention
-from ajet_proxy.core.batches import LeasedBatch
-from ajet_proxy.core.episode import Episode
-from ajet_proxy.core.events import Event
-from ajet_proxy.core.ledger import Ledger
-from ajet_proxy.core.overview import overview
-from ajet_proxy.core.settings import LedgerSettings
-from ajet_proxy.core.state import Archive, State
-from ajet_proxy.core.timeline import pack
+from ajet_proxy.core.control.overview import overview
+from ajet_proxy.core.ledger import retention
+from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.queues import LeasedBatch
+from ajet_proxy.core.ledger.settings import LedgerSettings
+from ajet_proxy.core.ledger.state import Archive, State
+from ajet_proxy.core.trajectory.timeline import pack
 from ajet_sdk.routes import EPISODE_STATES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
 from tests.kit.strategies import make_call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet_proxy.core.continuity import Known, Memory, Outline
+from ajet_proxy.core.continuity.memory import Known, Memory, Outline
 
 
 def remember(memory: Memory, asked: Outline, answer: dict[str, Any], call: str, ended: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ajet_proxy.core.timeline import Packed, pack
+from ajet_proxy.core.trajectory.timeline import Packed, pack
 from ajet_sdk.sample import Call
 
 EPISODE = "ep"

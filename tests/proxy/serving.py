@@ -12,10 +12,10 @@ from typing import Any
 
 import aiohttp
 
-from ajet_proxy.app import App
-from ajet_proxy.config import Config
-from ajet_proxy.core.keys import Claims
-from ajet_proxy.io import keyring
+from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.daemon import App
+from ajet_proxy.io.http import keyring
+from ajet_proxy.settings import Config
 
 CHAT = {"model": "stub", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
 

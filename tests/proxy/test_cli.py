@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.cli import _load, cli, main
-from ajet_proxy.core.keys import key_id
+from ajet_proxy.core.identity.keys import key_id
 from tests.kit.proxy_process import PROXY
 from tests.kit.source import ROOT
 from tests.kit.steps import processor_s

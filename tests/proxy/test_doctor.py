@@ -18,14 +18,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ajet_proxy.config import Config
 from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
-from ajet_proxy.io import keyring
+from ajet_proxy.io.http import keyring
+from ajet_proxy.settings import Config
 from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
-from tests.proxy.io.test_continuity_responses import Deaf
+from tests.proxy.io.capture.test_continuity_responses import Deaf
 from tests.proxy.serving import serving
 
 

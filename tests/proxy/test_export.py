@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from ajet_proxy.export import Choice, rows
-from ajet_proxy.io.archive import NAME
-from ajet_proxy.io.compaction import compact
+from ajet_proxy.io.storage.archive import NAME
+from ajet_proxy.io.storage.compaction import compact
 from ajet_proxy.offline import replay_lines
 from tests.kit.histories import encoded, write_segments
 from tests.kit.ledger_rig import LedgerRig

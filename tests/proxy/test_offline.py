@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger import Ledger, LedgerSettings
-from ajet_proxy.core.samples import merge_calls, tree_rows
-from ajet_proxy.io import snapshot
-from ajet_proxy.io.codec import encode
-from ajet_proxy.io.compaction import compact
-from ajet_proxy.io.journal import FRAME, Journal, JournalDamaged, segments, snapshots
+from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.trajectory.samples import merge_calls, tree_rows
+from ajet_proxy.io.storage import snapshot
+from ajet_proxy.io.storage.codec import encode
+from ajet_proxy.io.storage.compaction import compact
+from ajet_proxy.io.storage.journal import FRAME, Journal, JournalDamaged, segments, snapshots
 from ajet_proxy.offline import engine_text, merge_lines, replay_lines
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ajet_proxy.config import Config, ConfigError
-from ajet_proxy.core.quota import Quota
+from ajet_proxy.core.ledger.quotas import Quota
+from ajet_proxy.settings import Config, ConfigError
 from ajet_proxy.sources import default_data_dir, load
 
 SECRET = "sixteen characters"

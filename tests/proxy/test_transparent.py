@@ -17,7 +17,7 @@ from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.readme import FENCE
 from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
-from tests.proxy.test_app import certificate
+from tests.proxy.test_daemon import certificate
 
 LACKING = lacking()
 pytestmark = [

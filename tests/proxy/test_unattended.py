@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ajet_proxy import app
-from ajet_proxy.core.retention import KEPT_EPISODES
-from ajet_proxy.io import compactor
+from ajet_proxy import daemon as app
+from ajet_proxy.core.ledger.retention import KEPT_EPISODES
+from ajet_proxy.io.storage import compactor
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess

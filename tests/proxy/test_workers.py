@@ -18,9 +18,9 @@ import aiohttp
 import httpx
 import pytest
 
-from ajet_proxy.app import App
-from ajet_proxy.config import Config
-from ajet_proxy.io import workers as workers_module
+from ajet_proxy.daemon import App
+from ajet_proxy.io.workers import supervisor as workers_module
+from ajet_proxy.settings import Config
 from ajet_sdk.frame import decode_batch
 from tests.kit.engine_stub import EngineStub
 from tests.kit.proxy_process import ProxyProcess, failed_start

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import random
 
-from ajet_proxy.core.call import Outcome
-from ajet_proxy.core.dialects import CAPTURED
-from ajet_proxy.core.dialects.request import Request
-from ajet_proxy.core.exchange import Exchange
+from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.trajectory.call import Outcome
 from tests.kit.tapes import Tape
 from tests.proxy.core.streams import run
 

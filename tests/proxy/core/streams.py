@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet_proxy.core.call import Outcome
-from ajet_proxy.core.exchange import Exchange
-from tests.proxy.core.dialects.answers import CHAT, SSE, chat_event, chat_start, event, exchange
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.trajectory.call import Outcome
+from tests.proxy.core.protocol.answers import CHAT, SSE, chat_event, chat_start, event, exchange
 
 START = event(chat_start([1, 2]))
 WORD = event(chat_event({"content": "é日😀"}, ids=[5], logprobs=[-0.5]))

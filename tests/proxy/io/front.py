@@ -15,21 +15,21 @@ from typing import Any, ClassVar
 
 from aiohttp import web
 
-from ajet_proxy.core.events import CallFinished, CallLost, CallStarted, Event
-from ajet_proxy.core.keys import Claims, Keys
-from ajet_proxy.core.ledger import Ledger, LedgerSettings
-from ajet_proxy.io.channel import Channel
-from ajet_proxy.io.clerk import Clerk
-from ajet_proxy.io.clock import Clock
-from ajet_proxy.io.desk import LedgerDesk
-from ajet_proxy.io.engines import Engines
-from ajet_proxy.io.errors import error_middleware, http_logger
-from ajet_proxy.io.gatekeeper import Gatekeeper
-from ajet_proxy.io.http_front import FrontSettings, HttpFront
-from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.remote_desk import VALUES, Facts, RemoteDesk
-from ajet_proxy.io.room import Room
-from ajet_proxy.io.server import Runner
+from ajet_proxy.core.identity.keys import Claims, Keys
+from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
+from ajet_proxy.io.capture.front import FrontSettings, HttpFront
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.http.errors import error_middleware, http_logger
+from ajet_proxy.io.http.server import Runner
+from ajet_proxy.io.ledger_port.channel import Channel
+from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
+from ajet_proxy.io.ledger_port.local import LedgerDesk
+from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemoteDesk
+from ajet_proxy.io.ledger_port.remote_server import Clerk
+from ajet_proxy.io.runtime.clock import Clock
+from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import NotReady
 from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode
 from ajet_sdk.sample import Call

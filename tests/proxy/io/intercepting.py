@@ -18,12 +18,12 @@ from typing import Any
 
 from aiohttp import web
 
-from ajet_proxy.config import split_mode
-from ajet_proxy.core.keys import Claims, Keys
-from ajet_proxy.io.errors import error_middleware
-from ajet_proxy.io.intercept import Interceptor
-from ajet_proxy.io.metrics import Metrics
-from ajet_proxy.io.tunnels import Tunnels
+from ajet_proxy.core.identity.keys import Claims, Keys
+from ajet_proxy.io.http.errors import error_middleware
+from ajet_proxy.io.intercept.interceptor import Interceptor
+from ajet_proxy.io.intercept.tunnels import Tunnels
+from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.settings import split_mode
 from tests.kit.ports import free_port
 
 HOSTS = ("api.openai.com", "localhost")

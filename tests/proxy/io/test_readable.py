@@ -9,16 +9,16 @@ from typing import Any
 import msgpack
 import pytest
 
-from ajet_proxy.io import archive, compaction, journal, snapshot
-from ajet_proxy.io.archive import ArchiveFile
-from ajet_proxy.io.compaction import compact
-from ajet_proxy.io.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots
-from ajet_proxy.io.store import Store
+from ajet_proxy.io.storage import archive, compaction, journal, snapshot
+from ajet_proxy.io.storage.archive import ArchiveFile
+from ajet_proxy.io.storage.compaction import compact
+from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots
+from ajet_proxy.io.storage.store import Store
 from ajet_proxy.offline import replay_lines
 from ajet_sdk.errors import TooLarge
 from tests.kit.histories import encoded, everything, write_segments
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
-from tests.proxy.io.test_compaction import eventful, same, state_in
+from tests.proxy.io.storage.test_compaction import eventful, same, state_in
 
 
 def files(data: Path) -> dict[str, bytes]:

@@ -1,0 +1,144 @@
+"""What the headers of a request say to the proxy: a key, a harness's session, labels, a reward.
+
+What is asked for more than once a request is read once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+from msgspec import Struct
+
+from ajet_proxy.core.identity.keys import key_in
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import (
+    HEADER_AGENT,
+    HEADER_CALL,
+    HEADER_EPISODE,
+    HEADER_EVAL,
+    HEADER_FINAL,
+    HEADER_PREFIX,
+    HEADER_REWARD,
+    HEADER_REWARD_CALL,
+    HEADER_TASK,
+    HEADER_WIRE,
+    MAX_REWARD,
+    check_id,
+)
+
+HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-session-id")
+"""What Codex, Claude Code and opencode send by themselves, in the order in which they are looked at."""
+MAX_LABEL = 1000
+_KNOWN = {name.lower(): name for name in (
+    HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
+    HEADER_FINAL, HEADER_WIRE,
+)}  # fmt: skip
+_WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
+
+
+class RewardDirective(Struct, frozen=True):
+    """A reward that rides on a request."""
+
+    value: float
+    call: str | None
+    final: bool
+
+
+class Labels(Struct, frozen=True):
+    """What is said of an episode, and the reward it gets, as the headers of a request say it."""
+
+    task: str | None
+    agent: str | None
+    eval: bool
+    reward: RewardDirective | None
+
+
+class Headers:
+    """The headers of a request as they were `sent`, which are asked by lower-case names."""
+
+    def __init__(self, sent: Mapping[str, str]) -> None:
+        self.sent = sent
+
+    @cached_property
+    def key(self) -> str | None:
+        """The key that they carry, see `keys.key_in`."""
+        return key_in(self.sent)
+
+    @cached_property
+    def episode(self) -> str | None:
+        """The episode that is named in so many words; `BadRequest` for an unusable name."""
+        header = self.sent.get(HEADER_EPISODE.lower())
+        return check_id(header, HEADER_EPISODE) if header else None
+
+    @cached_property
+    def session(self) -> str | None:
+        """The session of a harness that says it by itself."""
+        return next((value for name in HARNESS_HEADERS if (value := self.sent.get(name))), None)
+
+    @property
+    def labels(self) -> Labels:
+        """What rides on the request; `BadRequest` for what cannot be used."""
+        return Labels(
+            task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT), eval=self._flag(HEADER_EVAL),
+            reward=self._reward(),
+        )
+
+    def came_through(self, daemon: str) -> bool:
+        """Whether `daemon` has sent this request on before, as ``Via`` says (RFC 9110, section 7.6.3)."""
+        via = (value for name, value in self.sent.items() if name.lower() == "via")
+        return any(daemon in value.replace(",", " ").split() for value in via)
+
+    @property
+    def misspelt(self) -> Mapping[str, str]:
+        """Those names (in lower case then) that look like ours and mean nothing, and which were probably meant."""
+        ours = [name.lower() for name in self.sent if name[: len(HEADER_PREFIX)].lower() == HEADER_PREFIX]
+        return {name: _KNOWN[_nearest(name)] for name in ours if name not in _KNOWN}
+
+    def _text(self, name: str) -> str | None:
+        value = self.sent.get(name.lower())
+        if value and (len(value) > MAX_LABEL or not is_text(value)):
+            raise BadRequest(f"{name} must be UTF-8 text of at most {MAX_LABEL} characters", param=name)
+        return value or None
+
+    def _flag(self, name: str) -> bool:
+        value = self.sent.get(name.lower(), "").strip().lower()
+        if value not in _WORDS:
+            raise BadRequest(f"{name} must be 1 or 0, not {value[:80]!r}", param=name)
+        return _WORDS[value]
+
+    def _reward(self) -> RewardDirective | None:
+        text = self.sent.get(HEADER_REWARD.lower())
+        call = self._text(HEADER_REWARD_CALL)
+        final = self._flag(HEADER_FINAL)
+        if text is None:
+            if final or call is not None:
+                raise BadRequest(f"{HEADER_FINAL} and {HEADER_REWARD_CALL} need {HEADER_REWARD}", param=HEADER_REWARD)
+            return None
+        if any(name.lower() == HEADER_REWARD.lower() and value != text for name, value in self.sent.items()):
+            raise BadRequest(f"{HEADER_REWARD} is there twice, and says two things", param=HEADER_REWARD)
+        try:
+            value = math.nan if "_" in text else float(text)
+        except ValueError:
+            value = math.nan
+        if not abs(value) <= MAX_REWARD:
+            raise BadRequest(
+                f"{HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}",
+                param=HEADER_REWARD,
+            )
+        return RewardDirective(value=value, call=call, final=final)
+
+
+def is_text(value: str) -> bool:
+    """Whether `value` can be stored as UTF-8: headers and JSON can carry surrogates, which cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _nearest(name: str) -> str:
+    return difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]

@@ -1,0 +1,125 @@
+"""Which episode a request belongs to, and what rides on it: contract §3 as a function of path, headers and body.
+
+Six ways are tried in one order: path, key, header, harness, body, lineage; the first that names an episode wins and
+is recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode
+opens no other. Names that were made for us (path, header) must be valid; names borrowed from a harness or a body are
+mapped to a valid id where they are not, always to the same one. Which episode it is that nothing names, `lineage`,
+shows in what is asked: see `ajet_proxy.core.conversation.lineage`.
+
+Next: ajet_proxy/core/protocol/chat.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from msgspec import Struct
+
+from ajet_proxy.core.identity.headers import Headers, RewardDirective
+from ajet_proxy.core.identity.keys import Claims, check_scope
+from ajet_sdk.errors import Forbidden
+from ajet_sdk.routes import KEY_PREFIX, check_id
+
+MAX_SESSION = 10_000
+"""A ``user_id`` of more characters is not looked into."""
+
+
+class Identity(Struct, frozen=True):
+    """``path`` is the engine's (``/e/…`` taken off, as it was written). ``episode`` is None when nothing names one."""
+
+    path: str
+    claims: Claims
+    scope: bytes
+    """A digest of the key: the same for two requests only if one client sent both."""
+    episode: str | None
+    """Its id, or, in the ways of `core.ledger.session_names`, the name that stands for one."""
+    identified_by: str
+    issued: bool
+    """Whether the episode's own key named it, so that it must exist already."""
+    task: str | None
+    agent: str | None
+    eval: bool
+    reward: RewardDirective | None
+
+
+def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, claims: Claims) -> Identity:
+    """The identity of a request. `path` is as written in the request line, without its query; `claims` are those of the
+    request's key (`key_of`).
+
+    Raises `BadRequest` for an unusable name or label, `Forbidden` for a key that does not reach the named episode.
+    """
+    named, rest = split_path(path)
+    key_in_path = _is_key(named)
+    key = named if key_in_path else headers.key
+    check_scope(claims, "agent")
+    episode, way, issued = None, "lineage", False
+    if named is not None and not key_in_path:
+        episode, way, issued = check_id(named), "path", named == claims.episode
+    elif claims.episode is not None:
+        episode, way, issued = claims.episode, "path" if key_in_path else "key", True
+    elif headers.episode is not None:
+        episode, way = headers.episode, "header"
+    elif headers.session is not None:
+        episode, way = headers.session, "harness"
+    elif in_body := _named_in(body or {}):
+        episode, way = in_body, "body"
+    if claims.episode is not None and episode != claims.episode:
+        raise Forbidden(f"this key is for another episode than {episode!r}", code="wrong_episode")
+    labels = headers.labels
+    return Identity(
+        path=rest,
+        claims=claims,
+        scope=hashlib.sha256((key or "").encode("utf-8", "surrogatepass")).digest(),
+        episode=episode,
+        identified_by=way,
+        issued=issued,
+        task=labels.task,
+        agent=labels.agent,
+        eval=labels.eval,
+        reward=labels.reward,
+    )
+
+
+def key_of(path: str, headers: Headers) -> str | None:
+    """The key that counts: the one in the path, else that of the headers."""
+    named, _ = split_path(path)
+    return named if _is_key(named) else headers.key
+
+
+def _is_key(named: str | None) -> bool:
+    """Whether what a path has in place of an episode's name is a key."""
+    return named is not None and named.startswith(KEY_PREFIX)
+
+
+def split_path(path: str) -> tuple[str | None, str]:
+    """``/e/NAME/v1/…`` as NAME, with percent signs decoded, and ``/v1/…``; any other path has no name."""
+    if not path.startswith("/e/"):
+        return None, path
+    name, slash, rest = path[3:].partition("/")
+    return unquote(name), slash + rest
+
+
+def _named_in(body: Mapping[str, Any]) -> str | None:
+    """``prompt_cache_key``, ``metadata.session_id``, ``metadata.user_id`` or ``user``."""
+    metadata = body.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}
+    named = (
+        body.get("prompt_cache_key"), metadata.get("session_id"), _session(metadata.get("user_id")), body.get("user"),
+    )
+    return next((name for name in named if name and isinstance(name, str)), None)
+
+
+def _session(user_id: Any) -> Any:
+    """Claude Code's ``user_id`` is JSON that holds a session id; every other one is a name as it stands."""
+    if not isinstance(user_id, str) or not user_id.startswith("{") or len(user_id) > MAX_SESSION:
+        return user_id
+    try:
+        parsed = json.loads(user_id)
+    except (ValueError, RecursionError):
+        return user_id
+    session = parsed.get("session_id")
+    return session if isinstance(session, str) and session else user_id

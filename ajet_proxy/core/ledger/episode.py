@@ -1,0 +1,389 @@
+"""One episode: the table of its states, its calls and its rewards.
+
+Idea: an episode moves only along `NEXT`; which command it still takes in which state is the table `TAKES`. Both are
+data, so that tests go through every cell. What follows by itself is decided here too, in `Episode.outcome`: a sealed
+episode whose last call in flight has ended becomes ready, recorded or discarded with no event of its own, since a
+replay comes to the same decision.
+
+Invariant: an episode is in exactly one state. Its calls in flight number ``running``; once it has left ``open`` and
+``sealed``, its calls are known by their timelines, from which every one can be read back. What calls, and timelines,
+begin with in common is kept once (`ajet_proxy.core.ledger.texts`).
+
+Next: ajet_proxy/core/trajectory/samples.py
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from msgspec import Struct
+
+from ajet_proxy.core.ledger.texts import Texts
+from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
+from ajet_sdk.errors import BadRequest, Conflict
+from ajet_sdk.routes import OpenEpisode
+
+NEXT: Mapping[str, frozenset[str]] = {
+    "open": frozenset({"sealed", "discarded"}),
+    "sealed": frozenset({"ready", "recorded", "discarded"}),
+    "ready": frozenset({"leased", "trained", "discarded"}),
+    "leased": frozenset({"ready", "trained", "discarded"}),
+    "trained": frozenset(),
+    "recorded": frozenset(),
+    "discarded": frozenset(),
+}
+"""``ready → trained``: an acknowledgement after the lease had run out and before anyone else took the episode, or the
+share that was left of a trained one is dropped as stale.
+``leased → discarded``: the trainer acknowledges a batch and says that it did not train this episode of it."""
+
+DO, DONE, REFUSE = "do", "done", "refuse"
+_SEALED_ON = {"sealed": DONE, "ready": DONE, "leased": DONE, "trained": DONE, "recorded": DONE, "discarded": REFUSE}
+TAKES: Mapping[str, Mapping[str, str]] = {
+    "call": {**dict.fromkeys(NEXT, REFUSE), "open": DO},
+    "reward": {**dict.fromkeys(NEXT, REFUSE), "open": DO, "sealed": DO, "ready": DO, "recorded": DO},
+    "seal": {**_SEALED_ON, "open": DO},
+    "abort": {**dict.fromkeys(NEXT, REFUSE), "open": DO, "sealed": DO, "ready": DO, "discarded": DONE},
+    "heartbeat": {**_SEALED_ON, "open": DO},
+}
+"""``done``: the command has nothing to do and is answered as if it had, because a client may not have heard the first
+answer. ``refuse``: 409."""
+
+
+def takes(command: str, episode: Episode) -> bool:
+    """Whether `command` has something to do in this state; `Conflict` if the state refuses it. What a trainer has had
+    and may yet acknowledge, or has trained in part, is as good as leased."""
+    state = "leased" if episode.state == "ready" and episode.taken else episode.state
+    verdict = TAKES[command][state]
+    if verdict == REFUSE:
+        why = f" ({episode.reason})" if episode.reason else ""
+        message = f"episode {episode.id} is {episode.state}{why}: too late for this {command}"
+        if state != episode.state:
+            message += ", since a trainer has had it"
+        raise Conflict(message, code=f"episode_{state}")
+    if verdict == DO and episode.stored is not None:
+        raise Conflict(f"episode {episode.id} is archived: too late for this {command}", code="episode_archived")
+    return verdict == DO
+
+
+MAX_REWARDS = 10_000
+"""An episode takes no more: what quotas and limits keep out is new episodes and calls, and rewards stay in memory."""
+
+
+MAX_NOTES = 100_000
+"""Characters of all notes of an episode."""
+
+
+def has_room(episode: Episode, note: str | None) -> None:
+    """`Conflict` for an episode with as many rewards, or notes, as it may have."""
+    if len(episode.rewards) >= MAX_REWARDS:
+        message = f"episode {episode.id} has {MAX_REWARDS} rewards, as many as it may: seal it"
+        raise Conflict(message, code="too_many_rewards")
+    if note and sum(len(given.note or "") for given in episode.rewards.values()) + len(note) > MAX_NOTES:
+        message = f"the notes of episode {episode.id} have {MAX_NOTES} characters, as many as they may: leave this out"
+        raise Conflict(message, code="too_many_notes")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One reward as it was given. A `call` or an `agent` limits the samples it counts for."""
+
+    id: str
+    value: float
+    call: str | None
+    agent: str | None
+    final: bool
+    note: str | None
+    at: float
+
+    def to_json(self) -> dict[str, Any]:
+        out = {"id": self.id, "value": self.value, "final": self.final, "at": self.at}
+        scope = {"call": self.call, "agent": self.agent, "note": self.note}
+        return out | {name: value for name, value in scope.items() if value is not None}
+
+
+def total(rewards: Iterable[Given]) -> float | None:
+    """The sum of `rewards`, of which a final one takes the place of earlier final ones: of those given to the same call
+    or agent, or of all if it is the whole episode's. None for none."""
+    rewards = list(rewards)
+    finals: dict[tuple[str | None, str | None], float] = {}
+    for reward in rewards:
+        scope = (reward.call, reward.agent if reward.call is None else None)
+        if reward.final and scope == (None, None):
+            finals.clear()
+        if reward.final:
+            finals[scope] = reward.value
+    return sum([reward.value for reward in rewards if not reward.final], sum(finals.values())) if rewards else None
+
+
+class Asked(Struct, frozen=True, eq=False):
+    """A request as it was asked. Its calls, one for each choice, share this one object: by that they are known as its
+    calls, and many choices cost no more than each its own."""
+
+    started_at: float
+    model: str
+    agent: str
+    identified_by: str
+    body_hash: str
+    idempotency_key: str | None
+    retries: int = 0
+
+
+@dataclass(slots=True)
+class CallEntry:
+    """A call as its episode knows it. ``state``: running, complete or lost (then with its ``reason``). A complete call
+    has its `turn`, and until it is merged the number of its `text`, of which the first ``turn.end`` tokens are its own;
+    one that a retry replaced has its `text` alone."""
+
+    asked: Asked
+    state: str = "running"
+    reason: str | None = None
+    turn: Turn | None = None
+    text: int | None = None
+    doubtful: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A timeline as its episode keeps it: its tokens are the first ones of a text, up to the end of its last turn."""
+
+    text: int
+    turns: tuple[Turn, ...]
+    broken_by: str | None
+
+
+@dataclass(slots=True)
+class Episode:
+    """The mutable state of one episode. Only `Ledger.apply` changes it, through the methods below."""
+
+    id: str
+    task: str | None
+    model: str | None
+    agent: str | None
+    eval: bool
+    opened_at: float
+    idle_timeout: float
+    wall_timeout: float
+    tenant: str
+    identified_by: str
+    metadata: Mapping[str, Any]
+    members: Mapping[str, str] | None
+    state: str = "open"
+    reason: str | None = None
+    detail: str | None = None
+    task_derived: bool = False
+    active_at: float = 0.0
+    sealed_at: float | None = None
+    ended_at: float | None = None
+    calls: dict[str, CallEntry] = field(default_factory=dict)
+    texts: Texts = field(default_factory=Texts)
+    running: int = 0
+    rewards: dict[str, Given] = field(default_factory=dict)
+    chains: tuple[Chain, ...] = ()
+    shares: dict[str, str | None] = field(default_factory=dict)
+    """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
+    taken: set[str] = field(default_factory=set)
+    """The models whose trainer has had their share, and has not said that it trained nothing of it."""
+    tallied: int | None = None
+    """Its number among the rewarded ones, once it is settled and rewarded."""
+    stored: str | None = None
+    """``archive``: nothing happens to it any more; ``removed``: archived without its calls. None: in memory."""
+
+    def move(self, state: str, at: float, reason: str | None = None, detail: str | None = None) -> None:
+        if state not in NEXT[self.state]:
+            raise Conflict(f"episode {self.id} cannot go from {self.state} to {state}")
+        self.state, self.reason, self.detail = state, reason, detail
+        if not NEXT[state]:
+            self.ended_at = at
+
+    def finish(self, entry: CallEntry, packed: Packed) -> None:
+        """Keep what a call generated: an episode costs as much memory as its distinct tokens."""
+        entry.turn, entry.text = packed.turn, self.texts.add(packed.text, packed.turn.call)
+
+    def beginning(self, call: str, length: int) -> bytes:
+        """The first tokens of a call that is, or was, complete, while the episode is not merged; else `KeyError`."""
+        text = self.calls[call].text
+        if text is None:
+            raise KeyError(call)
+        return self.texts.whole(text, length)
+
+    def text_of(self, call: str) -> bytes:
+        """Prompt and sampled tokens of a complete call, while the episode is not merged."""
+        turn = self.calls[call].turn
+        assert turn is not None
+        return self.beginning(call, turn.end)
+
+    def packed(self, call: str) -> Packed | None:
+        """A complete call with its text, while the episode is not merged."""
+        entry = self.calls.get(call)
+        if entry is None or entry.turn is None or entry.text is None:
+            return None
+        return Packed(entry.turn, self.text_of(call))
+
+    def complete(self, model: str, agent: str) -> list[Packed]:
+        """The complete calls of `agent` to `model`, while the episode is not merged."""
+        return self._packed([(turn, text) for turn, text in self._told() if (turn.model, turn.agent) == (model, agent)])
+
+    def _told(self) -> list[tuple[Turn, int]]:
+        """The complete calls, while the episode is not merged, each with the number of its text."""
+        return [
+            (entry.turn, entry.text) for entry in self.calls.values()
+            if entry.turn is not None and entry.text is not None
+        ]
+
+    def _packed(self, told: Sequence[tuple[Turn, int]]) -> list[Packed]:
+        wholes = self.texts.wholes((text, turn.end) for turn, text in told)
+        return [Packed(turn, whole) for (turn, _), whole in zip(told, wholes, strict=True)]
+
+    def turns(self) -> list[Turn]:
+        """Its complete calls in the order of their start."""
+        turns = [entry.turn for entry in self.calls.values() if entry.turn is not None]
+        return sorted(turns, key=lambda turn: turn.rank)
+
+    def outcome(self) -> tuple[str, str | None]:
+        """The state after ``sealed``, and the reason if it is ``discarded``."""
+        if self.eval:
+            return "recorded", None
+        if not self.rewards:
+            return "discarded", "no_reward"
+        return ("ready", None) if self.trains() else ("discarded", "incomplete_call")
+
+    def rewarded(self, model: str) -> bool:
+        """Whether a reward concerns anything that `model` sampled in this merged episode."""
+        chains = [chain.turns for chain in self.chains if chain.turns[0].model == model]
+        turns = [turn for chain in chains if any(turn.sampled for turn in chain) for turn in chain]
+        known = {(call, agent) for turn in turns for call in (None, turn.call) for agent in (None, turn.agent)}
+        return any((given.call, given.agent) in known for given in self.rewards.values())
+
+    @property
+    def timelines(self) -> tuple[Timeline, ...]:
+        """Once it is merged."""
+        wholes = self.texts.wholes((chain.text, chain.turns[-1].end) for chain in self.chains)
+        return tuple(
+            Timeline(whole, chain.turns, chain.broken_by) for chain, whole in zip(self.chains, wholes, strict=True)
+        )
+
+    def merged(self, policy: Policy) -> tuple[Timeline, ...]:
+        """Its timelines as they are now."""
+        if self.chains or self.state not in ("open", "sealed"):
+            return self.timelines
+        return merge_packed(self._packed(self._told()), policy)
+
+    def keep_timelines(self, policy: Policy) -> tuple[Timeline, ...]:
+        """Know its calls by their timelines alone from now on."""
+        timelines, text = self.merged(policy), {turn.call: number for turn, number in self._told()}
+        self.chains = self.chains or tuple(
+            Chain(text[timeline.turns[-1].call], timeline.turns, timeline.broken_by) for timeline in timelines
+        )
+        for entry in self.calls.values():
+            entry.text = None
+        return timelines
+
+    def trains(self) -> list[str]:
+        """The models whose samples are leased: every member's, or the episode's own, which is its first call's unless
+        it was named. Others that a plain episode asks, such as a judge, are nobody's policy."""
+        models = list(dict.fromkeys(turn.model for turn in self.turns() if turn.start < turn.end))
+        if self.members:
+            return [model for model in models if model in self.members.values()]
+        if self.model is not None:
+            return [self.model] if self.model in models else []
+        return models[:1]
+
+    def wants(self, call: str) -> bool:
+        """Whether `call` would be trained if it were whole: not in an evaluation, nor if it asks another model than the
+        episode's (`trains`), which is its first call's as long as it is not named."""
+        if self.eval or call not in self.calls:
+            return False
+        first = next(iter(self.calls.values())).asked.model
+        return self.calls[call].asked.model in (self.members.values() if self.members else (self.model or first,))
+
+    def losses(self) -> str | None:
+        """Why its calls were lost, what was most often first; None if none was."""
+        reasons = Counter(entry.reason for entry in self.calls.values() if entry.reason not in (None, "retried"))
+        return ", ".join(str(reason) for reason, _ in reasons.most_common()) or None
+
+    def oldest(self, model: str) -> int:
+        """The lowest version that sampled a token of what `model` learns from it, which is something."""
+        return min(version for turn in self.turns() if turn.model == model for version, _ in turn.policy_versions)
+
+    @property
+    def named_task(self) -> str:
+        """Its task; an episode with a complete call has one."""
+        return self.task or ""
+
+    def reward(self) -> float | None:
+        """What it earned, whatever the rewards' scope."""
+        return total(self.rewards.values())
+
+    def size(self) -> int:
+        """Bytes of token ids and logprobs, each distinct beginning counted once."""
+        logprobs = sum(len(entry.turn.logprobs) for entry in self.calls.values() if entry.turn is not None)
+        return self.texts.size() + logprobs
+
+    def head(self) -> Episode:
+        """What a listing shows of it, archived: no calls, and no notes."""
+        model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
+        rewards = {name: replace(given, note=None) for name, given in self.rewards.items()}
+        return replace(self, model=model, calls={}, texts=Texts(), chains=(), rewards=rewards, stored="archive")
+
+    def share_state(self) -> str:
+        """The state that its shares add up to: leased before ready before trained."""
+        if any(self.shares.values()):
+            return "leased"
+        return "ready" if None in self.shares.values() else "trained"
+
+
+def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float]:
+    """The idle and the wall timeout, in seconds, of an episode that is opened as `asked` where the proxy's own are
+    `idle` and `wall`. No episode holds its memory for longer than `wall`."""
+    for name in ("idle_timeout", "wall_timeout"):
+        value = getattr(asked, name)
+        if value is not None and value <= 0:
+            raise BadRequest(f"{name} must be positive", param=name)
+    if (asked.wall_timeout or 0) > wall:
+        raise BadRequest(f"wall_timeout may be at most {wall:g} seconds, the proxy's own", param="wall_timeout")
+    return asked.idle_timeout or idle, asked.wall_timeout or wall
+
+
+def repeats(
+    episode: Episode, body_hash: str, key: str | None, retries: int, *, agent: str = "", missed: bool = False
+) -> tuple[str, ...]:
+    """The calls of the earlier request that a new one of `agent` repeats.
+
+    With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
+    complete. The key, which takes the body in, is the request's own name: none is repeated that does not bear it.
+
+    With nothing but a count of `retries`: the latest request of the same body and agent that was lost. One that is
+    answered, or may still be, is repeated only if it can be no other: it is the only one of that body that was asked
+    with fewer retries and whose answer no later call goes on from. Where one of that body may have been `missed`, it
+    has to be doubtful besides.
+    """
+    if key is None and not retries:
+        return ()
+    entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
+    if key is not None:
+        earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
+    else:
+        same = [entry for entry in entries if (entry.asked.body_hash, entry.asked.agent) == (body_hash, agent)]
+        before = [entry for entry in same if entry.asked.retries < retries and (entry.doubtful or not missed)]
+        earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
+    order = ("complete", "running", "lost")
+    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
+    return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
+
+
+def _only(episode: Episode, entries: Sequence[CallEntry]) -> list[CallEntry]:
+    """Those of `entries` that belong to requests whose answers may not have been received, if it is one request."""
+    reached = episode.texts.reached(
+        (entry.text, entry.turn.start) for entry in episode.calls.values()
+        if entry.turn is not None and entry.text is not None
+    ) if entries else {}
+    received = {
+        entry.asked for entry in entries
+        if entry.turn is not None and entry.text is not None and entry.turn.sampled
+        and reached[episode.texts.holder(entry.text, entry.turn.end)] >= entry.turn.end
+    }  # the prompt of another request begins with this call, so that its client must have had the answer
+    open_ones = [entry for entry in entries if entry.asked not in received]
+    return open_ones if len({entry.asked for entry in open_ones}) == 1 else []

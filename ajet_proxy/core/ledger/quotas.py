@@ -1,0 +1,203 @@
+"""Quotas: how much one tenant may ask, so that it cannot take the engine from the others.
+
+Idea: what a tenant does is an event before it is anything else, so quotas look at events alone: an episode that opens,
+a call that starts, the tokens of a call that ended. A request is a call, or an episode that opens without one. Requests
+and tokens are buckets that hold one minute's worth and refill all the time: a burst is fine, a rate above the quota is
+not. Tokens are known at a call's end only, so a bucket may go below zero, and the next call waits until it is above it.
+What passes through uncaptured is no event; it takes from the same buckets by `pass_one` and `use`.
+
+Invariant: `check` changes nothing; what it let pass is counted by `spend`. Tenants without a quota cost nothing. What
+quotas refuse is intake: what is under way is rewarded, sealed and trained.
+
+Next: ajet_proxy/io/storage/limits.py
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.state import State
+from ajet_sdk.errors import OverQuota
+
+ALL_OTHERS = "*"
+MINUTE_S = 60.0
+EPISODES_RETRY_S = 10.0
+"""When to come back for what no clock frees."""
+BYTES_FRESH_S = 1.0
+"""The bytes of a tenant are added up no more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """One tenant's limits; 0 is none. ``episodes`` are open at a time. ``bytes`` are token ids, logprobs, metadata and
+    notes of its episodes that have not ended, from open to leased: what the daemon must keep until somebody trains or
+    aborts it. Tokens are the prompt's and the sampled ones."""
+
+    episodes: int = 0
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a tenant kept ``at`` that time. ``metadata`` are the bytes of its episodes' metadata, which never change:
+    writing them out again for every look would cost more than all the rest."""
+
+    at: float
+    total: int
+    metadata: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """``left`` of `limit` a minute, as it was at ``at``; 0 is no limit."""
+
+    limit: int
+    left: float
+    at: float
+
+    def fill(self, at: float) -> float:
+        """What is left by now."""
+        self.left = min(self.limit, self.left + max(0.0, at - self.at) * self.limit / MINUTE_S)
+        self.at = max(self.at, at)
+        return self.left
+
+    def wait(self) -> float:
+        """Seconds until there is one."""
+        return max(0.0, 1.0 - self.left) * MINUTE_S / self.limit
+
+
+class Quotas:
+    """The quotas of `given` tenants, of which ``*`` is each that is not named, over what `state` knows."""
+
+    def __init__(self, given: Mapping[str, Quota], state: State) -> None:
+        self._given = given
+        self._state = state
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
+        self._kept: dict[str, _Kept] = {}
+
+    def check(self, events: Sequence[ev.Event]) -> None:
+        """`OverQuota` if the tenant of one of `events` has used up what it takes; its ``code`` names the quota."""
+        for event in events:
+            if isinstance(event, ev.EpisodeOpened):
+                self._may_open(event.tenant, event.at)
+        for tenant, request in self._requests(events):
+            self._may_take(tenant, "requests_per_minute", request.at)
+            if isinstance(request, ev.CallStarted):
+                self._may_take(tenant, "tokens_per_minute", request.at)
+
+    def spend(self, events: Sequence[ev.Event]) -> None:
+        """`events` have happened."""
+        for tenant, request in self._requests(events):
+            self._take(tenant, "requests_per_minute", 1, request.at)
+        for event in events:
+            if isinstance(event, ev.CallFinished):
+                self._take(self._tenant(event.episode), "tokens_per_minute", event.call.turn.end, event.at)
+
+    def pass_one(self, tenant: str, at: float) -> None:
+        """Count a request that makes no call, or `OverQuota`."""
+        self._may_take(tenant, "requests_per_minute", at)
+        self._may_take(tenant, "tokens_per_minute", at)
+        self._take(tenant, "requests_per_minute", 1, at)
+
+    def use(self, tenant: str, tokens: int, at: float) -> None:
+        """Count what came of it."""
+        self._take(tenant, "tokens_per_minute", tokens, at)
+
+    def of(self, tenant: str) -> Quota | None:
+        """The quota of `tenant`, if it has one."""
+        return self._given.get(tenant) or self._given.get(ALL_OTHERS)
+
+    def _may_open(self, tenant: str, at: float) -> None:
+        quota = self.of(tenant)
+        if quota is None:
+            return
+        if quota.episodes and self._open(tenant) >= quota.episodes:
+            raise _refusal(f"has {quota.episodes} open episodes, as many as it may", "episodes", EPISODES_RETRY_S)
+        if quota.bytes and self._keeps(tenant, at) >= quota.bytes:
+            raise _refusal(
+                f"keeps its {quota.bytes} bytes: come back when some of its episodes are trained, or abort some",
+                "bytes", EPISODES_RETRY_S,
+            )
+
+    def _requests(self, events: Sequence[ev.Event]) -> Iterator[tuple[str, ev.CallStarted | ev.EpisodeOpened]]:
+        """The requests among `events`, which may or may not have happened yet, each with its tenant."""
+        opened = {event.episode: event for event in events if isinstance(event, ev.EpisodeOpened)}
+        calls = [event for event in events if isinstance(event, ev.CallStarted)]
+        for call in calls:
+            yield opened[call.episode].tenant if call.episode in opened else self._tenant(call.episode), call
+        called = {call.episode for call in calls}
+        yield from ((event.tenant, event) for name, event in opened.items() if name not in called)
+
+    def _may_take(self, tenant: str, name: str, at: float) -> None:
+        bucket = self._bucket(tenant, name, at)
+        if bucket is not None and bucket.fill(at) < 1.0:
+            raise _refusal(
+                f"has used its {bucket.limit} {name.replace('_', ' ')}", name.partition("_")[0], bucket.wait()
+            )
+
+    def _take(self, tenant: str, name: str, amount: float, at: float) -> None:
+        bucket = self._bucket(tenant, name, at)
+        if bucket is not None:
+            bucket.fill(at)
+            bucket.left -= amount
+
+    def _bucket(self, tenant: str, name: str, at: float) -> _Bucket | None:
+        quota = self.of(tenant)
+        limit = 0 if quota is None else getattr(quota, name)
+        if not limit:
+            return None
+        return self._buckets.setdefault((tenant, name), _Bucket(limit, limit, at))
+
+    def _tenant(self, episode: str) -> str:
+        known = self._state.find(episode)
+        return "" if known is None else known.tenant
+
+    def _open(self, tenant: str) -> int:
+        return sum(one.state == "open" and one.tenant == tenant for one in self._state.unsettled.values())
+
+    def _keeps(self, tenant: str, at: float) -> int:
+        seen = self._kept.get(tenant)
+        if seen is None or at - seen.at >= BYTES_FRESH_S:
+            known: Mapping[str, int] = {} if seen is None else seen.metadata
+            mine = [one for one in self._state.episodes.values() if one.tenant == tenant and one.ended_at is None]
+            metadata = {one.id: known[one.id] if one.id in known else _written(one) for one in mine}
+            seen = self._kept[tenant] = _Kept(at, sum(map(_size, mine)) + sum(metadata.values()), metadata)
+        return seen.total
+
+
+def parse(table: Any) -> dict[str, Quota]:
+    """TOML's ``[tenants.NAME]`` tables as quotas; `ValueError` says what is wrong with them."""
+    if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
+        raise ValueError("must be tables: [tenants.NAME]")
+    known = [f.name for f in fields(Quota)]
+    for tenant, row in table.items():
+        for name, value in row.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+                raise ValueError(f"of {tenant!r} has an unknown key {name!r}; did you mean {near[0]!r}?")
+            if type(value) is not int or value < 0:
+                raise ValueError(f"of {tenant!r}: {name} must be an integer of at least 0, not {value!r}")
+    return {tenant: Quota(**row) for tenant, row in table.items()}
+
+
+def _size(episode: Episode) -> int:
+    """Bytes of token ids, logprobs and notes."""
+    notes = sum(len(given.note.encode("utf-8", "surrogatepass")) for given in episode.rewards.values() if given.note)
+    return notes + episode.size()
+
+
+def _written(episode: Episode) -> int:
+    """Bytes of its metadata as JSON."""
+    return len(json.dumps(episode.metadata)) if episode.metadata else 0
+
+
+def _refusal(what: str, name: str, wait_s: float) -> OverQuota:
+    return OverQuota(f"this tenant {what}", code=f"{name}_quota", retry_after=wait_s)

@@ -1,0 +1,406 @@
+"""The daemon's state as a fold over events: `State.apply` and what it keeps. It decides nothing and refuses nothing.
+
+Invariant: the state is a function of the sequence of events, so a replay of the journal is the live state. After every
+event, ``opened = open + sealed + ready + leased + trained + recorded + discarded``; all counters are kept as the events
+come, so that reading them costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ajet_proxy.core.conversation.lineage import Lineage
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode, Given
+from ajet_proxy.core.ledger.gate import Gate
+from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
+from ajet_proxy.core.ledger.reward_curves import Tally
+from ajet_proxy.core.ledger.settings import LedgerSettings
+from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
+from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
+from ajet_sdk.routes import EPISODE_STATES
+
+
+class Archive(Protocol):
+    """Where ended episodes are read once they have left memory (see `ajet_proxy.core.ledger.retention`)."""
+
+    def episode(self, name: str) -> Episode | None: ...
+
+    def batch(self, name: str) -> LeasedBatch | None: ...
+
+    def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
+        """The heads of `limit` of them that were archived before the episode `before`, the latest first."""
+
+
+class Nowhere:
+    """The archive of a daemon that has archived nothing."""
+
+    def episode(self, name: str) -> Episode | None:
+        return None
+
+    def batch(self, name: str) -> LeasedBatch | None:
+        return None
+
+    def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The weights and engines of one model, as the trainer announced them."""
+
+    version: int
+    upstreams: tuple[str, ...]
+
+
+class State:
+    """Everything the daemon remembers. Read it freely; only `apply` changes it.
+
+    An archived episode is no longer part of the state. It stays in ``leaving`` until whoever writes the archive says
+    that it is there, so that `find` always finds it.
+    """
+
+    def __init__(self, settings: LedgerSettings, archive: Archive | None = None) -> None:
+        self.settings = settings
+        self.archive: Archive = archive or Nowhere()
+        self.now = 0.0
+        self.merge_policy: Policy = "strict"
+        self.episodes: dict[str, Episode] = {}
+        self.unsettled: dict[str, Episode] = {}
+        """Those open or sealed."""
+        self.finished: dict[str, int] = {}
+        """Those that ended, in that order, and the size of their text."""
+        self.leaving: dict[str, Episode] = {}
+        self.leaving_batches: dict[str, LeasedBatch] = {}
+        self.opened = 0
+        self.archived: Counter[str] = Counter()
+        """How many of `counts` are archived."""
+        self.counts: Counter[str] = Counter(dict.fromkeys(EPISODE_STATES, 0))
+        self.discarded: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter(prompt=0, sampled=0, merged=0, generated=0)
+        """Of settled episodes, and ``generated``: what calls sampled that ended at all, as they ended."""
+        self.drift: Counter[str] = Counter()
+        self.drifts: dict[str, Drift] = {}
+        self.calls: Counter[str] = Counter(running=0, complete=0, lost=0)
+        self.captures: Counter[str] = Counter()
+        """How calls ended: ``complete``, or why they were lost first. A whole one that is lost later counts as both."""
+        self.episode_by_call: dict[str, str] = {}
+        self.unsent: set[str] = set()
+        """Complete calls of which it is not known yet that their client was sent the end."""
+        self.queues = ReadyQueues(settings.group_size)
+        self.batches: dict[str, LeasedBatch] = {}
+        self.leased: dict[str, LeasedBatch] = {}
+        self.leases = 0
+        self.served: dict[str, Served] = {}
+        self.default_version = 0
+        self.updates = 0
+        """How often it was said which weights serve."""
+        self.moves = 0
+        """How often an episode's state changed."""
+        self.gate_now = Gate()
+        self.lineage = Lineage()
+        self.tally = Tally()
+        self._handlers = self._table()
+
+    def _table(self) -> dict[type[Any], Callable[[Any], None]]:
+        """Who takes which event."""
+        return {
+            ev.EpisodeOpened: self._opened,
+            ev.TaskNamed: self._task_named,
+            ev.EpisodeMarkedEval: self._marked_eval,
+            ev.CallStarted: self._call_started,
+            ev.CallFinished: self._call_finished,
+            ev.CallLost: self._call_lost,
+            ev.AnswersSent: self._answers_sent,
+            ev.RewardGiven: self._rewarded,
+            ev.EpisodeSealed: self._sealed,
+            ev.EpisodeDiscarded: self._discarded,
+            ev.EpisodeTouched: self._touched,
+            ev.BatchLeased: self._leased,
+            ev.LeaseExtended: self._extended,
+            ev.BatchReturned: self._returned,
+            ev.BatchTrained: self._trained,
+            ev.EpisodesArchived: self._archived,
+            ev.PolicyAnnounced: self._announced,
+            ev.GateClosed: self._gate_closed,
+            ev.GateOpened: self._gate_opened,
+            ev.ProxyStarted: self._started,
+        }
+
+    def apply(self, event: ev.Event) -> None:
+        """Take `event` as having happened. Time never runs backwards but over a restart."""
+        self._handlers[type(event)](event)
+        if not isinstance(event, ev.ProxyStarted):
+            self.now = max(self.now, event.at)
+
+    def find(self, episode: str) -> Episode | None:
+        """`episode`, wherever it is by now."""
+        known = self.episodes.get(episode) or self.leaving.get(episode)
+        return known if known is not None or not self.archived else self.archive.episode(episode)
+
+    def find_batch(self, batch: str) -> LeasedBatch | None:
+        """`batch`, wherever it is by now."""
+        return self.batches.get(batch) or self.leaving_batches.get(batch) or self.archive.batch(batch)
+
+    def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
+        """They are in the archive."""
+        for name in episodes:
+            del self.leaving[name]
+        for name in batches:
+            del self.leaving_batches[name]
+
+    def _opened(self, event: ev.EpisodeOpened) -> None:
+        episode = Episode(
+            id=event.episode, task=event.task, model=event.model, agent=event.agent, eval=event.eval,
+            opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
+            identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
+        )
+        self.episodes[event.episode] = self.unsettled[event.episode] = episode
+        self.counts["open"] += 1
+        self.opened += 1
+
+    def _task_named(self, event: ev.TaskNamed) -> None:
+        episode = self.episodes[event.episode]
+        episode.task, episode.task_derived = event.task, event.derived
+
+    def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
+        self.episodes[event.episode].eval = True
+
+    def _call_started(self, event: ev.CallStarted) -> None:
+        episode = self.episodes[event.episode]
+        episode.active_at = event.at
+        asked = Asked(
+            event.at, event.model, event.agent, event.identified_by, event.body_hash, event.idempotency_key,
+            event.retries,
+        )
+        for call in event.calls:
+            episode.calls[call] = CallEntry(asked)
+            self.episode_by_call[call] = episode.id
+        if event.identified_by == "lineage":
+            self.lineage.attempt(episode.id, event.body_hash, event.idempotency_key)
+        episode.running += len(event.calls)
+        self.calls["running"] += len(event.calls)
+
+    def _call_finished(self, event: ev.CallFinished) -> None:
+        episode, turn = self.episodes[event.episode], event.call.turn
+        entry = episode.calls[turn.call]
+        episode.finish(entry, event.call)
+        self.tokens["generated"] += turn.sampled
+        if episode.state == "open":
+            self.lineage.add(episode.id, event.marks)
+        self.unsent.add(turn.call)
+        self._call_ended(episode, entry, "complete", event.at)
+
+    def _call_lost(self, event: ev.CallLost) -> None:
+        episode = self.episodes[event.episode]
+        entry = episode.calls[event.call]
+        self.unsent.discard(event.call)
+        entry.turn, entry.reason = None, event.reason
+        if episode.state == "open":
+            self.lineage.add(episode.id, event.marks)
+        self._call_ended(episode, entry, "lost", event.at)
+
+    def _answers_sent(self, event: ev.AnswersSent) -> None:
+        self.unsent.difference_update(event.calls)
+        self._doubt(self.unsent.intersection(event.unknown))
+
+    def _doubt(self, calls: Iterable[str]) -> None:
+        """Nobody will know any more whether the clients of `calls` were sent the end."""
+        for call in calls:
+            self.episodes[self.episode_by_call[call]].calls[call].doubtful = True
+            self.unsent.discard(call)
+
+    def _call_ended(self, episode: Episode, entry: CallEntry, state: str, at: float) -> None:
+        if entry.state != state:
+            self.captures[entry.reason or state] += 1
+        self.calls[entry.state] -= 1
+        self.calls[state] += 1
+        if entry.state == "running":
+            episode.running -= 1
+        entry.state = state
+        episode.active_at = at
+        self._settle(episode, at)
+
+    def _rewarded(self, event: ev.RewardGiven) -> None:
+        episode = self.episodes[event.episode]
+        episode.active_at = event.at
+        before = episode.reward()
+        episode.rewards[event.id] = Given(
+            event.id, event.value, event.call, event.agent, event.final, event.note, event.at
+        )
+        if episode.state in ("ready", "recorded"):
+            self._count(episode, before, event.at)
+
+    def _sealed(self, event: ev.EpisodeSealed) -> None:
+        episode = self.episodes[event.episode]
+        episode.sealed_at = event.at
+        self._move(episode, "sealed", event.at)
+        self._settle(episode, event.at)
+
+    def _settle(self, episode: Episode, at: float) -> None:
+        """A sealed episode with nothing in flight takes its next state by itself."""
+        if episode.state != "sealed" or episode.running:
+            return
+        timelines = episode.keep_timelines(self.merge_policy)
+        for timeline in timelines:
+            whole = sum(turn.end for turn in timeline.turns)
+            sampled = sum(turn.sampled for turn in timeline.turns)
+            self.tokens.update(prompt=whole - sampled, sampled=sampled, merged=whole - len(timeline))
+            if timeline.broken_by is not None:
+                self.drift[timeline.broken_by] += 1
+        for model, (turns, broken) in by_model(timelines).items():
+            self.drifts.setdefault(model, Drift()).add(turns, broken)
+        state, reason = episode.outcome()
+        if state == "ready":
+            episode.shares = dict.fromkeys(episode.trains())
+            for model in episode.shares:
+                self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
+        self._move(episode, state, at, reason, episode.losses() if reason == "incomplete_call" else None)
+        if state != "discarded":
+            self._count(episode, None, at)
+
+    def _count(self, episode: Episode, before: float | None, at: float) -> None:
+        """Into the tally, once, as soon as a settled episode has a reward; then whatever corrects it."""
+        reward, kind = episode.reward(), "eval" if episode.eval else "train"
+        if reward is None:
+            return
+        if episode.tallied is None or before is None:
+            version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
+            episode.tallied = self.tally.add(kind, episode.id, episode.named_task, reward, at=at, version=version)
+        else:
+            self.tally.correct(kind, episode.tallied, episode.id, episode.named_task, reward, before)
+
+    def _discarded(self, event: ev.EpisodeDiscarded) -> None:
+        episode = self.episodes[event.episode]
+        for model in event.models:
+            self._filtered(episode, model, event.reason, event.at)
+        if not event.models:
+            for model in [model for model, share in episode.shares.items() if share is None]:
+                self.queues.remove(model, episode.named_task, episode.id)
+            episode.keep_timelines(self.merge_policy)
+            self._move(episode, "discarded", event.at, event.reason, event.detail)
+
+    def _touched(self, event: ev.EpisodeTouched) -> None:
+        self.episodes[event.episode].active_at = event.at
+
+    def _leased(self, event: ev.BatchLeased) -> None:
+        batch = self.batches[event.batch] = self.leased[event.batch] = LeasedBatch(
+            event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases
+        )
+        self.leases += 1
+        for episode in map(self.episodes.__getitem__, batch.episodes()):
+            batch.given[episode.id] = len(episode.rewards)
+            self._share(episode, batch.model, batch.id, event.at)
+
+    def _extended(self, event: ev.LeaseExtended) -> None:
+        self.batches[event.batch].lease_until = event.lease_until
+
+    def _returned(self, event: ev.BatchReturned) -> None:
+        batch = self.leased.pop(event.batch)
+        batch.state = "returned"
+        for episode in map(self.episodes.__getitem__, batch.episodes()):
+            self._share(episode, batch.model, None, event.at)
+            if event.reason == "nack":
+                episode.taken.discard(batch.model)
+
+    def _trained(self, event: ev.BatchTrained) -> None:
+        batch = self.batches[event.batch]
+        for episode in map(self.episodes.__getitem__, batch.episodes()):
+            if (why := event.filtered.get(episode.id)) is None:
+                self._share(episode, batch.model, "", event.at)
+            else:
+                self._filtered(episode, batch.model, why, event.at)
+        batch.state = "trained"
+        self.leased.pop(batch.id, None)
+
+    def _archived(self, event: ev.EpisodesArchived) -> None:
+        for name in event.episodes:
+            episode = self.leaving[name] = self.episodes.pop(name)
+            episode.stored = "archive"
+            self.archived[episode.state] += 1
+            del self.finished[name]
+            for call in episode.calls:
+                del self.episode_by_call[call]
+                self.unsent.discard(call)
+        for name in event.batches:
+            self.leaving_batches[name] = self.batches.pop(name)
+
+    def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
+        """`model` learns nothing from it, because of `why`; it is discarded if no other one does."""
+        if episode.shares.pop(model) is None:
+            self.queues.remove(model, episode.named_task, episode.id)
+        episode.taken.discard(model)
+        self.queues.forget(model, episode.id)
+        if episode.shares:
+            self._add_up(episode, at)
+        else:
+            self._move(episode, "discarded", at, "filtered", why)
+
+    def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
+        """A share that is ready stands in its queue; of any other, its trainer has had it."""
+        if episode.shares[model] is None:
+            self.queues.remove(model, episode.named_task, episode.id)
+        episode.shares[model] = share
+        if share is None:
+            self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
+        else:
+            episode.taken.add(model)
+        self._add_up(episode, at)
+
+    def _add_up(self, episode: Episode, at: float) -> None:
+        if (state := episode.share_state()) != episode.state:
+            self._move(episode, state, at)
+
+    def _announced(self, event: ev.PolicyAnnounced) -> None:
+        known = self.served.get(event.model, Served(0, ()))
+        upstreams = known.upstreams if event.upstreams is None else event.upstreams
+        self.served[event.model] = Served(event.version, upstreams)
+        self.updates += 1
+
+    def _gate_closed(self, event: ev.GateClosed) -> None:
+        self.gate_now = self.gate_now.close(event.at, event.reason)
+
+    def _gate_opened(self, event: ev.GateOpened) -> None:
+        """The version is that of the one model there is; with several, only `PolicyAnnounced` says which."""
+        self.gate_now = self.gate_now.open(event.at)
+        self.default_version = event.policy_version
+        self.updates += 1
+        if len(self.served) == 1:
+            ((model, served),) = self.served.items()
+            self.served[model] = Served(event.policy_version, served.upstreams)
+
+    def _started(self, event: ev.ProxyStarted) -> None:
+        """Clocks begin anew: nobody could show a sign of life during the stop. If the machine's clock went back in the
+        meantime, what was counted from its old reading moves with it. Nobody knows any more who was sent an answer."""
+        back = min(event.at - self.now, 0.0)
+        self.now = event.at
+        self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)
+        for episode in self.unsettled.values():
+            episode.active_at = event.at
+            episode.opened_at += back
+        for batch in self.leased.values():
+            batch.lease_until += back
+        self._doubt(tuple(self.unsent))
+
+    def _move(
+        self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None
+    ) -> None:
+        """Every change of state goes through here, and the counters with it."""
+        self.moves += 1
+        self.counts.update({episode.state: -1, state: 1})
+        self.lineage.drop(episode.id)
+        episode.move(state, at, reason, detail)
+        if state not in ("open", "sealed"):
+            self.unsettled.pop(episode.id, None)
+        if reason is not None:
+            self.discarded[reason] += 1
+        if episode.ended_at is not None:
+            self._finish(episode)
+
+    def _finish(self, episode: Episode) -> None:
+        for model in episode.shares:
+            self.queues.forget(model, episode.id)
+        self.finished[episode.id] = episode.size()

@@ -1,0 +1,282 @@
+"""The engine's chat answer as Anthropic's clients read it: one document, or events that open, fill and close blocks.
+
+::
+
+    chat chunk                         events
+    the first                          message_start
+    delta.reasoning, delta.content     (content_block_stop, content_block_start,) content_block_delta
+    delta.tool_calls, with a name      (content_block_stop,) content_block_start; its arguments are deltas
+    no choices: usage                  (content_block_stop,) message_delta
+    [DONE]                             message_stop
+    an error                           error, and nothing after it
+
+One block is open at a time, and blocks are numbered from 0. Text that comes while a tool's block is open waits until
+that block ends and is a block of its own, because a block's deltas are of one kind. Each event has the bytes that vLLM
+writes for it. Thinking is signed with 32 hexadecimal digits that mean nothing, as vLLM's do: its are random, these say
+which block it was.
+
+What comes is read as chat by `Reading`, whose outcomes hold whatever the client is shown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ajet_proxy.core.protocol.anthropic.errors import error_body
+from ajet_proxy.core.protocol.choice import UNREADABLE
+from ajet_proxy.core.protocol.event_patterns import ID, ROW, STRING, WHOLE, is_utf8
+from ajet_proxy.core.protocol.json_edits import scan
+from ajet_proxy.core.protocol.reading import DONE, Ask, OpenAIDialect, Reading
+from ajet_proxy.core.protocol.sse import SseEvent
+from ajet_proxy.core.trajectory.call import CAPTURE_FAILED
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_SMALL = rb'"[a-z_]++":(?:' + WHOLE + rb"|null)"
+_COUNT = rb"(?:" + _SMALL + rb'|"[a-z_]++":\{(?:' + _SMALL + rb"(?:," + _SMALL + rb")*+)?\})"
+_USUAL = re.compile(
+    rb'data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":' + WHOLE + rb',"model":' + STRING
+    + rb',"choices":\[\{"index":0,"delta":\{("(content|reasoning)":(' + STRING
+    + rb'))?\},"logprobs":\{"content":\[' + ROW + rb'\]\},"finish_reason":null,"token_ids":\[(' + ID
+    + rb')\]\}\],"usage":\{' + _COUNT + rb"(?:," + _COUNT + rb")*+\}\}\n\n"
+)  # fmt: skip
+"""The event that makes up most of a stream: one token, which shows one text or nothing."""
+_KINDS = {b"content": "text", b"reasoning": "thinking"}
+_DELTA = (
+    b"event: content_block_delta\n"
+    b'data: {"type":"content_block_delta","delta":{"type":"%b_delta","%b":%b},"index":%d}\n\n'
+)
+
+
+class MessagesReading(Reading):
+    """One chat answer, for a client of the Messages API."""
+
+    translates = True
+
+    def __init__(self, dialect: OpenAIDialect, ask: Ask) -> None:
+        super().__init__(dialect, ask)
+        self._blocks: Blocks | None = None
+        self._over = False
+        self._finish_reason: Any = None
+        self._stop_reason: Any = None
+
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        """As `Reading.usual`, while the text belongs to the block that is open."""
+        seen: list[bytes] = []
+        at = 0
+        tally = self._tallies[0]
+        while self._blocks and not self.ended and (found := _USUAL.match(stream, at)):
+            if not is_utf8(found[0]):
+                break
+            said, name, text, logprob, token = found.groups()
+            if said:
+                kind = _KINDS[name]
+                if kind != self._blocks.kind or text == b'""' or b"\\u" in text or b"\\/" in text:
+                    break  # escapes that can be written in another way, too, are written in one
+                tally.said.append(said)
+                seen.append(_DELTA % (kind.encode(), kind.encode(), text, self._blocks.index))
+            tally.ids.append(int(token))
+            tally.logprobs.append(float(logprob))
+            tally.told = True
+            at = found.end()
+        return seen, at
+
+    def show(self, event: SseEvent) -> bytes | None:
+        if not event.data:
+            return None
+        if self._over:
+            self._watch(event.data)
+            return None
+        try:
+            return b"".join(self._events(event.data))
+        except UNREADABLE as error:
+            self._spoil(CAPTURE_FAILED)
+            return self._fail(f"the engine's stream cannot be read: {error}")
+
+    def document(self, body: bytes) -> bytes:
+        try:
+            answer, _, _ = self._document(body)
+            choices: Any = answer.values.get("choices") or ()
+            refusal = answer.values.get("error")
+            if isinstance(refusal, dict) and not choices:
+                return _dump(error_body(refusal["type"], refusal["message"]))
+            shown = self._message(answer.values, choices[0].values)
+        except UNREADABLE:
+            self._spoil(CAPTURE_FAILED)
+            return body
+        self.ended = True
+        return _dump(shown)
+
+    def _watch(self, data: bytes) -> None:
+        """Read what the client is not shown any more."""
+        with suppress(*UNREADABLE):
+            answer = scan(data.decode(), deep="choices")
+            self._read(answer, answer.values.get("choices"))
+
+    def _events(self, data: bytes) -> list[bytes]:
+        if data.strip() == DONE:
+            self.ended = self._over = True
+            return [*(self._blocks.close() if self._blocks else ()), _event("message_stop")]
+        answer = scan(data.decode(), deep="choices")
+        values = answer.values
+        choices: Any = values.get("choices") or ()
+        self._read(answer, choices)
+        if (error := values.get("error")) and not choices:
+            return [self._fail(error["message"] if isinstance(error, dict) else str(error))]
+        if self._blocks is None:
+            self._blocks = Blocks(values["id"])
+            message = {"id": values["id"], "type": "message", "role": "assistant", "content": [],
+                       "model": values["model"], "stop_reason": None, "stop_sequence": None}  # fmt: skip
+            return [_event("message_start", message=message | {"usage": _usage(values.get("usage"))})]
+        if not choices:
+            named = isinstance(self._stop_reason, str)  # in a stream, whatever else it ended with
+            end = _stop("stop" if named else self._finish_reason, self._stop_reason)
+            return [*self._blocks.close(), _event("message_delta", delta=end, usage=_usage(values.get("usage")))]
+        choice = choices[0].values
+        if choice.get("finish_reason"):
+            self._finish_reason, self._stop_reason = choice["finish_reason"], choice.get("stop_reason")
+        return self._blocks.add(choice["delta"])
+
+    def _fail(self, message: str) -> bytes:
+        """The stream ends here: the engine has failed, or cannot be understood."""
+        self.ended = self._over = True
+        return _event("error", error={"type": "internal_error", "message": message})
+
+    def _message(self, values: Mapping[str, Any], choice: Mapping[str, Any]) -> dict[str, Any]:
+        said = choice["message"]
+        content: list[dict[str, Any]] = []
+        if said.get("reasoning"):
+            signature = _signature(values["id"], 0)
+            content.append({"type": "thinking", "thinking": said["reasoning"], "signature": signature})
+        if said.get("content"):
+            content.append({"type": "text", "text": said["content"]})
+        for call in said.get("tool_calls") or ():
+            function = call["function"]
+            try:
+                given = _arguments(function["arguments"])
+            except (ValueError, RecursionError) as error:
+                self.status = 400
+                return error_body("BadRequestError", str(error))
+            block = {"type": "tool_use", "id": call["id"], "name": function["name"]}
+            content.append(block | ({} if given is None else {"input": given}))
+        shown = {"id": values["id"], "type": "message", "role": "assistant",
+                 "content": content or [{"type": "text", "text": ""}], "model": values["model"],
+                 **_stop(choice.get("finish_reason"), choice.get("stop_reason")), "usage": _usage(values.get("usage")),
+                 "kv_transfer_params": values.get("kv_transfer_params"),
+                 "ec_transfer_params": values.get("ec_transfer_params")}  # fmt: skip
+        return {name: value for name, value in shown.items() if value is not None}
+
+
+class Blocks:
+    """The content blocks of one streamed message: which one is open, and the events that lead to the next."""
+
+    def __init__(self, message: str) -> None:
+        self.kind: str | None = None
+        self.index = 0
+        self._message = message
+        self._tool: str | None = None
+        self._tools: dict[Any, str] = {}
+        self._waiting: list[str] = []
+
+    def add(self, delta: Mapping[str, Any]) -> list[bytes]:
+        """The events of one chat delta."""
+        out: list[bytes] = []
+        if thought := delta.get("reasoning"):
+            out += self._opened("thinking", {"thinking": ""})
+            out.append(self._delta("thinking_delta", thinking=thought))
+        if text := delta.get("content"):
+            if self.kind == "tool_use":
+                self._waiting.append(text)
+            else:
+                out += self._opened("text", {"text": ""})
+                out.append(self._delta("text_delta", text=text))
+        for call in delta.get("tool_calls") or ():
+            out += self._call(call)
+        return out
+
+    def close(self) -> list[bytes]:
+        """Close the open block, and tell the text that waited for it."""
+        waited, self._waiting = "".join(self._waiting), []
+        out = self._stop()
+        if waited:
+            out += [*self._opened("text", {"text": ""}), self._delta("text_delta", text=waited), *self._stop()]
+        return out
+
+    def _call(self, call: Mapping[str, Any]) -> list[bytes]:
+        out: list[bytes] = []
+        function = call.get("function") or {}
+        if (tool := call.get("id")) is None:
+            tool = self._tools.get(call["index"])
+        else:
+            self._tools[call["index"]] = tool
+            if tool != self._tool and function.get("name") is not None:
+                out += self._start("tool_use", {"id": tool, "name": function["name"], "input": {}})
+                self._tool = tool
+        if function.get("arguments") and tool is not None and tool == self._tool:
+            out.append(self._delta("input_json_delta", partial_json=function["arguments"]))
+        return out
+
+    def _opened(self, kind: str, block: dict[str, Any]) -> list[bytes]:
+        return [] if self.kind == kind else self._start(kind, block)
+
+    def _start(self, kind: str, block: dict[str, Any]) -> list[bytes]:
+        out = self.close()
+        self.kind = kind
+        out.append(_event("content_block_start", content_block={"type": kind, **block}, index=self.index))
+        return out
+
+    def _delta(self, kind: str, **said: str) -> bytes:
+        return _event("content_block_delta", delta={"type": kind, **said}, index=self.index)
+
+    def _stop(self) -> list[bytes]:
+        if self.kind is None:
+            return []
+        signature = _signature(self._message, self.index)
+        signed = [self._delta("signature_delta", signature=signature)] if self.kind == "thinking" else []
+        out = [*signed, _event("content_block_stop", index=self.index)]
+        self.kind = self._tool = None
+        self.index += 1
+        return out
+
+
+def _arguments(text: str) -> dict[str, Any] | None:
+    """A tool call's arguments; ValueError where vLLM cannot give them as an object either and answers 400."""
+    given = json.loads(text)
+    if given is not None and not isinstance(given, dict):
+        raise ValueError(f"the arguments of a tool call are not an object: {text}")
+    return given
+
+
+def _usage(usage: Any) -> dict[str, int]:
+    """vLLM's prompt tokens are all of them, Anthropic's are those that no cache had."""
+    usage = usage or {}
+    details = usage.get("prompt_tokens_details") or {}
+    created, read = details.get("created_cache_tokens"), details.get("cached_tokens")
+    fresh = usage.get("prompt_tokens", 0) - (created or 0) - (read or 0)
+    told = {"input_tokens": max(0, fresh), "output_tokens": usage.get("completion_tokens") or 0}
+    cached = {"cache_creation_input_tokens": created, "cache_read_input_tokens": read}
+    return told | {name: tokens for name, tokens in cached.items() if tokens is not None}
+
+
+def _stop(finish_reason: Any, stop_reason: Any) -> dict[str, Any]:
+    """Why the message ended: a string that stopped it is named, a token is not."""
+    if isinstance(stop_reason, str) and finish_reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
+    return {"stop_reason": _REASONS.get(finish_reason or "stop"), "stop_sequence": None}
+
+
+def _signature(message: str, index: int) -> str:
+    return hashlib.sha256(f"{message}/{index}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), _dump({"type": kind, **fields}))
+
+
+def _dump(value: Any) -> bytes:
+    """JSON as vLLM writes it; half of a surrogate pair, which UTF-8 has no bytes for, as its escape."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")

@@ -1,0 +1,53 @@
+"""``POST /v1/messages``, Anthropic's API, carried over the engine's chat route.
+
+vLLM has this route itself and answers it by translating to chat and back, but it tells no token ids there. So the proxy
+does the translating (`messages_request`, `messages_answer`), asks the chat route as `chat` does, and captures the call
+from its answer; the client gets, event for event, what vLLM's own translation would have made of it.
+
+Two things vLLM decides by the model's chat template: they are a `Template`, which is found out by asking the engine
+(`messages_template`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ajet_proxy.core.protocol.anthropic.answer import MessagesReading
+from ajet_proxy.core.protocol.anthropic.request import to_chat
+from ajet_proxy.core.protocol.anthropic.template import Template
+from ajet_proxy.core.protocol.chat import CHAT
+from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.request import Request
+from ajet_sdk.errors import BadRequest
+
+
+class Messages:
+    """The `Dialect` of Anthropic's Messages API, for an engine with a certain `Template`."""
+
+    name = "messages"
+    path = "/v1/messages"
+    target = CHAT.path
+    keep_alive = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def __init__(self, template: Template | None = None) -> None:
+        self._template = template or Template()
+
+    def translate(self, request: Request) -> Request:
+        try:
+            return Request(json.dumps(to_chat(request.fields, self._template)).encode())
+        except RecursionError:
+            raise BadRequest("the body is nested too deeply", code="not_json") from None
+
+    def choices(self, request: Mapping[str, Any]) -> int:
+        return 1
+
+    def ask(self, request: Mapping[str, Any]) -> Ask:
+        return CHAT.ask(request)
+
+    def reader(self, ask: Ask) -> MessagesReading:
+        return MessagesReading(CHAT, ask)
+
+
+MESSAGES = Messages()

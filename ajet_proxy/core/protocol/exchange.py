@@ -1,0 +1,259 @@
+"""One LLM exchange as a state machine: what the engine is asked, what the agent sees of its answer, and the calls.
+
+::
+
+    waiting ──on_headers──▶ refused   (an error status)         all bytes pass
+                        ├─▶ document  (one JSON body)           kept back until `finish`
+                        ├─▶ stream    (server-sent events)      each event passes at once …
+                        └─▶ opaque    (not to be captured)      all bytes pass
+                            stream ──last choice finished──▶ … and from that event on all is kept back until `release`;
+                                                             what comes later passes at once, and is watched
+
+Invariant: whatever was fed comes out once and in order, but for the values and events that only the proxy asked for.
+The bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent
+can know of them. What cannot be read passes as it came and its calls are lost: an agent never pays for a capture that
+went wrong. Nor does it wait for what an engine may say behind the finish: calls that this contradicts are lost after
+all (`contradicted`). What is in one piece with the finish counts before the calls are `settled`; and what cannot be
+read behind it tells nothing of them.
+
+Next: ajet_proxy/core/trajectory/timeline.py
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from ajet_proxy.core.protocol.cache_salt import salted
+from ajet_proxy.core.protocol.reading import Dialect, with_versions
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.sse import SseEvent, SseParser
+from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
+from ajet_sdk.errors import BadRequest
+
+MAX_EVENT = 32 << 20
+"""A longer event of a stream is not waited for; the ids of a million tokens are a quarter of it."""
+
+
+class Exchange:
+    """One request and its answer. Feed it the engine's bytes; it gives the client's."""
+
+    def __init__(
+        self, dialect: Dialect, asked: Request, *, model: str | None = None, versions: bool = False,
+        max_choices: int = 1024,
+    ) -> None:
+        """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model. With
+        `versions` the engine is one that `tells_versions`. `BadRequest` for more than `max_choices`, of which each
+        would be a call."""
+        if dialect.choices(asked.fields) > max_choices:
+            raise BadRequest(
+                f"a request may ask for {max_choices} choices at most, n times its prompts (the proxy's max_choices)",
+                code="too_many_choices", param="n",
+            )
+        ask = dialect.ask(asked.fields)
+        if versions:
+            ask = with_versions(ask, asked.fields)
+        named = asked.naming(model)
+        fields = {**ask.fields, **named}
+        self.choices = ask.choices
+        """How many calls the exchange makes."""
+        self.altered = tuple(fields)
+        """The names of the request's fields that the engine sees otherwise than the client sent them."""
+        self.target = dialect.target
+        """The engine's route."""
+        self.keep_alive = dialect.keep_alive
+        """What a stream may say to its client while `patient`."""
+        self.asked = asked
+        """The request in the form of the engine's route, without what only the proxy asks for."""
+        self.cache_salt: Any = asked.fields.get("cache_salt")
+        """With what the engine's prefix cache is told apart; as the client sent it, until `under`."""
+        self._named = named
+        self.skip = ask.skip
+        """Why the exchange is not captured, if it is not."""
+        self.buffered = False
+        """Whether the answer is one document, which `finish` gives as a whole."""
+        self.settled = False
+        """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
+        self._fields = fields
+        self.ask = ask
+        """What the engine is asked for, and what of it the client must not see."""
+        self._reading = dialect.reader(ask)
+        self._translates = self._reading.translates
+        self._parser = SseParser()
+        self._document: list[bytes] = []
+        self._held: list[bytes] = []
+        self._holding = False
+        self._opaque = False
+        self._outcomes: tuple[Outcome, ...] = ()
+        self.contradicted: str | None = None
+        """Why calls that were captured when they `settled` are lost after all, if they are; `outcomes` says so too."""
+
+    @property
+    def upstream_body(self) -> bytes:
+        """The body that the engine gets."""
+        return self.body_with({})
+
+    def under(self, version: int, since: float) -> None:
+        """Which weights answer, by their policy version and the gate's last move: the engine may use of its prefix
+        cache only what these have put there."""
+        salt = salted(self.cache_salt, version, since)
+        if salt is not None:
+            self.cache_salt = salt
+            self._fields = self._fields | {"cache_salt": json.dumps(salt)}
+            self.altered = tuple(self._fields)
+
+    def body_with(self, fields: Mapping[str, str]) -> bytes:
+        """`upstream_body` with more `fields` (name to JSON text) set."""
+        return self.asked.with_fields({**self._fields, **fields})
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each choice, in order, as far as is known; empty until `settled`."""
+        return self._outcomes
+
+    @cached_property
+    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+        """What each choice said, for those who know history by its words; see `Reader.given`. Ask once `settled`."""
+        return self._reading.given()
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """How many tokens each choice has so far."""
+        return self._reading.sampled
+
+    @property
+    def tells_versions(self) -> bool:
+        """Whether the engine showed that it can tell the weights behind each token; see `Reader`."""
+        return self._reading.tells_versions
+
+    @property
+    def status(self) -> int | None:
+        """The client's status, where it is not the engine's; known after `finish`."""
+        return self._reading.status
+
+    @property
+    def patient(self) -> bool:
+        """Whether the client has whole events of a stream that is not at its end."""
+        return not self.buffered and not self._opaque and not self._reading.ended
+
+    def pass_by(self) -> None:
+        """The answer is the engine's to the client's request on the client's own route: the client gets it as it is,
+        and no call comes of it."""
+        self.skip = NO_CHAT_ROUTE
+        self._translates = False
+
+    def retreat(self) -> bool:
+        """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
+        call comes of the answer."""
+        if self.skip is not None or self.upstream_body == self.asked.with_fields(self._named):
+            return False
+        self._fields = self._named
+        self.skip = UNASKABLE
+        return True
+
+    def on_headers(self, status: int, content_type: str) -> None:
+        """The engine's answer begins."""
+        document = not content_type.lower().startswith("text/event-stream")
+        if status >= 400 or self.skip is not None:
+            self._lose(REFUSED if status >= 400 else self.skip or "")
+            self._opaque = not self._translates
+            self.buffered = self._translates and (document or status >= 400)
+        else:
+            self.buffered = document
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bytes from the engine; what of them the client gets now."""
+        if self.buffered:
+            self._document.append(data)
+            return []
+        if self._opaque:
+            return [] if self._translates else [data]
+        if self._parser.pending or self._holding:
+            out = self._events(self._parser.feed(data))
+            return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
+        out, end = self._reading.usual(data)
+        return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
+
+    def release(self) -> list[bytes]:
+        """The bytes that were kept back until the calls were durable."""
+        held, self._held, self._holding = self._held, [], False
+        return held
+
+    def finish(self) -> list[bytes]:
+        """The engine's answer ended as it should; the rest of the client's bytes. `settled` holds afterwards."""
+        if self.buffered:
+            return self._finish_document()
+        out = [] if self._opaque else self._events(self._parser.finish())
+        if not self.settled:
+            self._settle(self._reading.outcomes())
+        return out + self.release()
+
+    def abort(self, reason: str = TRUNCATED) -> list[bytes]:
+        """The exchange broke off; the bytes that came and were not passed on, except that the client of another
+        protocol has no use for pieces of the engine's. `settled` holds afterwards."""
+        pieces = [*self._document, self._parser.take()]
+        rest = self._held if self._translates else [*self._held, *pieces]
+        self._held, self._document = [], []
+        if not self.settled:
+            self._lose(reason)
+        return [part for part in rest if part]
+
+    def _events(self, events: list[SseEvent]) -> list[bytes]:
+        out: list[bytes] = []
+        for event in events:
+            seen: bytes | None = event.raw
+            try:
+                seen = self._reading.show(event)
+            except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
+                if not self._reading.ended:
+                    self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
+            self._holding = self._holding or (self._reading.ended and not self.settled)
+            if seen:
+                (self._held if self._holding else out).append(seen)
+        self._judge()
+        return out
+
+    def _judge(self) -> None:
+        """A piece of a stream has been read: see whether the calls are at their end, or are so no more."""
+        if self._reading.ended and not self.settled:
+            self._settle(self._reading.outcomes())
+        elif (why := self._reading.spoilt) is not None and self.settled:
+            self.contradicted = why
+            self._outcomes = tuple(one if isinstance(one, Lost) else Lost(one.index, why) for one in self._outcomes)
+
+    def _overlong(self) -> list[bytes]:
+        """An event that does not end is kept no longer. The client gets its bytes, and whatever follows, if it is in
+        the client's own protocol."""
+        self._opaque, piece = True, self._parser.take()
+        self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
+        if self._translates:
+            return []
+        self._held.append(piece)
+        return [] if self._holding else self.release()
+
+    def _keep_back(self, outcomes: tuple[Outcome, ...]) -> None:
+        """The calls have ended in these `outcomes`, if they have not before: nothing leaves until `release`."""
+        if not self.settled:
+            self._settle(outcomes)
+            self._holding = True
+
+    def _finish_document(self) -> list[bytes]:
+        body = b"".join(self._document)
+        self._document = []
+        try:
+            body = self._reading.document(body)
+        except Exception:  # as in feed
+            self._lose(CAPTURE_FAILED)
+        else:
+            self._settle(self._reading.outcomes())
+        return [body]
+
+    def _lose(self, reason: str) -> None:
+        self._settle(tuple(Lost(index, reason) for index in range(self.choices)))
+
+    def _settle(self, outcomes: tuple[Outcome, ...]) -> None:
+        if not self.settled:
+            self._outcomes = outcomes
+            self.settled = True

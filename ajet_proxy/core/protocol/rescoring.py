@@ -1,0 +1,75 @@
+"""The logprobs of tokens that were sampled without: one look at them by the model that sampled them.
+
+Where an engine reports ids and no logprobs (vLLM's ``/v1/responses`` for all but text), the same engine is asked once
+more, on ``/v1/completions``, with the exact ids as the prompt: it then tells how likely each of them was. Under the
+same weights these are the numbers of the first time, but for the rounding of another batch. The last token is not part
+of the prompt but asked for by name at the place after it, where one token must be generated: so a sequence that fills
+the model's context still fits.
+
+Two things differ from logprobs reported at once: a prompt that is scored is computed without the prefix cache, and the
+numbers are those of the model itself, where a grammar (a required tool, a JSON schema) or, in an engine that reports
+processed logprobs, the sampling parameters had narrowed the choice.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ajet_proxy.core.protocol.logprobs import logprobs_of
+from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
+
+TARGET = "/v1/completions"
+"""The engine's route that scores."""
+_UNSHAPED = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+"""In place of the defaults that the model came with, under which an engine may report the last token."""
+
+
+def question(choice: Unscored, *, model: str, salt: Any) -> bytes:
+    """The body that asks for the logprobs of `choice`; with a `salt` (``cache_salt``) its prompt is as private as the
+    one of the request was."""
+    *head, last = choice.token_ids
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": [*choice.prompt_token_ids, *head],
+        "prompt_logprobs": 0,
+        "max_tokens": 1,
+        "logprobs": 0,
+        "logprob_token_ids": [last],
+        "return_tokens_as_token_ids": True,
+        **_UNSHAPED,
+    }
+    if salt is not None:
+        body["cache_salt"] = salt
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def answered(choice: Unscored, body: bytes) -> Captured | Lost:
+    """`choice` with the logprobs that the engine's answer `body` tells; lost if it does not tell them all."""
+    try:
+        logprobs = _logprobs(choice, json.loads(body)["choices"][0])
+    except (ValueError, TypeError, LookupError, RecursionError):
+        return Lost(choice.index, NOT_SCORED)
+    return Captured(
+        index=choice.index,
+        model=choice.model,
+        prompt_token_ids=choice.prompt_token_ids,
+        token_ids=choice.token_ids,
+        logprobs=logprobs,
+        finish_reason=choice.finish_reason,
+        scored=True,
+    )
+
+
+def _logprobs(choice: Unscored, told: Any) -> tuple[float, ...]:
+    """One logprob for each sampled token, or one of the errors that `answered` expects."""
+    *head, last = choice.token_ids
+    rows = told["prompt_logprobs"]
+    if len(rows) != len(choice.prompt_token_ids) + len(head):
+        raise ValueError("not as many rows as tokens")
+    sampled = rows[len(choice.prompt_token_ids) :]
+    values = [row[str(token)]["logprob"] for row, token in zip(sampled, head, strict=True)]
+    values.append(told["logprobs"]["top_logprobs"][0][f"token_id:{last}"])
+    if (logprobs := logprobs_of(values)) is None:
+        raise ValueError("not one logprob for each token")
+    return logprobs

@@ -1,0 +1,275 @@
+"""``POST /v1/responses`` as vLLM speaks it.
+
+Asked with ``enable_response_messages``, vLLM adds the raw prompt and the raw output, ids included, to the response
+object: the document, or the last event of a stream. Logprobs it reports in one place only, beside the text of a
+message, and there for every sampled token of the answer, reasoning and tool calls included. So they are asked for
+(``include``), and where an answer has no text its call is `Unscored`. Agents that asked for neither see what they would
+have seen: null messages, null logprobs, in a stream empty ones, and a null ``top_logprobs`` in each response object.
+
+Which token stood in which event of a stream is not told, so a change of weights in mid-stream is placed by counting
+events; tokens that showed nothing are counted with those that came later. An answer that the engine made in several
+generations, calling tools of its own in between, is one answer with several prompts: it is lost, as are answers that
+come later than they are asked for (``background``) and prompts that are more than text.
+
+vLLM reports an aborted generation on this route as a complete one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ajet_proxy.core.protocol.choice import UNREADABLE
+from ajet_proxy.core.protocol.content_parts import beyond_text
+from ajet_proxy.core.protocol.event_patterns import NUMBER, STRING, WHOLE, is_utf8
+from ajet_proxy.core.protocol.json_edits import Spanned, scan, scan_at, scan_list, splice
+from ajet_proxy.core.protocol.logprobs import logprobs_of
+from ajet_proxy.core.protocol.reading import DONE, KEEP_ALIVE, Ask
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.sse import SseEvent
+from ajet_proxy.core.tokens import are_tokens
+from ajet_proxy.core.trajectory.call import (
+    CAPTURE_FAILED,
+    ENGINE_ABORTED,
+    ENGINE_ERROR,
+    NO_LOGPROBS,
+    NO_TOKEN_IDS,
+    TRUNCATED,
+    Captured,
+    Lost,
+    Outcome,
+    Unscored,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+SEVERAL_GENERATIONS = "several_generations"
+_LAST = ("response.completed", "response.incomplete", "response.failed")
+_FINISH = {"max_output_tokens": "length", "content_filter": "content_filter"}
+_LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
+_DELTAS = tuple(f"response.{of}.delta" for of in ("output_text", "reasoning_text", "function_call_arguments"))
+_ITEM = "response.output_item.done"
+_TELLING = (*_DELTAS, _ITEM, *_LAST)
+"""The events that tell what was sampled, of which none may come behind the last."""
+_ROW = b'"top_logprobs":['
+_PIECE = rb'\{"token":' + STRING + rb',"logprob":' + NUMBER + rb',"top_logprobs":\[\]\}'
+_USUAL = re.compile(
+    rb'(event: response\.output_text\.delta\ndata: \{"content_index":' + WHOLE + rb',"delta":' + STRING
+    + rb',"item_id":' + STRING + rb',"logprobs":\[)((?:' + _PIECE + rb"(?:," + _PIECE + rb")*+)?)"
+    + rb'(\],"output_index":' + WHOLE + rb',"sequence_number":' + WHOLE
+    + rb',"type":"response\.output_text\.delta"\}\n\n)'
+    + rb"|event: response\.(?:reasoning_text|function_call_arguments)\.delta\ndata: [^\r\n]*\n\n"
+)
+"""The events that make up most of a stream: a piece of text with its logprobs, or another piece without."""
+
+
+class Responses:
+    """The `Dialect` of responses."""
+
+    name = "responses"
+    path = "/v1/responses"
+    target = path
+    keep_alive = KEEP_ALIVE
+
+    def translate(self, request: Request) -> Request:
+        return request
+
+    def reader(self, ask: Ask) -> ResponseReading:
+        return ResponseReading(ask)
+
+    def choices(self, request: Mapping[str, Any]) -> int:
+        return 1
+
+    def ask(self, request: Mapping[str, Any]) -> Ask:
+        if request.get("background"):
+            return Ask(skip="background")
+        if _beyond_text(request.get("input")):
+            return Ask(skip="multimodal")
+        fields = {}
+        hide_ids = request.get("enable_response_messages", False) is False
+        if hide_ids:
+            fields["enable_response_messages"] = "true"
+        include, top = request.get("include"), request.get("top_logprobs", 0)
+        hide_logprobs = (include is None or (isinstance(include, list) and LOGPROBS not in include)) and (
+            top is None or type(top) is int
+        )
+        if hide_logprobs:
+            fields["include"] = json.dumps([*(include or ()), LOGPROBS])
+            fields["top_logprobs"] = "0"
+        return Ask(fields=fields, hide_ids=hide_ids, hide_logprobs=hide_logprobs)
+
+
+class ResponseReading:
+    """The `Reader` of one response."""
+
+    translates = False
+    tells_versions = False
+    status: int | None = None
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._events = 0
+        self._outcome: Outcome = Lost(0, TRUNCATED)
+        self.spoilt: str | None = None
+        self._prompt: Any = None
+        self._given: Mapping[str, Any] | None = None
+        self._shown: list[Any] = []
+        self.ended = False
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """How many tokens have shown so far; never more than there are."""
+        return (self._events,)
+
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        seen: list[bytes] = []
+        at = 0
+        while not self.ended and (found := _USUAL.match(stream, at)):
+            if not is_utf8(found[0]):
+                break
+            head, rows, tail = found.groups()
+            if rows and self._ask.hide_logprobs:
+                seen += (head, tail)
+            else:
+                seen.append(found[0])
+            self._events += max(1, rows.count(_ROW)) if rows else 1
+            at = found.end()
+        return seen, at
+
+    def show(self, event: SseEvent) -> bytes | None:
+        if not event.data or event.data.strip() == DONE:
+            return event.raw
+        text = event.data.decode()
+        found = scan(text)
+        kind = found.values.get("type")
+        edits: dict[tuple[int, int], str] = {}
+        if self.ended and kind in _TELLING:
+            self._lose(ENGINE_ERROR if kind == "response.failed" else CAPTURE_FAILED)
+        elif kind == _ITEM:
+            self._shown.append(found.values.get("item"))
+        if kind in _DELTAS:
+            rows = found.values.get("logprobs")
+            self._events += max(1, len(rows) if isinstance(rows, list) else 0)
+            if rows and self._ask.hide_logprobs:
+                edits = {found.spans["logprobs"]: "[]"}
+        elif kind == "error" or found.values.get("error"):
+            self._lose(ENGINE_ERROR)
+        elif "response" in found.spans:
+            response = scan_at(text, found.spans["response"][0])
+            edits = self._put_back(text, response)
+            self._learn(response.values.get("input_messages"))
+            if kind in _LAST and not self.ended:
+                self._end(response.values)
+        return event.with_data(splice(text, edits).encode()) if edits else event.raw
+
+    def document(self, body: bytes) -> bytes:
+        text = body.decode()
+        response = scan(text)
+        edits = self._put_back(text, response)
+        self._end(response.values)
+        return splice(text, edits).encode() if edits else body
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        return (self._outcome if self.spoilt is None else Lost(0, self.spoilt),)
+
+    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+        return (self._given,)
+
+    def _put_back(self, text: str, response: Spanned) -> dict[tuple[int, int], str]:
+        """The places in a response object of what only the proxy asked for."""
+        edits: list[tuple[int, int]] = []
+        if self._ask.hide_ids:
+            edits += _told(response, "input_messages", "output_messages")
+        if self._ask.hide_logprobs:
+            edits += _told(response, "top_logprobs")
+            for item in _objects(text, response, "output"):
+                for part in _objects(text, item, "content"):
+                    edits += _told(part, "logprobs")
+        return dict.fromkeys(edits, "null")
+
+    def _learn(self, prompt: Any) -> None:
+        """What an event tells of the prompt, which is told once or always alike."""
+        if not self._prompt:
+            self._prompt = prompt
+        elif prompt and prompt != self._prompt:
+            self._lose(CAPTURE_FAILED)
+
+    def _lose(self, reason: str) -> None:
+        """Whatever comes, the call is lost; the first `reason` counts."""
+        self.spoilt = self.spoilt or reason
+
+    def _end(self, response: dict[str, Any]) -> None:
+        try:
+            self._outcome = _outcome(response)
+        except UNREADABLE:
+            self._outcome = Lost(0, CAPTURE_FAILED)
+        self._given = {"id": response.get("id"), "output": response.get("output"), "shown": self._shown or None}
+        self.ended = True
+
+
+def _told(found: Spanned, *names: str) -> list[tuple[int, int]]:
+    """Where the values of `names` stand that are not null."""
+    return [found.spans[name] for name in names if found.values.get(name) is not None]
+
+
+def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:
+    """The objects in the list `name`; none where it is no list of objects."""
+    value = found.values.get(name)
+    whole = isinstance(value, list) and all(isinstance(item, dict) for item in value)
+    return scan_list(text, found.spans[name][0]) if whole else []
+
+
+def _outcome(response: Mapping[str, Any]) -> Outcome:
+    """What became of the call whose whole answer is `response`."""
+    status = response.get("status")
+    if status in _LOSSES:
+        return Lost(0, _LOSSES[status])
+    generations = response.get("output_messages") or []
+    prompt, ids = _ids(response.get("input_messages")), _ids(generations[:1])
+    if prompt is None or ids is None:
+        return Lost(0, NO_TOKEN_IDS)
+    if len(generations) > 1:
+        return Lost(0, SEVERAL_GENERATIONS)
+    model, finish_reason = response.get("model"), _finish_reason(response)
+    if finish_reason is None or not isinstance(model, str):
+        return Lost(0, CAPTURE_FAILED)
+    values = _told_logprobs(response["output"])
+    if len(values) != len(ids):
+        return Unscored(0, model, prompt, ids, finish_reason)
+    logprobs = logprobs_of(values)
+    return Lost(0, NO_LOGPROBS) if logprobs is None else Captured(0, model, prompt, ids, logprobs, finish_reason)
+
+
+def _beyond_text(given: Any) -> bool:
+    """Whether an item of the input holds an image, a file or another thing that its token ids do not tell."""
+    items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
+    return any(beyond_text(item.get(field)) for item in items for field in ("content", "output"))
+
+
+def _ids(messages: Any) -> tuple[int, ...] | None:
+    """The ids of the one raw message in `messages`; None if there is not one, or it has none."""
+    if not isinstance(messages, list) or len(messages) != 1:
+        return None
+    tokens = messages[0].get("tokens")
+    return tuple(tokens) if are_tokens(tokens) else None
+
+
+def _finish_reason(response: Mapping[str, Any]) -> str | None:
+    """How chat completions call it; None for a response that has not finished."""
+    if response.get("status") == "completed":
+        called = any(item.get("type") == "function_call" for item in response["output"])
+        return "tool_calls" if called else "stop"
+    details: dict[str, Any] = response.get("incomplete_details") or {}
+    return _FINISH.get(details.get("reason", ""))
+
+
+def _told_logprobs(output: list[dict[str, Any]]) -> list[Any]:
+    """Those of the first text that has any, which are those of all sampled tokens; empty if they are no numbers."""
+    parts = [part for item in output for part in item.get("content") or ()]
+    rows = next((part["logprobs"] for part in parts if part.get("logprobs")), ())
+    values = [row.get("logprob") for row in rows]
+    return values if set(map(type, values)) <= {int, float} else []
+
+
+RESPONSES = Responses()

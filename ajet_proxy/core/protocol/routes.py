@@ -1,0 +1,45 @@
+"""Which of an engine's routes agents may use: those of the protocols, and no control route, however it is spelled."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote
+
+from ajet_proxy.core.protocol.dialects import CAPTURED
+
+OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
+CONTROL_ROUTES = frozenset((
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/sleep", "/wake_up", "/abort_requests",
+    "/collective_rpc", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache", "/release_kv_cache_memory",
+    "/init_weight_transfer_engine", "/start_weight_update", "/start_draft_weight_update", "/update_weights",
+    "/finish_weight_update", "/update_weight_version", "/start_profile", "/stop_profile", "/scale_elastic_ep",
+    "/fault_tolerance/apply",
+))  # fmt: skip
+"""Routes of vLLM 0.31 that change the engine (those of ``vllm/entrypoints/serve``), which nobody can allow."""
+
+
+def open_route(written: str, allowed: tuple[str, ...] = ()) -> str | None:
+    """The engine's route that a path as `written` means, without a slash at its end; None if agents may not use it.
+    They may use what is `allowed` besides."""
+    path = unquote(written)
+    plain = _plain(path)
+    is_open = (plain in OPEN_ROUTES or plain in allowed or path.startswith("/v1/")) and plain not in CONTROL_ROUTES
+    disguised = any(part in (".", "..") for part in path.split("/")) or "//" in path or "\\" in path
+    return plain if is_open and not disguised and path.isprintable() else None
+
+
+def described(written: str) -> str:
+    """A path as `written`, for who is told that there is no such route, and what he most likely wanted."""
+    path = unquote(written)
+    if not path:
+        return "/e/EPISODE" + _IN_V1  # in whose place a key may stand
+    plain = _plain(path)
+    if f"/v1{plain}" in (*CAPTURED, "/v1/models"):
+        return path[:200] + _IN_V1
+    return path[:200] + (": the owner's page is /ajet/" if plain == "/" else "")
+
+
+_IN_V1 = ": the base URL of an OpenAI client ends in /v1"
+
+
+def _plain(path: str) -> str:
+    return path.rstrip("/") or "/"

@@ -1,0 +1,106 @@
+"""Why a new timeline began: the first difference between a prompt and the timeline nearest to it, named.
+
+The core sees token ids and no text, so a name is a reading of where the difference stands and of what comes after it.
+The nearest timeline is the one, among those with an earlier call of the same model and agent, that shares the most
+leading tokens with the prompt; only its calls that started earlier count. What other calls sampled of its first prompt,
+which a fork takes over, is among its generations. With ``at`` the first differing position, the first rule that fits
+gives the name:
+
+==================  ====================================================================================================
+`parallel`          the whole prompt is history of the timeline: the same prompt again, or a fork from an earlier point
+`new_chain`         nothing is shared
+`template`          ``at`` is the last token of a generation, mostly the stop token, or its first and its end follows
+                    all the same: the template writes the turn otherwise than the engine did
+`retokenized`       ``at`` is inside a generation, and the prompt comes back to it: its tail or its stop token follows
+`retokenized`       ``at`` is the first token of a short generation, and its stop token follows after fewer tokens
+`history_edited`    ``at`` is inside a generation, and the prompt does not come back: the answer was cut or replaced
+`tools_changed`     ``at`` is in the first half of the first prompt, where system text and tools stand, and the next
+                    generation follows whole all the same: the conversation goes on under a new head
+`history_edited`    ``at`` is in prompt tokens elsewhere, and the next generation follows whole
+`template`          ``at`` is in prompt tokens, and only the tail of the next generation follows: its reasoning was
+                    taken out together with the template's opening of it
+`parallel`          ``at`` is in prompt tokens behind a generation: two continuations of one shared history
+`compacted`         ``at`` is in the first prompt, the timeline has several calls, and the prompt is at most half as
+                    long as the timeline's last one, though an eighth of it or more is shared: a summary took the place
+                    of history
+`new_chain`         else: a shared beginning, such as one system prompt, and another conversation
+==================  ====================================================================================================
+
+Where the call's continuity has found out that the agent itself left something out (`EDITED`), the name is
+`history_edited` and not one of those that are `DRIFTED`.
+
+A name that is `VAGUE` says nothing of what was sampled, and the nearest timeline may have parted from it at that very
+place before: then the prompt is compared with that of the answer that should stand there as well, and is `DRIFTED` if
+that is the difference.
+
+Limits, stated: an agent's edit within a generation that keeps its end, be it the stop token alone, reads as
+`retokenized`, and so does a short answer that it put into fewer tokens; a short answer that became as many tokens or
+more from its first on reads as `history_edited`; a changed first user message reads as `tools_changed` if it lies in
+the first half of the prompt; another conversation behind a long system prompt reads as `compacted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ajet_proxy.core.tokens import common_prefix, count, cut, find
+
+DRIFTED = ("retokenized", "template")
+"""Names that mean: the same text, other tokens."""
+EDITED = ("words_left_out",)
+"""Words of `core.continuity.memory` for a history that its agent has changed, which the engine then cannot have read as
+it was sampled: what looks like drift there is `history_edited`."""
+VAGUE = ("new_chain", "parallel", "compacted")
+"""Names for a difference between things that both timelines were given."""
+TAIL = 8
+"""Tokens at the end of a generation that must be found again to say that the prompt comes back to it."""
+
+
+def broken_by(prompt: bytes, history: bytes, spans: Sequence[tuple[int, int]]) -> str:
+    """The name of the first difference.
+
+    `prompt` and `history` (the nearest timeline up to its last earlier call) are token texts; `spans` are the sampled
+    ranges of `history`, at least one, in order.
+    """
+    at, length = common_prefix(prompt, history), count(prompt)
+    if at == length:
+        return "parallel"
+    if at == 0:
+        return "new_chain"
+    ahead = [(start, end) for start, end in spans if start < end and at < end]
+    if ahead and ahead[0][0] <= at:
+        return _in_generation(prompt, history, at, ahead[0])
+    return _in_prompt(prompt, history, at, spans, ahead)
+
+
+def _in_generation(prompt: bytes, history: bytes, at: int, span: tuple[int, int]) -> str:
+    start, end = span
+    if start < at == end - 1:
+        return "template"
+    length, rest = count(prompt), end - 1 - at
+    if rest > (at == start) and find(prompt, cut(history, max(at + 1, end - TAIL), end), at, length) >= 0:
+        return "template" if at == start else "retokenized"
+    stop = find(prompt, cut(history, end - 1, end), at, min(length, at + 2 * (end - at) + TAIL))
+    if stop > at > start:
+        return "retokenized"
+    if at < stop < end - 1 < start + TAIL:
+        kept = cut(prompt, at, stop + 1) == cut(history, end - 1 - stop + at, end)
+        return "template" if kept else "retokenized"
+    return "history_edited"
+
+
+def _in_prompt(
+    prompt: bytes, history: bytes, at: int, spans: Sequence[tuple[int, int]], ahead: Sequence[tuple[int, int]]
+) -> str:
+    first, length = spans[0][0], count(prompt)
+    if ahead:
+        start, end = ahead[0]
+        if find(prompt, cut(history, start, end), at, length) >= 0:
+            return "tools_changed" if at * 2 < first else "history_edited"
+        if find(prompt, cut(history, max(start, end - TAIL), end), at, length) >= 0:
+            return "template"
+    if at >= first:
+        return "parallel"
+    if len(spans) > 1 and length * 2 <= spans[-1][0] and at * 8 >= length:
+        return "compacted"
+    return "new_chain"

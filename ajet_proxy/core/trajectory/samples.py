@@ -1,0 +1,188 @@
+"""Timelines become samples, the records that the trainer sees; with `tree_rows`, one record for each tree of them.
+
+Invariant: a sample's mask is 1 exactly where one of its calls sampled, its logprobs are the engine's there and 0.0
+elsewhere, and its policy versions count those same tokens in order. A sample's reward is made of the rewards that
+concern it: those without a scope, those of its agent, and those of a call it holds.
+
+A sample is named ``EPISODE/INDEX``, counted in the order of first calls, so that equal sets of calls give equal names.
+
+Next: ajet_proxy/core/ledger/commands.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ajet_proxy.core.ledger.episode import Episode, Given, total
+from ajet_proxy.core.tokens import count, cut, unpack_tokens
+from ajet_proxy.core.trajectory.call import prompt_hash
+from ajet_proxy.core.trajectory.repair import join
+from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge, pack
+from ajet_sdk.sample import BatchEpisode, Call, PolicySpans, Sample
+
+
+def samples_of(
+    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Iterable[Given] = ()
+) -> tuple[Sample, ...]:
+    """The samples of one episode, one for each of `timelines` and in their order, after `repair.join`."""
+    return tuple(each_sample(timelines, episode=episode, task=task, rewards=tuple(rewards)))
+
+
+def each_sample(
+    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Sequence[Given]
+) -> Iterator[Sample]:
+    """`samples_of`, each made when it is asked for: their tokens as numbers take many times the room of timelines."""
+    return (
+        Sample(
+            sample=f"{episode}/{index}",
+            episode=episode,
+            task=task,
+            model=timeline.model,
+            agent=timeline.agent,
+            token_ids=unpack_tokens(timeline.tokens),
+            loss_mask=_mask(timeline),
+            logprobs=_logprobs(timeline),
+            policy_versions=_versions(timeline.turns),
+            calls=tuple(turn.call for turn in timeline.turns),
+            spans=tuple((turn.call, turn.start, turn.end) for turn in timeline.turns),
+            reward=_reward(timeline.turns, rewards),
+            broken_by=timeline.broken_by,
+            uncertain_tokens=_uncertain(timeline.turns),
+            repaired_tokens=timeline.repaired_tokens,
+        )
+        for index, timeline in enumerate(join(timelines))
+    )
+
+
+def delivered(episode: Episode, model: str, given: int | None) -> BatchEpisode:
+    """What `model` learns from an episode that has the first `given` of its rewards."""
+    rewards = tuple(episode.rewards.values())[:given]
+    samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
+    return BatchEpisode(
+        episode=episode.id,
+        task=episode.named_task,
+        model=model,
+        reward=total(rewards) or 0.0,
+        rewards=tuple(reward.to_json() for reward in rewards),
+        samples=tuple(sample for sample in samples if sample.model == model),
+    )
+
+
+def merge_calls(calls: Sequence[Call], policy: Policy = "strict") -> tuple[Sample, ...]:
+    """The samples of the calls of one episode that nobody has rewarded; its task is the hash of its first prompt."""
+    first = min(calls, key=lambda call: (call.started_at, call.call))
+    return samples_of(merge(calls, policy), episode=first.episode, task=prompt_hash(first.prompt_token_ids))
+
+
+def _mask(timeline: Timeline) -> tuple[int, ...]:
+    mask = bytearray(len(timeline))
+    for turn in timeline.turns:
+        mask[turn.start : turn.end] = b"\1" * turn.sampled
+    return tuple(mask)
+
+
+def _logprobs(timeline: Timeline) -> tuple[float, ...]:
+    logprobs = [0.0] * len(timeline)
+    for turn in timeline.turns:
+        logprobs[turn.start : turn.end] = turn.logprob_values()
+    return tuple(logprobs)
+
+
+def _versions(turns: Iterable[Turn]) -> PolicySpans:
+    """The turns' versions in order, equal neighbours as one."""
+    runs: list[tuple[int, int]] = []
+    for version, sampled in (span for turn in turns for span in turn.policy_versions):
+        if runs and runs[-1][0] == version:
+            runs[-1] = (version, runs[-1][1] + sampled)
+        else:
+            runs.append((version, sampled))
+    return tuple(runs)
+
+
+def _uncertain(turns: Iterable[Turn]) -> int:
+    return sum(turn.sampled for turn in turns if turn.version_uncertain)
+
+
+def _reward(turns: Sequence[Turn], given: Iterable[Given]) -> float | None:
+    calls, agent = {turn.call for turn in turns}, turns[0].agent
+    mine = [reward for reward in given if reward.agent in (None, agent)]
+    return total(reward for reward in mine if reward.call is None or reward.call in calls)
+
+
+def tree_rows(calls: Sequence[Call]) -> tuple[Sample, ...]:
+    """One row for each tree of one episode's calls: calls of one model and agent whose texts begin with one token.
+
+    ``parents`` holds each token's predecessor. A token that two calls share as history stands once; a token that two
+    calls sampled stands twice, because each sampled it with a logprob of its own. Each call's sampled tokens stand next
+    to each other.
+    """
+    trees: dict[tuple[str, str, int | None], _Tree] = {}
+    ordered = sorted(calls, key=lambda call: (call.started_at, call.call))
+    for call in sorted(ordered, key=lambda call: len(call.prompt_token_ids)):
+        packed = pack(call)
+        root = (*call.prompt_token_ids[:1], *call.token_ids[:1], None)[0]
+        trees.setdefault((call.model, call.agent, root), _Tree()).add(packed)
+    task = prompt_hash(ordered[0].prompt_token_ids)
+    rows = sorted(trees.values(), key=lambda tree: min(turn.rank for turn in tree.turns))
+    return tuple(tree.row(f"{ordered[0].episode}/{index}", ordered[0].episode, task) for index, tree in enumerate(rows))
+
+
+class _Tree:
+    """Nodes in the order of their making. A node stands for one token behind one history; `first` finds, for a node and
+    a token, the node that first continued it so. Calls come in the order of their prompts' lengths: a sampled token is
+    made before anyone has it as history."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.logprobs: list[float] = []
+        self.sampled: list[int] = []
+        self.turns: list[Turn] = []
+        self._first: dict[tuple[int, int], int] = {}
+        self._same: list[int] = []
+        self._starts: list[int] = []
+
+    def add(self, call: Packed) -> None:
+        """`call`'s history, as far as it is new, and then its sampled tokens, always new."""
+        turn, at = call.turn, -1
+        for token in unpack_tokens(cut(call.text, 0, turn.start)):
+            known = self._first.get((at, token))
+            at = self._make(at, at, token, 0.0, 0) if known is None else known
+        history = at
+        self._starts.append(len(self.tokens))
+        sampled = unpack_tokens(cut(call.text, turn.start, count(call.text)))
+        for token, logprob in zip(sampled, turn.logprob_values(), strict=True):
+            at = self._make(at, history, token, logprob, 1)
+            history = self._same[at]
+        self.turns.append(turn)
+
+    def _make(self, parent: int, history: int, token: int, logprob: float, sampled: int) -> int:
+        """A new node behind `parent`. `history` is the node that first had the text which `parent` ends."""
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.logprobs.append(logprob)
+        self.sampled.append(sampled)
+        self._same.append(self._first.setdefault((history, token), node))
+        return node
+
+    def row(self, name: str, episode: str, task: str) -> Sample:
+        order = sorted(range(len(self.turns)), key=lambda index: self._starts[index])
+        turns = [self.turns[index] for index in order]
+        starts = [self._starts[index] for index in order]
+        spans = [(turn.call, at, at + turn.sampled) for turn, at in zip(turns, starts, strict=True)]
+        return Sample(
+            sample=name,
+            episode=episode,
+            task=task,
+            model=turns[0].model,
+            agent=turns[0].agent,
+            token_ids=tuple(self.tokens),
+            loss_mask=tuple(self.sampled),
+            logprobs=tuple(self.logprobs),
+            policy_versions=_versions(turns),
+            calls=tuple(turn.call for turn in turns),
+            spans=tuple(spans),
+            uncertain_tokens=_uncertain(turns),
+            parents=tuple(self.parents),
+        )

@@ -1,0 +1,376 @@
+"""The composition root: the only place that constructs the daemon's parts and connects them.
+
+Order matters. The data directory's lock comes first, because two proxies on one journal would destroy it; then the
+replay of the journal, so that the state is whole before anyone can ask for it; then the sockets; then the word to
+systemd. On SIGTERM the same steps run backwards: nobody new is let in, requests held at the gate are answered 503 (the
+trainer that would open it cannot reach us any more), calls in flight finish, and the journal is closed last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import os
+import secrets
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from ajet_proxy import systemd as service
+from ajet_proxy.core.identity.keys import SCOPES, Claims, Keys
+from ajet_proxy.core.ledger.commands import LedgerSettings
+from ajet_proxy.core.ledger.events import Event, GateOpened, PolicyAnnounced
+from ajet_proxy.core.ledger.quotas import Quotas
+from ajet_proxy.core.ledger.retention import to_archive
+from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
+from ajet_proxy.io.control.relay import relayed
+from ajet_proxy.io.control.routes import Control, ControlSettings
+from ajet_proxy.io.control.traces import Traces, exporting
+from ajet_proxy.io.engines.pause import EngineControl
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.http import keyring
+from ajet_proxy.io.http.audit import AuditLog, audited
+from ajet_proxy.io.http.errors import error_middleware, refuse_foreign_pages
+from ajet_proxy.io.http.server import Runner
+from ajet_proxy.io.intercept import authority
+from ajet_proxy.io.intercept.authority import AuthorityError
+from ajet_proxy.io.intercept.tunnels import Interception, Tunnels
+from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
+from ajet_proxy.io.ledger_port.local import LedgerDesk
+from ajet_proxy.io.ledger_port.remote import Facts
+from ajet_proxy.io.runtime.alert_log import Alarm
+from ajet_proxy.io.runtime.clock import Clock
+from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.io.runtime.process import (
+    allow_many_connections,
+    cannot_listen,
+    endings,
+    log_to_stderr,
+    look_for_garbage_less,
+)
+from ajet_proxy.io.storage.compactor import Compactor
+from ajet_proxy.io.storage.limits import DaemonLimits, TenantLimits, resident_bytes
+from ajet_proxy.io.storage.store import Store
+from ajet_proxy.io.workers.supervisor import Workers
+from ajet_proxy.own_address import Address
+from ajet_proxy.settings import Config, ConfigError, refuse_own
+from ajet_sdk.errors import NotReady
+
+TICK_S = 1.0
+STOP_MARGIN_S = 5.0
+
+
+class App:
+    """The running daemon. `start` returns when it accepts requests; `stop` when everything is on disk."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.name = f"ajet_proxy-{secrets.token_hex(8)}"
+        """What no other daemon is called; its workers are."""
+        self.url = ""
+        self.interception: Interception | None = None
+        self.listening: list[Address] = [address for address in config.listening if address[1]]
+        """Where it listens, a port that was free included once it does."""
+        self.ticker: asyncio.Task[None] | None = None
+        self._runners: list[Runner] = []
+        self.workers: Workers | None = None
+        self._handed: socket.socket | None = None
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Bring everything up; an error leaves nothing behind."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def stop(self) -> None:
+        """Take everything down in reverse order, letting calls in flight finish for up to ``drain_s``."""
+        await self._stack.aclose()
+
+    async def _start(self) -> None:
+        config = self.config
+        self._handed = service.handed_socket(os.environ, address=config.address)
+        if self._handed is not None and config.workers > 1:
+            raise ConfigError("worker processes listen for themselves: leave the socket unit out, or --workers 1")
+        if self._handed is not None and service.hears_ipv4(self._handed):
+            self.listening.append(("0.0.0.0", config.address[1]))
+            refuse_own(config, self.listening)
+        data_dir = open_data_dir(config)
+        clock, metrics = Clock(), Metrics()
+        room = Room(metrics)
+        store = await self._open_store(data_dir, clock, metrics)
+        ledger = store.ledger
+        waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
+        gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s, waited=waited)
+        engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
+        keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
+        desk = LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
+        self._stack.callback(desk.close)
+        make_front = functools.partial(
+            HttpFront, desk=desk, engines=engines, keys=keys, clock=clock, metrics=metrics,
+            settings=front.settings(config, self.name), room=room,
+        )
+        log = AuditLog(data_dir, max_bytes=config.max_audit)
+        workers = self._crew(store, desk, keys, log, metrics, data_dir) if config.workers > 1 else None
+        self._look_after(store, data_dir, clock, metrics, keys, room)
+        audit = functools.partial(audited, log, keys=keys, now=clock.now)
+        if config.intercept:
+            tunnels = Tunnels(
+                config.intercept_host, authenticate=lambda key: keys.authenticate(key, clock.now()),
+                needs_key=config.intercept_needs_key,
+            )
+            await self._intercept(
+                make_front(headers=tunnels.headers), data_dir, tunnels, metrics, audit(headers=tunnels.headers)
+            )
+        else:
+            self._stack.push_async_callback(self._drain)
+        control = Control(
+            store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
+            engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
+            workers=workers, settings=_control_settings(config), room=room, listening=self.listening,
+        )
+        secured, around = front.tls(config), audit(headers=headers_as_sent)
+        if workers is None:
+            application = front.application(config, keys, around)
+            control.add_routes(application)
+            make_front().add_routes(application)
+            host, port = await self._listen(application, config.address, secured)
+        else:
+            application = front.application(config, keys, relayed, around)
+            control.add_routes(application)
+            host, port = await self._listen_with(workers, application)
+        self._stack.callback(gate.stop)
+        self._stack.callback(control.stop)
+        scheme = "http" if config.tls_cert is None else "https"
+        self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def _open_store(self, data_dir: Path, clock: Clock, metrics: Metrics) -> Store:
+        """The ledger as it was, and what was in flight when it was left is lost."""
+        traces = Traces(exporting()) if self.config.traces else None
+        if traces is not None:
+            self._stack.push_async_callback(traces.close)
+        settings = _ledger_settings(self.config)
+        store = Store.open(data_dir, settings, metrics=metrics, patience_s=self.config.drain_s)
+        self._stack.push_async_callback(store.close)
+        if traces is not None:
+            traces.follow(store)
+        await store.commit(store.ledger.restarted(clock.now()))
+        return store
+
+    def _look_after(
+        self, store: Store, data_dir: Path, clock: Clock, metrics: Metrics, keys: Keys, room: Room
+    ) -> None:
+        """Start what is done again and again."""
+        config = self.config
+        limits = self._limit(store, data_dir, metrics, room)
+        compactor = Compactor(
+            store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
+            max_bytes=config.archive_max_bytes,
+        )
+        self._stack.push_async_callback(compactor.stop)
+        watch = keyring.Watch(data_dir, keys)
+        self.ticker = asyncio.get_running_loop().create_task(self._tick(store, clock, limits, compactor, watch))
+        self._stack.push_async_callback(_end, self.ticker)
+
+    async def _listen_with(self, workers: Workers, application: web.Application) -> tuple[str, int]:
+        """Have `workers` listen and bring the requests that are for `application`."""
+        self._stack.push_async_callback(workers.stop)
+        runner = await self._runner(application)
+        await web.SockSite(runner, workers.control_socket(), backlog=front.BACKLOG).start()
+        host, port = await workers.start(self.config.address)
+        self.listening.append((self.config.address[0], port))
+        return host, port
+
+    async def _listen(
+        self, application: web.Application, address: tuple[str, int], tls: ssl.SSLContext | None = None
+    ) -> tuple[str, int]:
+        """Serve `application` at `address` and return the real one."""
+        runner = await self._runner(application)
+        if self._handed is not None and address == self.config.address:
+            await web.SockSite(runner, self._handed, ssl_context=tls, backlog=front.BACKLOG).start()
+        else:
+            try:
+                await web.TCPSite(runner, *address, ssl_context=tls, backlog=front.BACKLOG).start()
+            except OSError as error:
+                raise cannot_listen(*address, error) from error
+        host, port, *_ = runner.addresses[0]
+        self.listening.append((address[0], port))
+        return host, port
+
+    async def _runner(self, application: web.Application) -> Runner:
+        runner = front.runner(self.config, application)
+        self._runners.append(runner)
+        await runner.setup()
+        return runner
+
+    def _crew(
+        self, store: Store, desk: LedgerDesk, keys: Keys, log: AuditLog, metrics: Metrics, data_dir: Path
+    ) -> Workers:
+        """The worker processes, which know at every moment what the ledger says of weights and engines."""
+        config, ledger = self.config, store.ledger
+        settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+        def facts() -> Facts:
+            served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
+            return Facts(served, ledger.default_version, ledger.merge_policy, keys.ring, self.name)
+
+        def heard(events: Sequence[Event]) -> None:
+            if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
+                workers.tell()
+
+        self.workers = workers = Workers(
+            config.workers, settings | {"tenants": ()}, desk=desk, facts=facts, audit=log, metrics=metrics,
+            data_dir=data_dir, drain_s=config.drain_s + STOP_MARGIN_S,
+        )
+        store.listen(heard)
+        return workers
+
+    def _limit(self, store: Store, data_dir: Path, metrics: Metrics, room: Room) -> DaemonLimits:
+        """Hold `store`, and what bodies take, to what the operator allows."""
+        config = self.config
+
+        def measured(left: int) -> None:
+            room.look(left if self.workers is None else self.workers.share(left))
+
+        def resident() -> int:
+            pids = () if self.workers is None else self.workers.pids().values()
+            return sum(resident_bytes(pid) for pid in ("self", *map(str, pids)))
+
+        store.limits = limits = DaemonLimits(
+            data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics, resident=resident,
+            measured=measured,
+        )
+        if config.tenants:
+            store.quotas = TenantLimits(Quotas(dict(config.tenants), store.ledger), metrics)
+        return limits
+
+    async def _tick(
+        self, store: Store, clock: Clock, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch
+    ) -> None:
+        """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and
+        tell systemd's watchdog that the loop turns."""
+        alarm = Alarm()
+        while True:
+            await asyncio.sleep(TICK_S)
+            with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
+                while store.healthy and (events := store.ledger.expire(clock.now())):
+                    store.post(events)
+                    await asyncio.sleep(0)  # they come in turns
+                if store.healthy:
+                    store.post(to_archive(store.ledger, clock.now(), self.config.archive_max_age))
+            alarm.look(store.alerts())
+            limits.measure()
+            compactor.tick()
+            watch.tick()
+            if self.workers is not None:
+                self.workers.tell()
+            service.notify("WATCHDOG=1", os.environ)
+
+    async def _drain(self) -> None:
+        """Stop listening and let requests finish, on all listeners at once."""
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+
+    async def _intercept(
+        self, relayed_to: HttpFront, data_dir: Path, tunnels: Tunnels, metrics: Metrics, audit: Any
+    ) -> None:
+        """The interceptor, and the listener that it relays to: the front alone, without control routes."""
+        from ajet_proxy.io.intercept.interceptor import Interceptor
+
+        guards = [audit, error_middleware, refuse_foreign_pages(None), tunnels.guard()]
+        application = web.Application(middlewares=guards, client_max_size=self.config.max_body)
+        relayed_to.add_routes(application)
+        interceptor = Interceptor(
+            directory=data_dir / "ca", modes=self.config.modes, tunnels=tunnels, metrics=metrics
+        )
+        self._stack.push_async_callback(interceptor.close)
+        self._stack.push_async_callback(self._drain)
+        relayed = await self._listen(application, ("127.0.0.1", 0))
+        self._stack.push_async_callback(interceptor.stop)
+        try:
+            await interceptor.start(relayed)
+        except AuthorityError as error:
+            raise ConfigError(str(error)) from error
+        self.listening += [on.address for on in interceptor.listening if on.address is not None]
+        self.interception = Interception(
+            hosts=tuple(sorted(tunnels.hosts)), listening=interceptor.listening,
+            certificate=authority.certificate(interceptor.directory),
+        )
+
+
+def main(config: Config, announce: Callable[[str], None]) -> None:
+    """Run the daemon until one of `endings`; `announce` gets the URL once it accepts requests."""
+    log_to_stderr()
+    allow_many_connections()
+    look_for_garbage_less()
+    asyncio.run(_run(App(config), announce))
+
+
+async def _run(app: App, announce: Callable[[str], None]) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for number in endings():
+        loop.add_signal_handler(number, on_signal)
+    await app.start()
+    assert app.ticker is not None
+    app.ticker.add_done_callback(lambda _: stop.set())
+    announce(app.url)
+    service.notify("READY=1", os.environ)
+    await stop.wait()
+    service.notify_stopping(app.config.drain_s, os.environ)
+    failed = app.ticker.exception() if app.ticker.done() else None
+    await app.stop()
+    if failed is not None:
+        raise failed
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def open_data_dir(config: Config) -> Path:
+    """The data directory, made for this user alone if it was not there."""
+    path = Path(config.data_dir)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make data_dir {path}: {error.strerror}") from error
+    return path
+
+
+def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
+    """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
+    chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
+    return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
+
+
+def _ledger_settings(config: Config) -> LedgerSettings:
+    return LedgerSettings(
+        idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
+        group_size=config.group_size, drift_limit=config.drift_limit,
+    )
+
+
+def _control_settings(config: Config) -> ControlSettings:
+    return ControlSettings(
+        public_url=config.public_url, trusted_front=config.trusted_front, key_ttl_s=config.key_ttl_s,
+        pauses=config.gate_mode == "pause", max_body=config.max_body, client_timeout=config.client_timeout,
+        client_certificates=config.tls_client_ca is not None,
+    )

@@ -1,0 +1,98 @@
+"""The short way of a stream: from the engine's connection to the client's, within the callback that bytes come with.
+
+Most of a stream is pieces of one token, and what such a piece costs is for the most part waking the task that relays
+it. So that task sleeps while there is nothing to decide. Whatever is not an everyday piece wakes it, and it reads on by
+itself: the end or a break, calls to be recorded, a client that reads more slowly than the engine writes.
+
+Invariant: the client gets the same bytes in the same order on either way. The short one begins behind the first bytes
+that aiohttp has written, writes only while the client's transport keeps nothing back, and frames what it writes as
+aiohttp does (RFC 9112, section 7.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+from ajet_proxy.io.engines.upstream import way_of
+
+
+class Flow:
+    """Carries the pieces of `answer` to the client of `http` while the task waits in `run`; a context. `take` gives
+    what the client gets of a piece, and `enough` says that the task has something to do."""
+
+    def __init__(
+        self, http: web.Request, answer: aiohttp.ClientResponse, response: web.StreamResponse, *,
+        take: Callable[[bytes], list[bytes]], enough: Callable[[], bool],
+    ) -> None:
+        self._answer = answer
+        self._content = answer.content
+        self._client = http.transport
+        self._chunked = response.headers.get("Transfer-Encoding") == "chunked"
+        self._take = take
+        self._enough = enough
+        self._loop = asyncio.get_running_loop()
+        self._woken = self._loop.create_future()
+        self._end: asyncio.Task[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._end is not None:
+            self._end.cancel()
+
+    async def run(self) -> None:
+        """Carry what comes until the task is needed; call it when nothing that came is left to be written.
+
+        Raises what `take` raises.
+        """
+        way = way_of(self._answer)
+        if way is None or self._client is None or not self._chunked or self._content.exception() is not None:
+            return
+        self._woken = self._loop.create_future()
+        if self._end is None:
+            self._end = self._loop.create_task(self._await_end())
+        way.follow(self._came)
+        try:
+            self._came()  # what came while the task was writing
+            await self._woken
+        finally:
+            way.leave(self._came)
+
+    def _came(self) -> None:
+        """Something came, or the task begins to wait: carry all that is there."""
+        content, client = self._content, self._client
+        assert client is not None
+        while not self._woken.done():
+            if content.exception() is not None or client.is_closing() or client.get_write_buffer_size():
+                self._wake()
+            elif data := content.read_nowait():
+                try:
+                    parts = self._take(data)
+                except Exception as error:  # the task's to handle: out of here it would reach the event loop
+                    self._woken.set_exception(error)
+                    return
+                if parts:
+                    client.write(b"".join((b"%x\r\n" % sum(map(len, parts)), *parts, b"\r\n")))
+                if self._enough():
+                    self._wake()
+            else:
+                return
+
+    async def _await_end(self) -> None:
+        """Wake the task when all is there or nothing more comes, which it sees for itself when it reads. Only a reader
+        is told of both, and of the time being over; and it must have begun to wait before."""
+        with suppress(Exception):
+            if self._content.exception() is None:
+                await self._content.wait_eof()
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._woken.done():
+            self._woken.set_result(None)

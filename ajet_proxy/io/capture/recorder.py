@@ -1,0 +1,135 @@
+"""The calls of one exchange in the ledger: begun, then ended exactly once.
+
+Ending is durable: `end` returns when the journal has it, and only then may the client see the end of its answer. Tokens
+that came without logprobs are scored before that, and only under the weights that sampled them. Losing does not wait,
+because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls.
+
+Invariant: a call stays complete only if its client was `sent` the end of its answer, and if the engine did not
+contradict it behind that (`take_back`); whoever relays the answer says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ajet_proxy.core.conversation.history import Mark
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.trajectory.call import (
+    DISCONNECTED,
+    WEIGHTS_CHANGED,
+    Captured,
+    Change,
+    Lost,
+    Origin,
+    Outcome,
+    Unscored,
+    to_packed,
+)
+from ajet_proxy.core.trajectory.same_text import Found
+from ajet_proxy.io.engines.rescoring import Scorer
+from ajet_proxy.io.engines.same_text import SameText
+from ajet_proxy.io.ledger_port.port import Desk, Ending, Gone, Whole, taken_back
+
+Finished = Callable[[Origin, Captured], Origin]
+
+
+class Recorder:
+    """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
+
+    def __init__(
+        self, origin: Origin, *, scorer: Scorer, texts: SameText, desk: Desk,
+        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
+    ) -> None:
+        """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
+        """
+        self.origin = origin
+        self.engine = ""
+        """Who answered: the address of the engine's route."""
+        self.ended = False
+        self._sent = False
+        """Whether the client's connection has taken the bytes that complete the answer."""
+        self.lost: set[int] = set()
+        """The places of the choices that ended in no whole call."""
+        self._scorer = scorer
+        self._texts = texts
+        self._desk = desk
+        self._marks = marks
+        self._finished = finished
+        self._version = origin.policy_version
+        self._weights: object = None
+        self._changes: list[Change] = []
+        self._same_text: dict[int, Found | None] = {}
+        self._endings: list[Ending] = []
+
+    def note_version(self, exchange: Exchange) -> None:
+        """Look whether other weights serve the model by now. Of a stream, which may have been frozen while they
+        changed, what comes from now on counts as theirs; of an answer in one piece all counts as the first ones'.
+        Either way the call is uncertain, unless the engine itself says which token came from which (see
+        `call.versions_of`)."""
+        if (weights := self._desk.weights) is self._weights:
+            return
+        self._weights = weights
+        version = self._desk.policy_version(self.origin.model)
+        if version != self._version:
+            self._version = version
+            self._changes.append(Change(version, exchange.sampled))
+
+    async def end(self, outcomes: Sequence[Outcome]) -> None:
+        """Record `outcomes`; returns when they are on disk."""
+        if self.ended:
+            return
+        whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
+        if self._desk.merge_policy == "repair":
+            for outcome in whole:
+                self._same_text[outcome.index] = await self._repeated(outcome)
+        self.ended = True
+        self._endings = [self._ending(outcome) for outcome in whole]
+        await self._desk.end(self._endings)
+
+    def sent(self) -> None:
+        """The client's connection has taken the bytes that complete the answer."""
+        if not self._sent:
+            self._sent = True
+            self._desk.sent([end.call.turn.call for end in self._endings if isinstance(end, Whole)])
+
+    def lose(self, reason: str = DISCONNECTED) -> None:
+        """Record that all calls are lost, unless the client was sent the end."""
+        if not self.ended:
+            self.ended = True
+            self._desk.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
+        elif not self._sent:
+            self.take_back(reason)
+
+    def take_back(self, reason: str) -> None:
+        """The calls that were recorded as complete are lost after all, unless their episode has settled with them."""
+        if lost := taken_back(self._endings, reason):
+            self._endings = []
+            self._desk.lose(lost)
+
+    async def _scored(self, choice: Unscored) -> Captured | Lost:
+        outcome = await self._scorer.score(choice) if self._same_weights() else None
+        return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
+
+    async def _repeated(self, outcome: Outcome) -> Found | None:
+        """The earlier call whose text the prompt of `outcome` says again in other tokens."""
+        if not isinstance(outcome, Captured):
+            return None
+        model = self.origin.model or outcome.model
+        calls = await self._desk.complete(self.origin.episode, model, self.origin.agent)
+        return await self._texts.find(outcome.prompt_token_ids, calls, model=model) if calls else None
+
+    def _same_weights(self) -> bool:
+        """Whether the weights that the call began with have served it all along."""
+        version = self._desk.policy_version(self.origin.model)
+        return not self._changes and version == self.origin.policy_version
+
+    def _ending(self, outcome: Captured | Lost) -> Ending:
+        """What there is to record of one choice."""
+        origin, marks = self.origin, self._marks(outcome)
+        if isinstance(outcome, Lost):
+            self.lost.add(outcome.index)
+            return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine)
+        if self._finished is not None:
+            origin = self._finished(origin, outcome)
+        call = to_packed(outcome, origin, self._changes, self._same_text.get(outcome.index))
+        return Whole(origin.episode, call, marks, self.engine)

@@ -1,0 +1,175 @@
+"""What is read when somebody asks for the metrics: the ledger's own counters, the gate, the process.
+
+Idea: what the ledger counts already is not counted twice, so these figures outlive a restart with the journal. They are
+declared in one table beside `ajet_proxy.io.runtime.metrics.METRICS`; a figure that no row declares cannot be shown.
+
+Invariant: a scrape costs the same after ten episodes as after ten thousand.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+
+from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
+from ajet_proxy.io.runtime.metrics import METRICS, Metric, Values
+from ajet_proxy.io.storage.store import Limits
+from ajet_sdk import __version__
+
+RECENT_EPISODES = 64
+READ: tuple[Metric, ...] = (
+    Metric("ajet_build_info", "gauge", "Always 1; the label tells which version runs.", ("version",)),
+    Metric("ajet_episodes", "gauge", "Episodes by state.", ("state",)),
+    Metric("ajet_episodes_opened_total", "counter", "Episodes ever opened; the sum of all states."),
+    Metric("ajet_episodes_discarded_total", "counter", "Episodes that will not be trained, by reason.", ("reason",)),
+    Metric("ajet_episodes_rewarded_total", "counter", "Settled episodes with a reward: train or eval.", ("kind",)),
+    Metric(
+        "ajet_recent_reward_mean", "gauge", f"Mean reward of the latest {RECENT_EPISODES} or more such episodes.",
+        ("kind",),
+    ),
+    Metric("ajet_calls_in_flight", "gauge", "Calls that the engine has not ended."),
+    Metric(
+        "ajet_captures_total", "counter", "Choices by how they ended: complete, or why they were lost first. One that "
+        "a retry replaced when it was complete counts as both.", ("outcome",),
+    ),
+    Metric("ajet_groups", "gauge", "Groups by state: waiting (incomplete), ready, leased.", ("state",)),
+    Metric("ajet_batches_leased", "gauge", "Batches that a trainer holds."),
+    Metric(
+        "ajet_tokens_total", "counter", "Tokens by kind. generated: sampled by any call, as it ends. Of settled "
+        "episodes: prompt and sampled as the calls had them, merged: prompt tokens that merging saved.", ("kind",),
+    ),
+    Metric("ajet_turns_total", "counter", "Settled calls that had an earlier one to go on from.", ("model",)),
+    Metric(
+        "ajet_broken_timelines_total", "counter", "Timelines of settled episodes by what broke the one before.",
+        ("model", "broken_by"),
+    ),
+    Metric("ajet_drift_ratio", "gauge", "Share of a model's latest turns that were read otherwise.", ("model",)),
+    Metric("ajet_alerts", "gauge", "Alerts that are on; GET status has their lines."),
+    Metric("ajet_policy_version", "gauge", "Weights that serve a model; *: each that has no engines of its own.",
+           ("model",)),
+    Metric("ajet_engines", "gauge", "Engines known for a model; *: for each that has none of its own.", ("model",)),
+    Metric("ajet_gate_open", "gauge", "1 while requests pass the gate."),
+    Metric("ajet_requests_in_flight", "gauge", "Requests inside the gate."),
+    Metric("ajet_requests_waiting", "gauge", "Requests held at the gate."),
+    Metric("ajet_journal_healthy", "gauge", "0 while the journal cannot write."),
+    Metric("ajet_intake_open", "gauge", "0 while a limit keeps new work out."),
+    Metric("ajet_disk_bytes", "gauge", "Size of journal and archive."),
+    Metric("ajet_worker_cpu_seconds_total", "counter", "CPU time of each worker that runs.", ("worker",)),
+    Metric("ajet_worker_resident_memory_bytes", "gauge", "Memory that each worker has in RAM.", ("worker",)),
+    Metric("process_start_time_seconds", "gauge", "When the process started, in Unix time."),
+    Metric("process_cpu_seconds_total", "counter", "CPU time of the process, user and system."),
+    Metric("process_resident_memory_bytes", "gauge", "Memory that the process has in RAM."),
+    Metric("process_open_fds", "gauge", "Open file descriptors."),
+    Metric("process_max_fds", "gauge", "Limit of open file descriptors."),
+)
+_NONE: Mapping[int, int] = MappingProxyType({})
+_DECLARED = {metric.name: metric for metric in READ}
+
+
+def read(
+    ledger: Ledger, gate: Gatekeeper, engines: Engines, *, journal_healthy: bool, alerts: int,
+    limits: Limits | None, workers: Mapping[int, int] = _NONE,
+) -> Iterator[tuple[Metric, Values]]:
+    """Every row of `READ` that has values now. `workers` are the processes of the workers by their numbers."""
+    figures = {
+        "ajet_build_info": _by_label({__version__: 1}),
+        **ledger_figures(ledger),
+        "ajet_policy_version": _by_label({name or "*": ledger.policy_version(name) for name in engines.names()}),
+        "ajet_engines": _by_label({name or "*": len(engines.of(name)) for name in engines.names()}),
+        "ajet_gate_open": _one(not ledger.gate_now.shut),
+        "ajet_requests_in_flight": _one(gate.in_flight),
+        "ajet_requests_waiting": _one(gate.waiting),
+        "ajet_alerts": _one(alerts),
+        "ajet_journal_healthy": _one(journal_healthy),
+        "ajet_intake_open": _one(limits is None or not limits.refused()),
+        "ajet_disk_bytes": _one(0 if limits is None else limits.disk),
+        **process_figures(),
+        **worker_figures(workers),
+    }
+    return ((_DECLARED[name], values) for name, values in figures.items())
+
+
+def ledger_figures(ledger: Ledger) -> dict[str, Values]:
+    """What the ledger knows; `ajet_proxy.core.ledger.views.status` shows the same."""
+    recent = {kind: ledger.tally.recent_mean(kind, RECENT_EPISODES) for kind in ledger.tally.curves}
+    drifts = {model: drift.to_json() for model, drift in ledger.drifts.items()}
+    groups = {
+        "waiting": ledger.queues.waiting, "ready": ledger.queues.complete,
+        "leased": sum(len(batch.groups) for batch in ledger.leased.values()),
+    }
+    return {
+        "ajet_episodes": _by_label(ledger.counts),
+        "ajet_episodes_opened_total": _one(sum(ledger.counts.values())),
+        "ajet_episodes_discarded_total": _by_label(ledger.discarded),
+        "ajet_episodes_rewarded_total": _by_label({kind: curve.count for kind, curve in ledger.tally.curves.items()}),
+        "ajet_recent_reward_mean": _by_label({kind: mean for kind, mean in recent.items() if mean is not None}),
+        "ajet_calls_in_flight": _one(ledger.calls["running"]),
+        "ajet_captures_total": _by_label(ledger.captures),
+        "ajet_groups": _by_label(groups),
+        "ajet_batches_leased": _one(len(ledger.leased)),
+        "ajet_tokens_total": _by_label(ledger.tokens),
+        "ajet_turns_total": _by_label({model: drift["turns"] for model, drift in drifts.items()}),
+        "ajet_broken_timelines_total": {
+            (model, why): count for model, drift in drifts.items() for why, count in drift["broken_by"].items()
+        },
+        "ajet_drift_ratio": _by_label(
+            {model: drift["rate"] for model, drift in drifts.items() if drift["rate"] is not None}
+        ),
+    }
+
+
+def process_figures() -> dict[str, Values]:
+    """The process, under the names that Prometheus' own client libraries give; on Linux alone all of them."""
+    times = os.times()
+    figures = {
+        "process_cpu_seconds_total": _one(times.user + times.system),
+        "process_max_fds": _one(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+    }
+    with suppress(OSError, ValueError, IndexError):
+        ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        behind_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - int(behind_name[19]) / ticks
+        figures |= {
+            "process_start_time_seconds": _one(time.time() - since_boot),
+            "process_resident_memory_bytes": _one(int(behind_name[21]) * page),
+            "process_open_fds": _one(len(os.listdir("/proc/self/fd"))),
+        }
+    return figures
+
+
+def worker_figures(workers: Mapping[int, int]) -> dict[str, Values]:
+    """The processes of workers by their numbers; one that ends in this moment is left out."""
+    times, memory = {}, {}
+    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    for number, process in workers.items():
+        with suppress(OSError, ValueError, IndexError):
+            behind_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            times[str(number)] = (int(behind_name[11]) + int(behind_name[12])) / ticks
+            memory[str(number)] = float(int(behind_name[21]) * page)
+    return {
+        "ajet_worker_cpu_seconds_total": _by_label(times), "ajet_worker_resident_memory_bytes": _by_label(memory),
+    }
+
+
+def table() -> str:
+    """Every metric as rows of a Markdown table, for the documentation."""
+    rows = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for metric in (*METRICS, *READ):
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        rows.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} |")
+    return "\n".join(rows)
+
+
+def _one(value: float) -> Values:
+    return {(): value}
+
+
+def _by_label(values: Mapping[str, float]) -> Values:
+    return {(name,): value for name, value in values.items()}

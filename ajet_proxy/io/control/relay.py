@@ -1,0 +1,103 @@
+"""Control routes that reach a worker: passed on to the process that has the ledger, and its answers passed back.
+
+They travel as HTTP on a socket file in the data directory, which nobody else can enter. So a long poll, a stream of
+events and a batch of any size take the same way, and whoever goes away ends the work at the other end too. What the
+ledger's process cannot see there (the caller's address, whether the caller spoke TLS, and whose certificate it showed)
+goes along in headers that no client can set. Who may do what is decided there; here only a body is not taken in from
+one who has no key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+from urllib.parse import quote, unquote
+
+import aiohttp
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from ajet_proxy.core.identity.headers import is_text
+from ajet_proxy.core.identity.keys import Keys, key_in
+from ajet_proxy.io.capture import relay
+from ajet_proxy.io.engines.upstream import HOP_BY_HOP, EngineRequest, as_written
+from ajet_proxy.io.http import body as body_of
+from ajet_proxy.io.http import client_certificates
+from ajet_proxy.io.http.errors import Handler
+from ajet_proxy.io.runtime.clock import Clock
+from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_sdk.errors import NotReady
+
+PEER, SCHEME, CERTIFICATE = "X-AJet-Relay-Peer", "X-AJet-Relay-Scheme", "X-AJet-Relay-Certificate"
+_OURS = HOP_BY_HOP | {"content-length", "content-encoding", "expect", *map(str.lower, (PEER, SCHEME, CERTIFICATE))}
+KEEPALIVE_S = 30.0
+RETRY_AFTER_S = 2.0
+
+
+class ControlRelay:
+    """Passes requests on to the socket at `path`."""
+
+    def __init__(
+        self, path: str, *, keys: Keys, clock: Clock, max_body: int, client_timeout: float, room: Room
+    ) -> None:
+        self._path = path
+        self._room = room
+        self._keys = keys
+        self._clock = clock
+        self._max_body = max_body
+        self._client_timeout = client_timeout
+        self._session: aiohttp.ClientSession | None = None
+
+    def add_routes(self, app: web.Application) -> None:
+        """Take the control routes of `app`, before its front takes what is left."""
+        app.cleanup_ctx.append(self._connections)
+        app.router.add_get("/metrics", self._pass, expect_handler=body_of.unasked)
+        app.router.add_route("*", "/ajet{tail:(/.*)?}", self._pass, expect_handler=body_of.unasked)
+
+    async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
+        connector = aiohttp.UnixConnector(self._path, limit=0, keepalive_timeout=KEEPALIVE_S)
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        ) as self._session:
+            yield
+
+    async def _pass(self, http: web.Request) -> web.StreamResponse:
+        if http.body_exists:
+            self._keys.authenticate(key_in(http.headers), self._clock.now())
+        most = min(self._max_body, body_of.MAX_CONTROL)
+        body = await body_of.read(http, max_body=most, limit_s=self._client_timeout, room=self._room)
+        headers = CIMultiDict(
+            (name, value) for name, value in as_written(http.raw_headers).items()
+            if name.lower() not in _OURS and is_text(value)
+        )
+        headers[PEER], headers[SCHEME] = http.remote or "", http.scheme
+        if (shown := client_certificates.subject(http)) is not None:
+            headers[CERTIFICATE] = quote(shown)
+        request = EngineRequest(http.method, http.rel_url.raw_path_qs, headers, body or None, model="", sticky="")
+        return await relay.passed(http, request, self)
+
+    async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
+        """The answer of the ledger's process."""
+        assert self._session is not None, "the application started"
+        try:
+            return await self._session.request(
+                request.method, URL(f"http://ledger{request.target}", encoded=True), data=request.body,
+                headers=request.headers, allow_redirects=False,
+            )
+        except aiohttp.ClientError as error:
+            raise NotReady("the proxy is stopping", code="stopping", retry_after=RETRY_AFTER_S) from error
+
+
+@web.middleware
+async def relayed(http: web.Request, handler: Handler) -> web.StreamResponse:
+    """For requests from workers, around everything else: as the worker's client made them."""
+    headers = http.headers.copy()
+    told: dict[str, Any] = {"remote": headers.pop(PEER, ""), "scheme": headers.pop(SCHEME, http.scheme)}
+    shown = headers.pop(CERTIFICATE, None)
+    request = http.clone(headers=headers, **told)
+    if shown is not None:
+        request[client_certificates.SUBJECT] = unquote(shown)
+    return await handler(request)

@@ -1,0 +1,379 @@
+"""The control routes on the wire: authentication, decoding, waiting, answering.
+
+What a route means is decided by `ajet_proxy.core.control.api`, a function of the request and the ledger. This module
+does what needs a socket or a clock: it finds the caller's claims, decodes the body, commits the events that the core
+returned before it answers (contract §8), and repeats a lease, when another look may find more, until something is ready
+or the wait is over.
+
+Invariant: no answer leaves before its events are on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from msgspec.structs import asdict
+from yarl import URL
+
+from ajet_proxy.core.control import api
+from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
+from ajet_proxy.core.ledger.events import CallFinished, Event
+from ajet_proxy.io.control import gauges
+from ajet_proxy.io.control.dashboard import add_page
+from ajet_proxy.io.engines.pause import EngineControl
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.http import body as body_of
+from ajet_proxy.io.http import client_certificates
+from ajet_proxy.io.http.audit import BEGUN, SUBJECT
+from ajet_proxy.io.http.server import Unmeasured
+from ajet_proxy.io.intercept.tunnels import Interception
+from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
+from ajet_proxy.io.runtime.clock import Clock
+from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.metrics import CONTENT_TYPE, Metrics
+from ajet_proxy.io.storage.store import Store
+from ajet_proxy.io.workers.supervisor import Workers
+from ajet_proxy.own_address import Address, leads_here
+from ajet_sdk import __version__, frame, routes
+from ajet_sdk.errors import BadRequest, NotFound, NotReady
+from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
+
+MAX_WAIT_S = 3600.0
+MAX_OPENING = 64 << 10
+"""What an episode was opened with is kept as long as it is."""
+PIECE = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSettings:
+    """``public_url`` is the base URL given to agents (None: the one they asked at); ``pauses`` says that closing the
+    gate freezes the engines instead of draining them; with ``client_certificates`` the trainer's routes demand one."""
+
+    public_url: str | None
+    trusted_front: bool
+    key_ttl_s: float
+    pauses: bool
+    max_body: int
+    client_timeout: float
+    client_certificates: bool
+
+
+class Control:
+    """The handlers of ``/ajet/v1/*`` and ``/metrics``."""
+
+    def __init__(
+        self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
+        clock: Clock, metrics: Metrics, interception: Interception | None,
+        workers: Workers | None, settings: ControlSettings, room: Room, listening: Collection[Address],
+    ) -> None:
+        """`listening` are the addresses at which the daemon listens by the time it is asked."""
+        self._listening = listening
+        self._room = room
+        self._interception = interception
+        self._workers = workers
+        self._store = store
+        self._keys = keys
+        self._gate = gate
+        self._engines = engines
+        self._engine_control = engine_control
+        self._clock = clock
+        self._metrics = metrics
+        self._settings = settings
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """End the waiting of trainers and of readers of events, so that the daemon can end."""
+        self._stopping.set()
+
+    def add_routes(self, app: web.Application) -> None:
+        """Register every control route, and refuse what else lies under ``/ajet``."""
+        for route in ROUTES:
+            path = PREFIX + route.path
+            app.router.add_route(route.method, path, self._handler(route), expect_handler=body_of.unasked)
+        app.router.add_get("/metrics", self._metrics_page, expect_handler=body_of.unasked)
+        add_page(app, self._claims)
+        app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown, expect_handler=body_of.unasked)
+
+    def _handler(self, route: Route) -> Any:
+        async def handle(http: web.Request) -> web.StreamResponse:
+            claims = self._claims(http)
+            check_scope(claims, route.scope)
+            if self._settings.client_certificates and route.scope == "trainer":
+                client_certificates.demand(http)
+            most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
+            body = await self._decode(http, most) if route.body is not None else None
+            path = route.path.replace("{id}", http.match_info.get("id", ""))
+            request = api.Request(route.method, path, dict(http.query), body, claims)
+            match route.name:
+                case "lease":
+                    return await self._lease(http, request)
+                case "gate_close":
+                    return await self._close_gate(request)
+                case "gate_open":
+                    return await self._open_gate(request)
+                case "events":
+                    return await self._events(http)
+                case "status":
+                    known = self._decide(request, "").body or {}
+                    return web.json_response(self._status(known) | self._intercepting(http))
+                case "ca":
+                    return self._certificate()
+                case "policy":
+                    await self._check_upstreams(request)
+            answer = await self._ask(http, request)
+            if route.name == "open_episode":
+                http[SUBJECT] = (answer.body or {}).get("episode", "")
+            return await _response(http, answer)
+
+        return handle
+
+    def _claims(self, http: web.Request) -> Claims:
+        return self._keys.authenticate(key_in(http.headers), self._clock.now())
+
+    async def _decode(self, http: web.Request, most: int) -> Any:
+        """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
+        `ajet_sdk.routes.parse` checks."""
+        most = min(self._settings.max_body, most)
+        raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout, room=self._room)
+        if not raw.strip():
+            return None
+        try:
+            return json.loads(raw.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
+
+    async def _ask(self, http: web.Request, request: api.Request) -> api.Answer:
+        """The core's answer to `request`, after its events, and those that an empty answer relies on, are on disk."""
+        answer = self._decide(request, self._base_url(http))
+        if request.method != "GET":
+            await self._store.commit(answer.events)
+        return answer
+
+    def _decide(self, request: api.Request, base: str) -> api.Answer:
+        return api.handle(
+            self._store.ledger, request, at=self._clock.now(), new_id=self._clock.new_id, keys=self._issue, base=base,
+        )
+
+    def _issue(self, tenant: str, episode: str) -> str:
+        """A key for one episode. It expires by our clock, and is revoked by that of a command on this machine."""
+        expires = self._clock.now() + self._settings.key_ttl_s
+        return self._keys.issue(Claims("agent", tenant, episode, expires, self._clock.wall()))
+
+    def _base_url(self, http: web.Request) -> str:
+        """The base URL under which this caller reaches the proxy, without a trailing slash."""
+        if self._settings.public_url:
+            return self._settings.public_url.rstrip("/")
+        scheme, host = http.scheme, http.host
+        if self._settings.trusted_front:
+            scheme = http.headers.get("X-Forwarded-Proto", scheme)
+            host = http.headers.get("X-Forwarded-Host", host)
+        return f"{scheme}://{host}"
+
+    async def _lease(self, http: web.Request, request: api.Request) -> web.Response:
+        """A batch as one MessagePack frame, or 204 when nothing became ready in ``wait_s``.
+
+        The frame is made in a thread: leased episodes do not change, and millions of tokens take a while.
+        """
+        _check_wire(http)
+        wanted = parse(routes.Lease, request.body)
+        deadline = self._clock.now() + min(max(wanted.wait_s, 0.0), MAX_WAIT_S)
+        while True:
+            seen = self._store.ledger.leasable()
+            answer = self._decide(request, "")
+            if answer.events:
+                await self._store.commit(answer.events)
+            if answer.status != 204:
+                break
+            if answer.events and not self._stopping.is_set():  # what was dropped may have stood before a group
+                continue
+            left = deadline - self._clock.now()
+            if left <= 0 or self._stopping.is_set():
+                return web.Response(status=204)
+            await self._until_stop(self._store.leasable(seen, left))
+        batch = http[SUBJECT] = str((answer.body or {})["batch"])
+        data = await asyncio.to_thread(lambda: frame.encode_batch(self._store.ledger.batch(batch)))
+        return web.Response(body=data, content_type=frame.CONTENT_TYPE)
+
+    async def _close_gate(self, request: api.Request) -> web.Response:
+        """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
+        wanted = parse(routes.GateClose, request.body)
+        answer = self._decide(request, "")
+        await self._store.commit(answer.events)
+        if self._settings.pauses:
+            await self._engine_control.pause(self._engines.all())
+        elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S)):
+            count = self._gate.in_flight
+            raise NotReady(
+                f"the gate is closing: {count} calls are still in flight; ask again", code="gate_closing",
+                retry_after=RETRY_AFTER_S,
+            )
+        return web.json_response({"gate": "closed", "in_flight": self._gate.in_flight})
+
+    async def _check_upstreams(self, request: api.Request) -> None:
+        """`BadRequest` for an engine at an address of ours."""
+        for url in parse(routes.Policy, request.body).upstreams or ():
+            if await asyncio.to_thread(leads_here, url, tuple(self._listening), self._settings.public_url):
+                raise BadRequest(
+                    f"upstream {url[:200]!r} is the proxy's own address: give that of the engine", code="own_address",
+                    param="upstreams",
+                )
+
+    async def _open_gate(self, request: api.Request) -> web.Response:
+        """Let requests through, and wake the engines if they were frozen: until then requests wait there, and where the
+        trainer has woken its engine already they need not wait for us. The new version stands before the first token
+        that it samples, and whoever opens an open gate wakes the engines again."""
+        wanted = parse(routes.GateOpen, request.body)
+        answer = self._decide(request, "")
+        await self._store.commit(answer.events)
+        if self._workers is not None:
+            await self._workers.told()
+        faults: list[str] = []
+        if self._settings.pauses:
+            faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
+        return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
+
+    def _status(self, known: dict[str, Any]) -> dict[str, Any]:
+        """The ledger's status with what only this process knows: its version, its engines (``any_model``: those for
+        each model that has none of its own), who waits."""
+        models = dict(known["models"])
+        for name in filter(None, self._engines.names()):
+            version = self._store.ledger.policy_version(name)
+            models.setdefault(name, {"policy_version": version, "gate": self._store.ledger.gate})
+            models[name] = models[name] | {"upstreams": list(self._engines.of(name))}
+        gate, urls = self._store.ledger.gate, list(self._engines.of(""))
+        version = self._store.ledger.policy_version("")
+        others = {"any_model": {"policy_version": version, "gate": gate, "upstreams": urls}} if urls else {}
+        now: dict[str, Any] = {"requests": {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}}
+        limits = self._store.limits
+        now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
+        now["alerts"] = list(self._store.alerts().values())
+        return {"version": __version__} | known | {"models": models} | others | now
+
+    def _intercepting(self, http: web.Request) -> dict[str, Any]:
+        if self._interception is None:
+            return {}
+        return {"intercept": self._interception.to_json(URL(self._base_url(http)).host)}
+
+    def _certificate(self) -> web.Response:
+        """What a program must trust to be intercepted."""
+        if self._interception is None:
+            raise NotFound("this proxy intercepts nothing: start it with --intercept", code="no_interception")
+        return web.Response(body=self._interception.certificate, content_type="application/x-pem-file")
+
+    async def _events(self, http: web.Request) -> web.StreamResponse:
+        """Every event from now on as server-sent events, without token ids."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+        await response.prepare(http)
+        http[BEGUN](response.status)
+        await response.write(b": events from now on\n\n")
+
+        async def stream() -> None:
+            async for event in self._store.subscribe():
+                data = json.dumps(event_json(event))
+                await response.write(f"event: {type(event).__name__}\ndata: {data}\n\n".encode())
+
+        await self._until_stop(stream())
+        return response
+
+    async def _until_stop(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do `work`, or as much of it as there is time for before the daemon stops."""
+        loop = asyncio.get_running_loop()
+        tasks = (loop.create_task(work), loop.create_task(self._stopping.wait()))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _metrics_page(self, http: web.Request) -> web.Response:
+        """Prometheus text: for a peer on this machine without a key, for others with an admin's."""
+        if not _is_local(http) or self._settings.trusted_front:
+            check_scope(self._claims(http), "admin")
+        read = gauges.read(
+            self._store.ledger, self._gate, self._engines, journal_healthy=self._store.healthy,
+            alerts=len(self._store.alerts()), limits=self._store.limits,
+            workers={} if self._workers is None else self._workers.pids(),
+        )
+        metrics = self._metrics if self._workers is None else await self._workers.metrics()
+        return web.Response(
+            body=metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE}
+        )
+
+
+def event_json(event: Event) -> dict[str, Any]:
+    """An event for people and dashboards: every field, but counts instead of token ids."""
+    if isinstance(event, CallFinished):
+        return {"at": event.at, "call": event.call.turn.summary(event.episode)}
+    return asdict(event)
+
+
+async def _unknown(http: web.Request) -> web.StreamResponse:
+    """404 for a path under ``/ajet`` that is no route; 405 for a route asked with another method."""
+    resource = http.path.removeprefix(PREFIX)
+    allowed = [route.method for route in ROUTES if _matches(route.path, resource)]
+    if allowed and http.path.startswith(PREFIX):
+        raise web.HTTPMethodNotAllowed(http.method, sorted(set(allowed)))
+    raise NotFound(f"no control route {http.method} {http.path}", code="unknown_route")
+
+
+def _matches(template: str, path: str) -> bool:
+    want, have = template.split("/"), path.split("/")
+    return len(want) == len(have) and all(w in ("{id}", h) for w, h in zip(want, have, strict=True))
+
+
+def _check_wire(http: web.Request) -> None:
+    """Refuse a trainer that reads none of the wire versions we write."""
+    asked = http.headers.get(routes.HEADER_WIRE)
+    if asked is None:
+        return
+    if str(frame.VERSION) not in [item.strip() for item in asked.split(",")]:
+        raise BadRequest(
+            f"this proxy writes wire version {frame.VERSION}; the trainer reads {asked[:80]!r}: update one of them",
+            code="wire_version", param=routes.HEADER_WIRE,
+        )
+
+
+def _is_local(http: web.Request) -> bool:
+    return http.remote in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+
+
+async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse:
+    """`answer` as JSON. One that has iterators is written piece by piece, each made in a thread: a record with tokens
+    may be hundreds of megabytes, of which memory and other requests are to feel one item at most."""
+    body = answer.body
+    if body is None or not any(isinstance(value, Iterator) for value in body.values()):
+        return web.json_response(body, status=answer.status)
+    response = Unmeasured(status=answer.status)
+    response.content_type, response.charset = "application/json", "utf-8"
+    await response.prepare(http)
+    written = _written(body)
+    while (piece := await asyncio.to_thread(next, written, None)) is not None:
+        await response.write(piece)
+    await response.write_eof()
+    return response
+
+
+def _written(body: Mapping[str, Any]) -> Iterator[bytes]:
+    """`body` as JSON, in pieces of some `PIECE` characters, or of one item of its iterators if that is more."""
+    text = "{"
+    for place, (name, value) in enumerate(body.items()):
+        text += f"{', ' if place else ''}{json.dumps(name)}: "
+        if not isinstance(value, Iterator):
+            text += json.dumps(value)
+            continue
+        text += "["
+        for number, item in enumerate(value):
+            text += f"{', ' if number else ''}{json.dumps(item)}"
+            if len(text) >= PIECE:
+                yield text.encode()
+                text = ""
+        text += "]"
+    yield f"{text}}}".encode()

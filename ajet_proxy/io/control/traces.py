@@ -1,0 +1,105 @@
+"""One OpenTelemetry span for each captured call, where the operator asks for it (``traces``) and has its library.
+
+Idea: spans are made of the same events that the journal keeps, read behind it like any other reader of events. So
+tracing costs the path of a call nothing, and a collector that is away delays nobody. Where spans go, and how they are
+sampled, is said in OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, …).
+
+Names are those of the GenAI conventions where they have one. A span has no prompt, no answer and no key in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
+from ajet_proxy.core.protocol.completions import COMPLETIONS
+from ajet_proxy.io.storage.store import Store
+from ajet_proxy.settings import ConfigError
+from ajet_sdk import __version__
+
+MISSING = "traces needs OpenTelemetry's libraries: pip install '.[traces]' in a clone of ajet"
+
+
+def exporting() -> Any:
+    """A provider of tracers that sends spans over OTLP, or `ConfigError` where the libraries are missing."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigError(MISSING) from error
+    name = os.environ.get("OTEL_SERVICE_NAME", "ajet-proxy")
+    provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": __version__}))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return provider
+
+
+class Traces:
+    """The spans of a store's calls. `provider` is OpenTelemetry's (`exporting`)."""
+
+    def __init__(self, provider: Any) -> None:
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("ajet_proxy", __version__)
+        self._kind = SpanKind.CLIENT
+        self._failed: Callable[[str], Any] = lambda reason: Status(StatusCode.ERROR, reason)
+        self._started: dict[str, CallStarted] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    def follow(self, store: Store) -> None:
+        """Make spans of all that happens in `store` from now on."""
+        self._reader = asyncio.get_running_loop().create_task(self._read(store))
+
+    async def _read(self, store: Store) -> None:
+        """A reader that is too far behind is let go, and begins anew."""
+        while True:
+            async for event in store.subscribe():
+                self.take(event)
+            self._started.clear()
+
+    def take(self, event: Event) -> None:
+        """A call's end makes its span; its start is needed for those that end without a result."""
+        match event:
+            case CallStarted():
+                self._started |= dict.fromkeys(event.calls, event)
+            case CallFinished() if (started := self._started.pop(event.call.turn.call, None)) is not None:
+                turn = event.call.turn
+                span = self._span(started, turn.call, turn.model)
+                span.set_attribute("gen_ai.usage.input_tokens", turn.start)
+                span.set_attribute("gen_ai.usage.output_tokens", turn.sampled)
+                span.set_attribute("gen_ai.response.finish_reasons", [turn.finish_reason])
+                span.set_attribute("ajet.policy_versions", sorted({version for version, _ in turn.policy_versions}))
+                span.end(_nanoseconds(event.at))
+            case CallLost() if (started := self._started.pop(event.call, None)) is not None:
+                span = self._span(started, event.call, started.model)
+                span.set_attribute("error.type", event.reason)
+                span.set_status(self._failed(event.reason))
+                span.end(_nanoseconds(event.at))
+
+    async def close(self) -> None:
+        """After the store: take what happened last, and send what is left for as long as the exporter allows itself."""
+        if self._reader is not None:
+            await asyncio.sleep(0)  # in which it reads what the store had for it to the end
+            self._reader.cancel()
+            await asyncio.gather(self._reader, return_exceptions=True)
+        await asyncio.to_thread(self._provider.shutdown)
+
+    def _span(self, started: CallStarted, call: str, model: str) -> Any:
+        operation = "text_completion" if started.route == COMPLETIONS.path else "chat"
+        attributes = {
+            "session.id": started.episode, "gen_ai.operation.name": operation, "gen_ai.response.id": call,
+            "gen_ai.request.model": model, **({"gen_ai.agent.name": started.agent} if started.agent else {}),
+        }
+        return self._tracer.start_span(
+            f"{operation} {model}".rstrip(), kind=self._kind, attributes=attributes,
+            start_time=_nanoseconds(started.at),
+        )
+
+
+def _nanoseconds(at: float) -> int:
+    return int(at * 1e9)

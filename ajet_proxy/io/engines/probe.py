@@ -1,0 +1,61 @@
+"""What each model's engines decide for themselves, such as by a chat template: asked once, when it first matters.
+
+Answers are kept as long as the model has the same engines; an engine that was restarted with another template under the
+same address is asked again when the proxy is. Nothing is kept of an engine that says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
+
+T = TypeVar("T")
+Questions = Callable[[str], list[tuple[str, dict[str, Any]]]]
+
+
+class Inquiry(Generic[T]):
+    """Asks `questions` about a model over `upstream`, and remembers what is `read` from the answers for as long as
+    `engines` are the same; `otherwise` is assumed of those that say nothing."""
+
+    def __init__(
+        self, upstream: Upstream, engines: Engines, questions: Questions, read: Callable[[Sequence[Any]], T | None],
+        *, otherwise: T,
+    ) -> None:
+        self._upstream = upstream
+        self._engines = engines
+        self._questions = questions
+        self._read = read
+        self._otherwise = otherwise
+        self._known: dict[str, tuple[tuple[str, ...], T]] = {}
+
+    async def of(self, model: str, request: Callable[[str, bytes], EngineRequest]) -> T:
+        """What holds for `model`; `request` makes a request to a route, with a body, in the name of the client.
+
+        Raises `AjetError` if no engine can be reached.
+        """
+        urls = self._engines.candidates(model)
+        known = self._known.get(model)
+        if known is not None and known[0] == urls:
+            return known[1]
+        answers = [await self._ask(request(path, json.dumps(body).encode())) for path, body in self._questions(model)]
+        found = self._read(answers)
+        if found is None:
+            return self._otherwise
+        self._known[model] = (urls, found)
+        return found
+
+    async def _ask(self, request: EngineRequest) -> Any:
+        """The engine's answer, None if it is a refusal or none at all."""
+        answer = await self._upstream.send(request)
+        try:
+            return json.loads(await answer.read()) if answer.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, ValueError):
+            return None
+        finally:
+            answer.close()

@@ -1,0 +1,360 @@
+"""The way to the engines: one connection pool, header rules, retry and failover.
+
+vLLM closes an idle connection after 5 seconds; ours are given up after 4, and a request that meets a connection closed
+in that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. Whether a byte came
+is seen where bytes come in (`Way`), because aiohttp's errors do not tell. An engine that cannot be reached is left
+alone for a while and the next is tried; any other failure is the caller's to see, because the engine may have begun to
+generate.
+
+An engine's host that is gone says nothing, not even that: the system asks it (`watched`), so that nobody waits for it.
+
+The pool has no upper limit: a thousand agents at once are a thousand connections. There is no limit on how long an
+answer takes unless one is configured, because it would be a bias against long episodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
+from time import monotonic
+from typing import Any, NamedTuple, cast
+
+import aiohttp
+from msgspec import Struct
+from multidict import CIMultiDict
+from yarl import URL
+
+from ajet_proxy.core.identity.headers import is_text
+from ajet_proxy.core.identity.keys import holds_key
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.http.decompression import coding_of
+from ajet_proxy.io.runtime.clock import Clock
+from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
+from ajet_sdk.routes import HEADER_PREFIX
+from ajet_sdk.sockets import watching
+
+logger = logging.getLogger(__name__)
+
+KEEPALIVE_S = 4.0
+COOLDOWN_S, LONGEST_COOLDOWN_S = 10.0, 60.0
+"""For how long an engine that could not be reached is left alone, at first and at most."""
+AT_ONCE_S = 2.0
+"""A connection that breaks later than this after its request was not closed for being idle: the engine may have worked
+on the request."""
+HOP_BY_HOP = frozenset((
+    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+    "transfer-encoding", "upgrade",
+))
+_NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
+MAX_HEADERS = 1000
+"""Of an engine's answer."""
+_CREDENTIALS = ("authorization", "x-api-key")
+
+
+class EngineRequest(Struct, frozen=True):
+    """What goes to an engine. ``target`` is path and query as written; ``sticky`` keeps an episode on one engine."""
+
+    method: str
+    target: str
+    headers: CIMultiDict[str]
+    body: bytes | None
+    model: str
+    sticky: str
+
+
+class _Away(NamedTuple):
+    """An engine that could not be reached: others are asked first `until` then, after a `pause` of so many seconds."""
+
+    until: float
+    pause: float
+
+
+class Way(asyncio.BaseProtocol):
+    """Stands between a connection and aiohttp's `reader` of it: notes whether anything came back, tells who follows an
+    answer, and sees to it that an answer breaks off with its connection."""
+
+    def __init__(self, reader: asyncio.Protocol) -> None:
+        self._reader = reader
+        self.reused = False
+        self.listen()
+
+    def listen(self) -> None:
+        """A request is written: nothing came back to it yet."""
+        self.heard = False
+        self.since = monotonic()
+        self.content: aiohttp.StreamReader | None = None
+        """The body of the answer that comes."""
+        self._told: Callable[[], None] | None = None
+        self.data_received = self._first
+
+    def follow(self, told: Callable[[], None]) -> None:
+        """Have `told` called whenever the reader has got something, until `leave` or the connection's next request."""
+        self._told = told
+        self.data_received = self._followed
+
+    def leave(self, told: Callable[[], None]) -> None:
+        if self._told == told:
+            self._told = None
+            self.data_received = self._reader.data_received
+
+    def _followed(self, data: bytes) -> None:
+        self._reader.data_received(data)
+        if self._told is not None:
+            self._told()
+
+    def _first(self, data: bytes) -> None:
+        self.heard = True
+        self.data_received = self._reader.data_received  # the rest goes there at once: a call less for each piece
+        self._reader.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._reader.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reader.connection_lost(exc)
+        if self.content is not None:
+            break_off(self.content)
+
+    def pause_writing(self) -> None:
+        self._reader.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._reader.resume_writing()
+
+
+_WAY: ContextVar[Way | None] = ContextVar("way")
+"""The connection that the request of this task was written to last."""
+
+
+def way_of(answer: aiohttp.ClientResponse) -> Way | None:
+    """The way that `answer` comes; None once it is all there, when others may have the connection, or broken off."""
+    connection = answer.connection
+    way = None if connection is None or connection.transport is None else connection.transport.get_protocol()
+    return way if isinstance(way, Way) else None
+
+
+def break_off(content: aiohttp.StreamReader) -> None:
+    """Nothing more comes of `content`. aiohttp tells it so, but for chunks whose framing is broken: it closes the
+    connection, and whoever reads would wait for ever."""
+    if not content.is_eof() and content.exception() is None:
+        content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
+
+
+def watched(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket for `address` whose connection breaks off some two minutes after the other host is gone."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    for option in watching():
+        made.setsockopt(*option)
+    return made
+
+
+class Pool(aiohttp.TCPConnector):
+    """A connection pool that tells which connection a request got."""
+
+    async def connect(self, *request: Any, **more: Any) -> Any:
+        connection = await super().connect(*request, **more)
+        if (transport := connection.transport) is not None:
+            way = transport.get_protocol()
+            if isinstance(way, Way):
+                way.reused = True
+                way.listen()
+            else:
+                way = Way(cast(asyncio.Protocol, way))
+                transport.set_protocol(way)
+            _WAY.set(way)
+        return connection
+
+
+class Upstream:
+    """Sends requests to the engine that should have them."""
+
+    def __init__(
+        self, engines: Engines, *, clock: Clock, metrics: Metrics, connect_timeout: float, read_timeout: float,
+        max_header: int = 64 << 10,
+    ) -> None:
+        """Limits in seconds, where a `read_timeout` of 0 is none, and the bytes of one header of an answer."""
+        self._engines = engines
+        self._clock = clock
+        self._metrics = metrics
+        self._timeout = aiohttp.ClientTimeout(
+            total=None, sock_connect=connect_timeout, sock_read=read_timeout or None
+        )
+        self._max_header = max_header
+        self._pooled: aiohttp.ClientSession | None = None
+        self._fresh: aiohttp.ClientSession | None = None
+        self._away: dict[str, _Away] = {}
+
+    async def start(self) -> None:
+        self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched))
+        self._fresh = self._session(Pool(limit=0, force_close=True, socket_factory=watched))
+
+    async def close(self) -> None:
+        for session in (self._pooled, self._fresh):
+            if session is not None:
+                await session.close()
+
+    def order(self, model: str, sticky: str) -> list[str]:
+        """The engines to try for `sticky`: by rendezvous hash, those that could not be reached lately last."""
+        candidates, now = self._engines.candidates(model), self._clock.now()
+        if len(candidates) < 2:
+            return list(candidates)
+
+        def rank(url: str) -> tuple[bool, bytes]:
+            is_away = url in self._away and self._away[url].until > now
+            return is_away, hashlib.sha256(f"{url}\n{sticky}".encode()).digest()
+
+        return sorted(candidates, key=rank)
+
+    async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
+        """The engine's answer as soon as its headers are there; `EngineError` or `EngineTimeout` if none comes."""
+        failure: AjetError = NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
+        for url in self.order(request.model, request.sticky):
+            if (away := self._away.get(url)) is not None:  # while this request looks, others leave the engine alone
+                until = self._clock.now() + COOLDOWN_S + (self._timeout.sock_connect or 0.0)
+                self._away[url] = away._replace(until=until)
+            try:
+                answer = await self._send_to(url, request)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                failure = self._failed(url, error)
+                self._leave_alone(url, failure, longer=isinstance(error, TimeoutError))
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise self._failed(url, error) from error
+            else:
+                if self._away.pop(url, None) is not None:
+                    logger.warning("the engine at %s is back", url)
+                return answer
+        raise failure
+
+    def _leave_alone(self, url: str, why: AjetError, *, longer: bool) -> None:
+        """Others are asked before an engine that could not be reached, `longer` each time if to find that out took
+        long."""
+        before = self._away.get(url)
+        if before is None:
+            logger.warning("%s; where there are others they are asked first", why.message)
+        pause = min(LONGEST_COOLDOWN_S, 2 * before.pause) if longer and before is not None else COOLDOWN_S
+        self._away[url] = _Away(self._clock.now() + pause, pause)
+
+    async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
+        _WAY.set(None)
+        try:
+            return await self._request(self._pooled, url, request)
+        except aiohttp.ClientConnectionError as error:
+            way = _WAY.get()
+            if way is None or way.heard or not way.reused or isinstance(error, TimeoutError):
+                raise
+            if monotonic() - way.since > AT_ONCE_S:
+                raise
+        self._metrics.inc("ajet_upstream_retries_total")
+        return await self._request(self._fresh, url, request)
+
+    async def _request(
+        self, session: aiohttp.ClientSession | None, url: str, request: EngineRequest
+    ) -> aiohttp.ClientResponse:
+        assert session is not None, "start() comes first"
+        answer = await session.request(
+            request.method, URL(url + request.target, encoded=True), data=request.body, headers=request.headers,
+            allow_redirects=False,
+        )
+        if (way := way_of(answer)) is not None:
+            way.content = answer.content
+        elif answer.connection is not None:
+            break_off(answer.content)
+        return answer
+
+    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector, timeout=self._timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+            max_line_size=self._max_header, max_field_size=self._max_header, max_headers=MAX_HEADERS,
+        )
+
+    def _failed(self, url: str, error: Exception) -> AjetError:
+        if isinstance(error, TimeoutError):
+            self._metrics.inc("ajet_upstream_errors_total", kind="timeout")
+            return EngineTimeout(f"the engine at {url} did not answer in time", code="engine_timeout")
+        kind = "connect" if isinstance(error, aiohttp.ClientConnectorError) else "broken"
+        self._metrics.inc("ajet_upstream_errors_total", kind=kind)
+        what = "cannot be reached" if kind == "connect" else "closed the connection without an answer"
+        if isinstance(error, aiohttp.ClientResponseError):
+            what = "gave an answer whose head is too long, or no HTTP"
+        return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
+
+
+def request_headers(
+    headers: Iterable[tuple[str, str]], *, is_ours: Callable[[str], bool], upstream_key: str | None, identity: bool,
+    daemon: str,
+) -> CIMultiDict[str]:
+    """The client's headers as the engine gets them: what is for us, for one hop or about the body's framing is left
+    out, keys of ours (`is_ours`) too; `upstream_key` stands in for any key; with `identity` the answer must not be
+    compressed. ``Via`` names this `daemon`, which so knows a request of its own again. A name that comes again is
+    spelled as it was first, since aiohttp keeps all values of one spelling."""
+    pairs = list(headers)
+    dropped = _NOT_FORWARDED | _named_in_connection(pairs)
+    spelled: dict[str, str] = {}
+    out: CIMultiDict[str] = CIMultiDict()
+    codings = [place for place, (name, _) in enumerate(pairs) if name.lower() == "content-encoding"]
+    for place, (name, value) in enumerate(pairs):
+        lower = name.lower()
+        if codings[-1:] == [place] and coding_of([value]) is not None:
+            continue
+        if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
+            continue
+        if lower in _CREDENTIALS and (upstream_key is not None or any(map(is_ours, _keys(value)))):
+            continue
+        if holds_key(value):  # as a cookie or in a header of the caller's own
+            continue
+        out.add(spelled.setdefault(lower, name), sendable(value))
+    out.add(spelled.get("via", "Via"), f"1.1 {daemon}")
+    if identity:
+        out["Accept-Encoding"] = "identity"
+    if upstream_key is not None:
+        out["Authorization"] = f"Bearer {upstream_key}"
+    return out
+
+
+def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
+    """Headers with their names as they were written: aiohttp's own views put those that it knows into its spelling."""
+    pairs = ((name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
+             for name, value in raw_headers)  # fmt: skip
+    return CIMultiDict(pairs)
+
+
+def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMultiDict[str]:
+    """The engine's headers as the client gets them; `keep_length` where the body stays as it is, or the caller puts
+    the length right."""
+    pairs = list(headers.items())
+    dropped = HOP_BY_HOP | _named_in_connection(pairs) | (frozenset() if keep_length else {"content-length"})
+    return CIMultiDict((name, sendable(value)) for name, value in pairs if name.lower() not in dropped)
+
+
+def sendable(value: str) -> str:
+    """A header's `value`, or a reason phrase, of which aiohttp writes all: it writes UTF-8 and leaves out what came as
+    anything else. That is taken for Latin-1, which it mostly is."""
+    return value if value.isascii() or is_text(value) else value.encode("utf-8", "surrogateescape").decode("latin-1")
+
+
+def leading_back(location: str, *, engine: str, prefix: str) -> str:
+    """Where a client of ours goes when the engine at the base URL `engine` sends it to `location`: not past us.
+    `prefix` is what stands before ``/v1`` in the client's own path."""
+    if location.startswith(f"{engine}/"):
+        return prefix + location.removeprefix(engine)
+    if location.startswith("/") and not location.startswith("//"):
+        return prefix + location.removeprefix(URL(engine).raw_path.rstrip("/"))
+    return location
+
+
+def _named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
+    """Header names that a ``Connection`` header declares to be for this hop only."""
+    values = [value for name, value in pairs if name.lower() == "connection"]
+    return frozenset(name.strip().lower() for value in values for name in value.split(","))
+
+
+def _keys(value: str) -> tuple[str, str]:
+    """The key in a credential header, without its scheme and with it, as if it were part of the key."""
+    return value.strip().partition(" ")[2].strip(), value.strip()

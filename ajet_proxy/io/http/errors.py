@@ -1,0 +1,146 @@
+"""The one place where an error becomes an HTTP answer.
+
+Handlers raise `AjetError`s; this middleware gives each its status and the JSON body that OpenAI clients expect, or
+Anthropic's where theirs ask. An exception that is none of ours is a defect: it is logged with its traceback, and the
+caller learns only that it happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import math
+from collections.abc import Awaitable, Callable, Collection
+from functools import lru_cache
+from typing import Any
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
+
+from ajet_proxy.core.identity.keys import masked
+from ajet_proxy.core.identity.ladder import split_path
+from ajet_proxy.core.protocol.anthropic.errors import body_of, speaks_anthropic
+from ajet_proxy.settings import is_loopback
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
+
+logger = logging.getLogger(__name__)
+
+
+class _Discreet(logging.Filter):
+    """Malformed requests are their senders' affair: one line without their text, which may hold a key."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError):
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, "INFO"
+        return True
+
+
+http_logger = logging.getLogger("ajet_proxy.http")
+"""What aiohttp's server has to say."""
+http_logger.addFilter(_Discreet())
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def error_response(path: str, error: AjetError) -> web.Response:
+    """`error` as the answer to a request for `path`; ``Retry-After`` in whole seconds where the error carries one."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    body = body_of(error) if speaks_anthropic(split_path(path)[1]) else error.to_body()
+    text = masked(json.dumps(body))
+    return web.json_response(text=text, status=error.status, headers=headers)
+
+
+@web.middleware
+async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with what `handler` raises. An answer already begun cannot be changed; its connection is closed."""
+    try:
+        return await handler(request)
+    except AjetError as error:
+        _break_off(request)
+        return error_response(request.path, error)
+    except web.HTTPRequestEntityTooLarge as error:
+        too_large = TooLarge(f"the request body is over the limit: {error.text}", code="body_too_large")
+        return error_response(request.path, too_large)
+    except web.RequestPayloadError:
+        broken = BadRequest("the request body cannot be read: its framing or its encoding is broken", code="bad_body")
+        return error_response(request.path, broken)
+    except web.HTTPNotFound:
+        return error_response(request.path, NotFound(f"no route {request.method} {request.path}", code="unknown_route"))
+    except web.HTTPMethodNotAllowed as error:
+        refused = BadRequest(f"{request.method} does not work on {request.path}", code="method_not_allowed")
+        answer = error_response(request.path, refused)
+        answer.set_status(405)
+        answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+    except web.HTTPException:
+        raise
+    except asyncio.CancelledError:
+        raise
+    except ConnectionError:
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        return web.Response(status=499)  # goes nowhere: the client went away, which is its affair and no defect
+    except Exception:
+        logger.exception("unexpected error in %s %s", request.method, masked(split_path(request.path)[1]))
+        _break_off(request)
+        defect = AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")
+        return error_response(request.path, defect)
+
+
+def _break_off(request: web.Request) -> None:
+    """Where an answer has begun, its connection is closed, so that what follows goes nowhere."""
+    if request.writer.output_size and request.transport is not None:
+        request.transport.close()
+
+
+def refuse_foreign_pages(names: Collection[str] | None) -> Any:
+    """A middleware: where no key is needed, a web page of another site must not use its visitor's browser to reach us.
+
+    Browsers say in ``Origin`` which site a page is from; only pages of this machine may. They leave it out when a page
+    reads from its own site, and whoever owns a site's name can let it mean this machine (DNS rebinding): so a request
+    must also call us by an address, ``localhost`` or one of `names` (None: by any name).
+    """
+
+    @lru_cache(maxsize=1000)
+    def calls_us(host: str) -> bool:
+        return names is None or _is_ours(_host_of(f"http://{host}").lower(), names)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        origin, host = request.headers.get("Origin"), request.headers.get("Host")
+        if origin is not None and not is_loopback(_host_of(origin)):
+            raise Forbidden(
+                f"requests from pages of {origin[:100]} need a key: set AJET_ADMIN_SECRET", code="foreign_origin"
+            )
+        if host and not calls_us(host):
+            raise Forbidden(
+                f"requests to {host[:100]} need a key: set AJET_ADMIN_SECRET, or AJET_PUBLIC_URL if this is our name",
+                code="foreign_host",
+            )
+        return await handler(request)
+
+    return guard
+
+
+def _is_ours(host: str, names: Collection[str]) -> bool:
+    if host == "localhost" or host.endswith(".localhost") or host in names:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _host_of(origin: str) -> str:
+    try:
+        return URL(origin).host or ""
+    except ValueError:
+        return ""

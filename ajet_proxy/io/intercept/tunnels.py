@@ -1,0 +1,172 @@
+"""Who is at the other end of each connection that the interceptor hands to the HTTP front.
+
+mitmproxy ends the TLS and relays bytes; the front sees a connection from this machine. Between the two stands this map
+from source port to caller: filled when a connection to the front is made, before a byte runs over it.
+
+An intercepted program has no base URL of ours, and the key it sends is its provider's. So its episode is named by the
+key in its proxy's address (``HTTPS_PROXY=http://KEY@HOST:PORT``), which takes the place of the provider's.
+
+Invariants: no credential for a provider gets past `Tunnels.headers`, neither to the engine nor onto the disk. The
+listener answers only connections that the interceptor made, and only requests to listed hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
+
+from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.keys import Claims, check_scope, proxy_key_in
+from ajet_proxy.io.engines.upstream import as_written
+from ajet_proxy.io.http.errors import Handler, error_response
+from ajet_sdk.errors import AjetError, BadRequest, Forbidden
+from ajet_sdk.routes import KEY_PREFIX
+
+PROVIDER_CREDENTIALS = frozenset((
+    "authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "openai-organization", "openai-project",
+))
+"""Headers that say who somebody is to a provider."""
+REALM = 'Basic realm="ajet"'
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A mode of interception that is on, at its real address (None: the kind ``local`` has none)."""
+
+    kind: str
+    address: tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Interception:
+    """How programs are intercepted: the listed hosts, the modes that are on, the CA's public certificate (PEM)."""
+
+    hosts: tuple[str, ...]
+    listening: tuple[Listening, ...]
+    certificate: bytes
+
+    def to_json(self, asked: str | None) -> dict[str, Any]:
+        """For `status`. A caller that knows us as the host `asked` reaches a mode that listens everywhere there too."""
+        modes: list[dict[str, Any]] = []
+        url = None
+        for mode in self.listening:
+            modes.append({"kind": mode.kind})
+            if mode.address is not None:
+                host, port = mode.address
+                host = asked if asked and host in ("0.0.0.0", "::") else host
+                modes[-1] |= {"host": host, "port": port}
+                if mode.kind == "regular" and url is None:
+                    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        return {"url": url, "hosts": list(self.hosts), "modes": modes}
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A program whose connection was intercepted: the key in its proxy's address, and whether that was looked at."""
+
+    key: str | None
+    admitted: bool
+
+
+class Tunnels:
+    """`hosts` are listed; with `needs_key` only a key in the proxy's address lets a caller use the interceptor."""
+
+    def __init__(
+        self, hosts: Collection[str], *, authenticate: Callable[[str | None], Claims], needs_key: bool
+    ) -> None:
+        self.hosts = frozenset(host.lower().rstrip(".") for host in hosts)
+        self.needs_key = needs_key
+        self._authenticate = authenticate
+        self._callers: dict[int, Caller] = {}
+
+    def lists(self, host: str) -> bool:
+        """Whether requests to `host` are captured."""
+        return host.lower().rstrip(".") in self.hosts
+
+    def open(self, port: int, caller: Caller) -> None:
+        """The connection to the front from source port `port` carries what `caller` sends."""
+        self._callers[port] = caller
+
+    def close(self, port: int, caller: Caller) -> None:
+        """The connection is gone; the port may already be another caller's."""
+        if self._callers.get(port) is caller:
+            del self._callers[port]
+
+    def refusal(self, key: str | None) -> str | None:
+        """Why a caller with this key in its proxy's address may not use the interceptor, if it may not."""
+        if key is None:
+            return "this proxy needs a key: give it as http://KEY@HOST:PORT" if self.needs_key else None
+        try:
+            check_scope(self._authenticate(key), "agent")
+        except AjetError as error:
+            return error.message
+        return None
+
+    def headers(self, http: web.Request) -> Headers:
+        """The request's headers, with the caller's key of ours in the place of what was meant for its provider."""
+        out = CIMultiDict(
+            (name, value) for name, value in as_written(http.raw_headers).items()
+            if name.lower() not in PROVIDER_CREDENTIALS or _is_ours(name, value)
+        )
+        key = self._key(http)
+        if key is not None and not any(name.lower() in PROVIDER_CREDENTIALS for name in out):
+            out["Authorization"] = f"Bearer {key}"
+        return Headers(out)
+
+    def guard(self) -> Any:
+        """A middleware that lets in only what the interceptor relays to a listed host."""
+
+        @web.middleware
+        async def guarded(http: web.Request, handler: Handler) -> web.StreamResponse:
+            caller = self._caller(http)
+            if caller is None:
+                raise Forbidden("only the interceptor connects here", code="not_intercepted")
+            refusal = None if caller.admitted else self.refusal(self._key(http))
+            if refusal is not None:
+                answer = error_response(http.path, Forbidden(refusal, code="proxy_authentication_required"))
+                answer.set_status(407)
+                answer.headers["Proxy-Authenticate"] = REALM
+                return answer
+            host = _host_of(http)
+            if not self.lists(host):
+                raise Forbidden(
+                    f"requests to {host[:100]} are not carried, only those to {', '.join(sorted(self.hosts))}; for the "
+                    "tunnels to other hosts set HTTPS_PROXY alone, and not HTTP_PROXY", code="foreign_host",
+                )
+            if http.headers.get("Upgrade", "").lower() == "websocket":
+                wanted = BadRequest("WebSockets are not carried here; ask by plain HTTP", code="no_websockets")
+                answer = error_response(http.path, wanted)
+                answer.set_status(426)  # at which Codex goes over to HTTP, and not only after some tries
+                answer.headers["Upgrade"] = "HTTP/1.1"
+                return answer
+            return await handler(http)
+
+        return guarded
+
+    def _caller(self, http: web.Request) -> Caller | None:
+        peer = http.transport.get_extra_info("peername") if http.transport is not None else None
+        return self._callers.get(peer[1]) if peer else None
+
+    def _key(self, http: web.Request) -> str | None:
+        """The key in the address of the caller's proxy: a tunnel sends it once, plain HTTP with each request."""
+        caller = self._caller(http)
+        sent = proxy_key_in(http.headers.get("Proxy-Authorization"))
+        return caller.key if caller is not None and caller.key is not None else sent
+
+
+def _is_ours(name: str, value: str) -> bool:
+    if name.lower() not in ("authorization", "x-api-key"):
+        return False
+    return value.strip().startswith(KEY_PREFIX) or value.strip().partition(" ")[2].strip().startswith(KEY_PREFIX)
+
+
+def _host_of(http: web.Request) -> str:
+    try:
+        return URL(f"http://{http.host}").host or ""
+    except ValueError:
+        return ""

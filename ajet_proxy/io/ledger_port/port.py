@@ -1,0 +1,150 @@
+"""What a front asks of the ledger: where a request belongs, when it may go, and that its calls are on disk.
+
+Idea: everything that a request needs of the daemon's one state is one short question to a `Desk`, and nothing of HTTP
+is in it. So the front does not know whether the ledger is in its own process (`ajet_proxy.io.ledger_port.local`) or in
+another one (`ajet_proxy.io.ledger_port.remote`).
+
+Invariant: whoever leaves a ``begin`` block leaves no call running. `end` returns when the calls are on disk; where it
+raises, or whoever waits for it leaves, they are lost, because their client is not sent the end of its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from ajet_proxy.core.continuity.memory import Known, Sought
+from ajet_proxy.core.conversation.history import Beginnings, Mark
+from ajet_proxy.core.identity.ladder import Identity
+from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.trajectory.timeline import Packed, Policy
+from ajet_proxy.io.ledger_port.cancellation import OverTold, nobody
+
+
+class Asking(Struct, frozen=True):
+    """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts where nothing names
+    an episode; ``sent`` is its `core.identity.retries`; ``model`` the one that it asks for."""
+
+    identity: Identity
+    history: Beginnings | None
+    sent: Mapping[str, Any]
+    model: str
+    choices: int
+    route: str
+
+
+class Begun(Struct, frozen=True):
+    """Calls that have begun. ``given`` is the model that their episode was opened for, if it was for one;
+    ``gate_since`` is when the gate was last moved, 0 if never."""
+
+    calls: tuple[str, ...]
+    episode: str
+    model: str
+    given: str | None
+    agent: str
+    started_at: float
+    policy_version: int
+    gate_since: float
+
+
+class Whole(Struct, frozen=True):
+    """A call that ended well. ``engine`` is the address of the route that answered."""
+
+    episode: str
+    call: Packed
+    marks: tuple[Mark, ...] = ()
+    engine: str = ""
+
+
+class Gone(Struct, frozen=True):
+    """A call that is lost; also if it ended well, where that is ``taken_back``. ``engine`` is the address of the route
+    that answered, if one did."""
+
+    episode: str
+    call: str
+    reason: str
+    marks: tuple[Mark, ...] = ()
+    engine: str = ""
+    taken_back: bool = False
+
+
+Ending = Whole | Gone
+
+
+def taken_back(endings: Sequence[Ending], reason: str) -> list[Ending]:
+    """What becomes of calls that ended in `endings` if they are lost after all, for `reason`: their client was not sent
+    the end, or the engine contradicted it."""
+    return [Gone(end.episode, end.call.turn.call, reason, taken_back=True) for end in endings if isinstance(end, Whole)]
+
+
+class Desk(Protocol):
+    """The ledger, as a front sees it."""
+
+    @property
+    def merge_policy(self) -> Policy:
+        """How calls become samples."""
+
+    def policy_version(self, model: str) -> int:
+        """The version that serves `model` now."""
+
+    @property
+    def weights(self) -> object:
+        """The same object for as long as no `policy_version` changes."""
+
+    async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
+        """`identity` with the episode that its name stands for, or that the request continues, if there is one."""
+
+    async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
+        """Record the reward of `identity`, as found; a name opens its episode on first sight. `name` is the reward's
+        id. Where nothing but what it says names it, `again` tells whether it was sent before, and it gets a number."""
+
+    async def admit(self, identity: Identity) -> None:
+        """Count a request that makes no call for its tenant's quota; `OverQuota` if that has no room for it. The key of
+        an episode that takes no calls is refused as for a call; not a request that rewards, which is refused by what it
+        may reward."""
+
+    def used(self, tenant: str, tokens: int) -> None:
+        """What came of such a request took so many tokens."""
+
+    def enter(self, model: str, episode: str = "", over: OverTold = nobody) -> AbstractAsyncContextManager[None]:
+        """Hold a request while weights change, and until there is an engine for `model`. `over` is called if its
+        `episode` is discarded while it is inside."""
+
+    def begin(self, asking: Asking, over: OverTold) -> AbstractAsyncContextManager[Begun]:
+        """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `over` is
+        called when their episode is discarded before that."""
+
+    def missed(self, tenant: str | None) -> None:
+        """A request of `tenant` (None: of anybody) may have come that nobody has read, and that its client sends again.
+        """
+
+    def sent(self, calls: Sequence[str]) -> None:
+        """The client of these calls, which are on disk, has been sent the end of its answer."""
+
+    def unknown(self, calls: Sequence[str]) -> None:
+        """Whether it has, nobody will know any more."""
+
+    async def end(self, endings: Sequence[Ending]) -> None:
+        """Record how calls ended; returns when that is on disk. `NotReady` if the disk does not take it in time."""
+
+    def lose(self, endings: Sequence[Ending]) -> None:
+        """Record how calls ended, which nobody waits for."""
+
+    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
+        """The call that a request goes on from, with its text, or a word of `core.continuity.memory` for why there is
+        none."""
+
+    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
+        """`call` was answered; see `core.continuity.memory.Memory`."""
+
+    def keep(self, response: str, ask: Ask) -> None:
+        """The engine may keep `response`, which answered `ask`."""
+
+    async def kept(self, response: str) -> Ask | None:
+        """How a response that the engine keeps was asked for, if that is remembered."""
+
+    async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
+        """The complete calls of an `agent` to a `model`, while their episode takes calls."""

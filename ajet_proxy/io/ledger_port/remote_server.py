@@ -1,0 +1,105 @@
+"""The ledger's side of a worker's `RemoteDesk`: answers its questions by the `Desk` of this process.
+
+Invariant: what a worker entered, it leaves. When the worker is gone, the calls that it had in flight are lost at once
+and the gate no longer counts them; what it was told to be on disk is. It may have had requests that it never told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+from ajet_proxy.core.continuity.memory import Known, Sought
+from ajet_proxy.core.conversation.history import retold
+from ajet_proxy.core.identity.ladder import Identity
+from ajet_proxy.core.trajectory.call import RESTARTED
+from ajet_proxy.core.trajectory.timeline import Packed
+from ajet_proxy.io.ledger_port.port import Asking, Begun, Desk, Ending, Gone, Whole
+
+Told = Callable[..., None]
+
+
+class Clerk:
+    """Answers one worker, and tells it by `tell` which of its requests are over. `more` is what it may say besides, by
+    name; `gone` is called when it is."""
+
+    def __init__(self, desk: Desk, *, tell: Told, more: Mapping[str, Told], gone: Callable[[], None]) -> None:
+        self._desk = desk
+        self._tell = tell
+        self._gone = gone
+        self._inside: dict[int, tuple[AbstractAsyncContextManager[Any], Begun | None]] = {}
+        self._answered: set[str] = set()
+        """Calls on disk whose clients the worker has not sent the end yet, as far as it has told."""
+        self._words: Mapping[str, Told] = {
+            "leave": self._leave, "lose": self._lose, "used": desk.used, "remember": desk.remember,
+            "keep": desk.keep, "missed": desk.missed, "sent": self._sent, **more,
+        }
+        self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
+            "find": self._find, "reward": desk.reward, "enter": self._enter, "begin": self._begin, "end": self._end,
+            "admit": desk.admit, "recall": self._recall, "kept": desk.kept, "complete": self._complete,
+        }
+
+    def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
+        return self._questions[what](*values)
+
+    def told(self, what: str, values: Sequence[Any]) -> None:
+        self._words[what](*values)
+
+    def lost(self) -> None:
+        for entry, (_, begun) in list(self._inside.items()):
+            if begun is not None:
+                self._desk.lose([Gone(begun.episode, call, RESTARTED) for call in begun.calls])
+            self._leave(entry)
+        self._desk.missed(None)
+        self._desk.unknown(tuple(self._answered))
+        self._gone()
+
+    async def _find(self, identity: Identity, told: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:
+        return (await self._desk.find(identity, None if told is None else retold(told), sent)).episode
+
+    async def _enter(self, entry: int, model: str, episode: str) -> None:
+        inside = self._desk.enter(model, episode, partial(self._tell, "over", entry))
+        await inside.__aenter__()
+        self._inside[entry] = inside, None
+
+    async def _begin(self, entry: int, asking: Asking) -> Begun:
+        inside = self._desk.begin(asking, partial(self._tell, "over", entry))
+        begun = await inside.__aenter__()
+        self._inside[entry] = inside, begun
+        return begun
+
+    def _leave(self, entry: int) -> None:
+        """Nothing to leave where the worker withdrew before it was let in."""
+        inside, _ = self._inside.pop(entry, (None, None))
+        if inside is not None:
+            run(inside.__aexit__(None, None, None))
+
+    async def _end(self, *endings: Ending) -> None:
+        await self._desk.end(endings)
+        self._answered.update(ending.call.turn.call for ending in endings if isinstance(ending, Whole))
+
+    def _sent(self, *calls: str) -> None:
+        self._answered.difference_update(calls)
+        self._desk.sent(calls)
+
+    def _lose(self, *endings: Ending) -> None:
+        self._answered.difference_update(ending.call for ending in endings if isinstance(ending, Gone))
+        self._desk.lose(endings)
+
+    async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | str:
+        return await self._desk.recall(Sought(*sought), episode)
+
+    async def _complete(self, episode: str, model: str, agent: str) -> tuple[Packed, ...]:
+        return tuple(await self._desk.complete(episode, model, agent))
+
+
+def run(work: Coroutine[Any, Any, Any]) -> None:
+    """Do `work`, which never waits."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise RuntimeError("left waiting")

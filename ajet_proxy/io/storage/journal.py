@@ -1,0 +1,392 @@
+"""The journal: every event on disk, in order, before anyone is told that it happened.
+
+Idea: records are appended to segment files; a writer thread takes all that is pending, writes it with one call and
+makes it durable with one fdatasync (group commit), so the cost of durability is shared by everyone who waits.
+
+A snapshot (`ajet_proxy.io.storage.snapshot`) stands for all segments up to its number; only later ones are read.
+
+A segment is ``MAGIC`` and then records, each ``length, crc32`` (big-endian uint32) and ``length`` bytes. A record
+counts if its checksum fits and it is no longer than `MAX_RECORD`; no other is written. Reading stops at the first that
+does not count. At the end of the last segment that is a torn tail: it is cut off and reported. With a whole record
+behind it, or in an earlier segment, it is damage that no crash explains, and opening refuses.
+
+Invariant: what `durable` counts survives a kill and a power cut. When the disk refuses, nothing pending is dropped: the
+file is cut back to its last durable record and all that is pending is written again, in order, until it works. Nothing
+counts as durable in a file that a start would not find: around each write, and as often when there is none, the writer
+looks whether its segment still stands at its path, as long as it left it. Put back there, it goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from struct import Struct
+from typing import BinaryIO
+from zlib import crc32
+
+from ajet_sdk.errors import AjetError, TooLarge
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"ajet-journal-1\n"
+FRAME = Struct(">II")
+SEGMENT_BYTES = 16 << 20
+RETRY_S = 1.0
+MAX_RECORD = 1 << 30
+BEGINNING = re.compile(rb"\x92[\xa0-\xbf][A-Z]")
+"""How every record begins (`ajet_proxy.io.storage.codec`): a list of two, of which the first is an event's name."""
+NUMBER = "[0-9]" * 8
+"""What the names of segments and snapshots are, before their suffix."""
+END_OF_SEGMENT = b""
+"""Stands among records that are to be written: what comes behind it goes into another segment."""
+
+
+class JournalDamaged(AjetError):
+    """A record before the journal's tail cannot be read."""
+
+    status = 500
+    type = "journal_damaged"
+
+
+class JournalGone(OSError):
+    """The file that is written is no longer the journal's."""
+
+
+def of_several(data_dir: Path, error: KeyError) -> JournalDamaged:
+    """For a record about something that no record before it has made."""
+    return JournalDamaged(
+        f"the files of the journal in {data_dir} do not fit together ({error} comes from nowhere): restore all of them "
+        "from one copy", code="journal_damaged",
+    )
+
+
+def folder_of(data_dir: Path) -> Path:
+    """Where segments and snapshots are."""
+    return data_dir / "journal"
+
+
+def snapshots(data_dir: Path) -> list[Path]:
+    """The snapshots, oldest first. All but the last are leftovers."""
+    return sorted(folder_of(data_dir).glob(f"{NUMBER}.snapshot"))
+
+
+def segments(data_dir: Path) -> list[Path]:
+    """The segments behind the latest snapshot, oldest first; `JournalDamaged` if one before the last is missing, or the
+    last one, which no snapshot takes in."""
+    behind = max((path.stem for path in snapshots(data_dir)), default=f"{0:08d}")
+    found = sorted(path for path in folder_of(data_dir).glob(f"{NUMBER}.log") if path.stem > behind)
+    if behind.strip("0") and not found:
+        path = folder_of(data_dir) / f"{int(behind) + 1:08d}.log"
+        raise JournalDamaged(
+            f"{path} is missing, which begins where the snapshot before it ends: restore it from a copy, or `touch` it "
+            "to go on without what happened since", code="journal_damaged",
+        )
+    for number, path in enumerate(found, int(behind) + 1):
+        if int(path.stem) != number:
+            raise JournalDamaged(
+                f"{path.with_stem(f'{number:08d}')} is missing, and {path.name} is there: restore from a copy what "
+                "lies before it, segments or their snapshot", code="journal_damaged",
+            )
+    return found
+
+
+def framed(records: Iterable[bytes]) -> bytes:
+    """`records` as they stand in a file; `TooLarge` for one that nobody could read there."""
+    return b"".join(
+        part for record in records for part in (FRAME.pack(len(readable(record)), crc32(record)), record)
+    )
+
+
+def readable(record: bytes) -> bytes:
+    """`record`, or `TooLarge` if it is longer than any that is read."""
+    if len(record) > MAX_RECORD:
+        raise TooLarge(
+            f"a record of {len(record)} bytes is more than the journal holds ({MAX_RECORD})", code="record_too_large"
+        )
+    return record
+
+
+def read(path: Path) -> Iterator[tuple[bytes, int]]:
+    """The whole records of one file, each with the offset behind it, one after the other from the disk."""
+    with path.open("rb") as file:
+        yield from _whole(file)
+
+
+def _whole(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+    if file.read(len(MAGIC)) != MAGIC:
+        return
+    while len(head := file.read(FRAME.size)) == FRAME.size:
+        length, checksum = FRAME.unpack(head)
+        record = file.read(length) if 0 < length <= MAX_RECORD else b""
+        if not record or len(record) < length or crc32(record) != checksum:
+            return
+        yield record, file.tell()
+
+
+def _stands(data: bytes, at: int) -> int:
+    """The end of the whole record at this place; `at` if there is none."""
+    start = at + FRAME.size
+    if start > len(data):
+        return at
+    length, checksum = FRAME.unpack_from(data, at)
+    end = start + length
+    fits = 0 < length <= MAX_RECORD and end <= len(data)
+    return end if fits and crc32(memoryview(data)[start:end]) == checksum else at
+
+
+def records(data_dir: Path) -> Iterator[bytes]:
+    """Every whole record, for reading only; a torn tail is left out, damage elsewhere is `JournalDamaged`. A daemon may
+    be writing the last segment: what it has of it at one moment counts."""
+    paths = segments(data_dir)
+    for path in paths:
+        for record, _ in read_segment(path, last=path == paths[-1]):
+            yield record
+
+
+def read_segment(path: Path, *, last: bool) -> Iterator[tuple[bytes, int]]:
+    """`read`, and then `JournalDamaged` if whole records do not fill the segment, but for a torn tail of the `last`."""
+    data, end = path.read_bytes(), 0
+    for record, end in _whole(io.BytesIO(data)):
+        yield record, end
+    if max(end, len(MAGIC)) != len(data) and (not last or _more_follows(data, end)):
+        raise JournalDamaged(
+            f"{path} is damaged at byte {end}, before the end of the journal: restore it from a copy, or give "
+            f"up what follows: `truncate -s {end}` it and move later segments away", code="journal_damaged",
+        )
+
+
+def _more_follows(data: bytes, end: int) -> bool:
+    """Whether whole records stand behind what is damaged at `end`: then it is no torn tail. One may stand right there
+    (behind the damaged beginning of a segment), or where the damaged one says that it ends. Damage may have taken what
+    says so; then records are looked for by how they begin, and count if they go on to the end, as nothing does that an
+    agent may have put into a record that is torn."""
+    start = max(end, len(MAGIC))
+    if start + FRAME.size > len(data):
+        return False
+    behind = start + FRAME.size + FRAME.unpack_from(data, start)[0]
+    if _stands(data, start) > start or _stands(data, behind) > behind:
+        return True
+    reached = start
+    for found in BEGINNING.finditer(data, start + FRAME.size):
+        if found.start() - FRAME.size >= reached:
+            reached = found.start() - FRAME.size
+            while (end := _stands(data, reached)) > reached:
+                reached = end
+            if reached == len(data):
+                return True
+    return False
+
+
+class Journal:
+    """Appends records. `on_progress` is called from the writer thread whenever `durable` or `error` has changed."""
+
+    def __init__(
+        self, data_dir: Path, on_progress: Callable[[], None], *, segment_bytes: int = SEGMENT_BYTES,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self.durable = 0
+        """Records of this run that are on disk."""
+        self.appended = 0
+        self.error: OSError | MemoryError | None = None
+        """Why nothing can be written at the moment, if so."""
+        self._folder = folder_of(data_dir)
+        self._on_progress = on_progress
+        self._segment_bytes = segment_bytes
+        self._retry_s = retry_s
+        self._changed = threading.Condition()
+        self._pending: deque[bytes] = deque()
+        self._due = False
+        self._closing = False
+        self._descriptor = -1
+        self._path = self._folder
+        """The segment that is written, once there is one."""
+        self._number, self._end = 0, 0
+        self._ragged = False
+        """Whether bytes of a record that is not durable may stand behind the last one that is."""
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+
+    def open(self) -> Iterator[bytes]:
+        """Every record on disk; once they are all taken the torn tail, if there is one, is cut and writing begins."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(self._folder.parent)
+        paths = segments(self._folder.parent)
+        self._number = max((int(path.stem) for path in snapshots(self._folder.parent)), default=0)
+        for path in paths:
+            self._number, self._end = int(path.stem), 0
+            for record, self._end in read_segment(path, last=path == paths[-1]):
+                yield record
+        if paths:
+            self._cut_tail(paths[-1])
+        self._thread.start()
+
+    def append(self, records: Iterable[bytes], *, flush: bool = True) -> int:
+        """Queue `records` for writing now or, without `flush`, with the next that are. They are on disk when `durable`
+        has reached the returned number; where one is `END_OF_SEGMENT`, another segment has been begun by then."""
+        with self._changed:
+            before = len(self._pending)
+            self._pending.extend(records)
+            self.appended += len(self._pending) - before
+        if flush:
+            self.flush()
+        return self.appended
+
+    def flush(self) -> None:
+        """Have all that is queued written now."""
+        with self._changed:
+            self._due = True
+            self._changed.notify()
+
+    def close(self, timeout_s: float = 10.0) -> int:
+        """Write what is pending and end; returns how many records could not be written in `timeout_s` seconds. An
+        `error` that is there then says that what is durable cannot be found."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        if self._descriptor >= 0 and not self._thread.is_alive():
+            try:
+                self._look()
+                self.error = None if isinstance(self.error, JournalGone) else self.error
+            except OSError as error:
+                self.error = error
+            os.close(self._descriptor)
+            self._descriptor = -1
+        return self.appended - self.durable
+
+    def _cut_tail(self, path: Path) -> None:
+        """End the last segment behind its last whole record; the rest is kept beside it for a person to look at."""
+        self._end = max(self._end, len(MAGIC)) if path.stat().st_size >= len(MAGIC) else 0
+        self._descriptor, self._path = os.open(path, os.O_RDWR), path
+        if os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:
+            self._end = 0
+        size = os.fstat(self._descriptor).st_size
+        if size > self._end:
+            torn = size - self._end
+            with contextlib.suppress(OSError):
+                path.with_suffix(f".torn-{self._end}").write_bytes(os.pread(self._descriptor, torn, self._end))
+            logger.warning("the journal's tail was damaged: cut %d bytes off %s at byte %d", torn, path, self._end)
+            os.ftruncate(self._descriptor, self._end)
+        if self._end == 0:
+            os.pwrite(self._descriptor, MAGIC, 0)
+            self._end = len(MAGIC)
+        os.fsync(self._descriptor)
+
+    def _run(self) -> None:
+        """The writer thread: whatever is pending becomes durable together; a refusal is tried again."""
+        while (batch := self._next_batch()) is not None:
+            try:
+                self._write(batch)
+            except (OSError, MemoryError) as error:
+                if str(error) != str(self.error):
+                    logger.error("the journal cannot write: %s; intake stops until it can", error)
+                self.error = error
+                self._cut_back()
+                self._on_progress()
+                with self._changed:
+                    self._due = True
+                    if self._closing:
+                        return
+                    self._changed.wait_for(lambda: self._closing, self._retry_s)
+                continue
+            told = self.error is None and not batch
+            if self.error is not None:
+                logger.warning("the journal writes again; %d records were held back and none was lost", len(batch))
+                self.error = None
+            with self._changed:
+                for _ in batch:
+                    self._pending.popleft()
+                self.durable += len(batch)
+            if not told:
+                self._on_progress()
+
+    def _next_batch(self) -> list[bytes] | None:
+        """What is to be written together; nothing if there was nothing for as long as it may go unlooked at, and None
+        at the end."""
+        with self._changed:
+            while not (self._due and self._pending) and not self._closing:
+                self._due = False
+                if not self._changed.wait(self._retry_s):
+                    return []
+            if not self._pending:
+                return None
+            batch = list(self._pending)
+            if END_OF_SEGMENT in batch:
+                batch = batch[: batch.index(END_OF_SEGMENT)] or [END_OF_SEGMENT]
+            self._due = len(batch) < len(self._pending)
+            return batch
+
+    def _look(self) -> None:
+        """`JournalGone` if the segment that is written is not where a start would look for it."""
+        if self._descriptor < 0:
+            return
+        ours = os.fstat(self._descriptor)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(os.stat(self._path), ours) and ours.st_size >= self._end:
+                return
+        raise JournalGone(
+            f"{self._path} was moved, removed, replaced or cut short under the proxy: put {self._folder} back as it "
+            "was, and it goes on; if that is gone, stop the proxy and restore it from a copy"
+        )
+
+    def _cut_back(self) -> None:
+        """Leave nothing behind the last durable record, if the disk allows that much."""
+        if self._ragged:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, self._end)
+                self._ragged = False
+
+    def _write(self, batch: list[bytes]) -> None:
+        """Append `batch` behind the last durable record and make it durable, where a start finds it."""
+        if not batch:
+            self._look()
+            return
+        if batch == [END_OF_SEGMENT]:
+            if self._end > len(MAGIC):
+                self._next_segment()
+            return
+        self._look()
+        if self._descriptor < 0 or self._end >= self._segment_bytes:
+            self._next_segment()
+        data = framed(batch)
+        if self._ragged:
+            os.ftruncate(self._descriptor, self._end)
+        self._ragged = True
+        view, at = memoryview(data), self._end
+        while view:
+            written = os.pwrite(self._descriptor, view, at)
+            view, at = view[written:], at + written
+        os.fdatasync(self._descriptor)
+        self._look()
+        self._end, self._ragged = at, False
+
+    def _next_segment(self) -> None:
+        self._look()
+        path = self._folder / f"{self._number + 1:08d}.log"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.pwrite(descriptor, MAGIC, 0)
+            os.fsync(descriptor)
+            sync_folder(self._folder)
+        except OSError:
+            os.close(descriptor)
+            raise
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._path, self._number, self._end = descriptor, path, self._number + 1, len(MAGIC)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was created, renamed or removed in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

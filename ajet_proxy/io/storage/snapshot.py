@@ -1,0 +1,263 @@
+"""The state at the end of a segment, as a file: whoever has it needs no segment up to there.
+
+A snapshot is a header, each episode, everything else, and how many episodes there were: MessagePack values one behind
+the other, in records framed like the journal's. Where one record ends and the next begins means nothing, so no episode
+is too large for one. It is written beside its place, made durable, read back by what a start reads it with, and then
+renamed, so it is there whole and readable or not at all. Objects are maps of their fields: unknown fields are
+ignored and missing ones take their default, and what is added to the state later is kept without a word here, if its
+kind is in `KINDS`. What the state can derive is not written: who is unsettled, which batches are leased, whose a call
+is.
+
+Invariant: ``read(write(state))`` is the state, shared parts included. What texts begin with in common, what was asked,
+which is that of its request, and a timeline's turns, which are those of its calls, are in memory and on disk once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from ajet_proxy.core.conversation.history import Mark
+from ajet_proxy.core.conversation.lineage import Lineage
+from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode, Given
+from ajet_proxy.core.ledger.gate import Gate
+from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
+from ajet_proxy.core.ledger.reward_curves import Curve, Point, Tally, TaskRewards
+from ajet_proxy.core.ledger.settings import LedgerSettings
+from ajet_proxy.core.ledger.state import Archive, Served, State
+from ajet_proxy.core.ledger.texts import Text, Texts
+from ajet_proxy.core.trajectory.drift_rate import Drift
+from ajet_proxy.core.trajectory.timeline import Turn
+from ajet_proxy.io.storage.codec import fields_of, made_of
+from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
+
+KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Asked, CallEntry, Chain, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served,
+        Tally, TaskRewards, Text, Texts, Turn,
+    )
+}
+HEADER = ("ajet-snapshot-2", sys.byteorder)
+OBJECT, SET = 1, 2
+PIECE = 16 << 20
+"""The longest record of a snapshot."""
+HUGE = 1 << 40
+"""More than any value that a machine holds: msgpack has a limit of its own otherwise."""
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, msgpack.UnpackException)
+"""What reading may raise where the checksums fit and the values do not: it is another program's, or written wrongly."""
+READING: dict[str, Any] = {"use_list": False, "strict_map_key": False, "unicode_errors": "surrogatepass"}
+DERIVED = frozenset((
+    "settings", "archive", "episodes", "leaving", "leaving_batches", "unsettled", "leased", "episode_by_call",
+    "_handlers",
+))
+"""What `State` holds besides what is written as it is."""
+
+
+def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = None) -> Ledger:
+    """The ledger as the latest snapshot has it; a new one if there is none."""
+    ledger = Ledger(settings, archive)
+    found = snapshots(data_dir)
+    if found:
+        unpack_state(found[-1], ledger)
+    return ledger
+
+
+def save(data_dir: Path, number: int, state: State) -> Path:
+    """`state` as the snapshot behind segment `number`, durable and read back when this returns. If it cannot be made,
+    nothing is left of it."""
+    folder = folder_of(data_dir)
+    path, new = folder / f"{number:08d}.snapshot", folder / f"{number:08d}.snapshot.new"
+    try:
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(MAGIC)
+            for value in pack_state(state):
+                for start in range(0, len(value), PIECE):
+                    file.write(framed([value[start : start + PIECE]]))
+            file.flush()
+            os.fsync(file.fileno())
+        deque(values(new), maxlen=0)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+    new.rename(path)
+    sync_folder(folder)
+    return path
+
+
+def pack_state(state: State) -> Iterator[bytes]:
+    """The values of a snapshot."""
+    yield pack(HEADER)
+    for episode in state.episodes.values():
+        yield pack(episode)
+    yield pack({name: value for name, value in vars(state).items() if name not in DERIVED})
+    yield pack(len(state.episodes))
+
+
+def unpack_state(path: Path, state: State) -> None:
+    """Fill a new `state` from the snapshot in `path`, or `JournalDamaged`."""
+    for value in values(path):
+        if isinstance(value, Episode):
+            state.episodes[value.id] = value
+            continue
+        for name, item in value.items():
+            if name in vars(state):
+                setattr(state, name, _like(getattr(state, name), item))
+    _derive(state)
+
+
+def values(path: Path) -> Iterator[Any]:
+    """The episodes in a snapshot, then everything else by its name; `JournalDamaged` once it shows that they are not
+    what was written."""
+    damaged = f"{path} is damaged, or of another version or kind of machine: restore it from a copy"
+    end, found, last = 0, -1, None
+    unpacker = msgpack.Unpacker(max_buffer_size=HUGE, ext_hook=_read, **READING)
+    try:
+        for record, end in read(path):  # noqa: B007
+            unpacker.feed(record)
+            for last in map(_made, unpacker):
+                found += 1
+                if found == 0 and last != HEADER:
+                    raise JournalDamaged(damaged)
+                if isinstance(last, (Episode, dict)):
+                    yield last
+    except UNREADABLE as error:
+        raise JournalDamaged(f"{damaged} ({error!r})") from error
+    if last != found - 2 or end != path.stat().st_size:
+        raise JournalDamaged(damaged)
+
+
+def _derive(state: State) -> None:
+    """What follows from the rest, and from settings that may have changed."""
+    for episode in state.episodes.values():
+        state.episode_by_call.update(dict.fromkeys(episode.calls, episode.id))
+        if episode.state in ("open", "sealed"):
+            state.unsettled[episode.id] = episode
+    state.leased = {name: batch for name, batch in state.batches.items() if batch.state == "leased"}
+    state.queues.regroup(state.settings.group_size)
+
+
+def unpack(record: bytes) -> Any:
+    """What `pack` has packed."""
+    return _made(_unpacked(record))
+
+
+def pack(value: Any) -> bytes:
+    """Bytes that `unpack` reads. An object is its kind and its fields, and a MessagePack extension only within another
+    one: those end at 4 GiB."""
+    kind = type(value).__name__
+    return _packed([kind, _fields(value)] if kind in KINDS else value)
+
+
+def _packed(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors="surrogatepass", default=_write)
+    return packed
+
+
+def _unpacked(data: bytes) -> Any:
+    return msgpack.unpackb(data, ext_hook=_read, **READING)
+
+
+def _made(value: Any) -> Any:
+    """The object of this kind and these fields, if it is one."""
+    is_object = isinstance(value, tuple) and len(value) == 2 and value[0] in KINDS
+    return _built(KINDS[value[0]], value[1]) if is_object else value
+
+
+def _write(value: Any) -> Any:
+    """What MessagePack knows nothing of."""
+    if isinstance(value, deque):
+        return list(value)
+    if isinstance(value, set):
+        return msgpack.ExtType(SET, _packed(sorted(value)))
+    if type(value).__name__ not in KINDS:
+        raise TypeError(f"a snapshot cannot hold a {type(value).__name__}")
+    return msgpack.ExtType(OBJECT, pack(value))
+
+
+def _read(code: int, data: bytes) -> Any:
+    return set(_unpacked(data)) if code == SET else unpack(data)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    if not made_of(value.__class__):
+        return dict(vars(value))
+    fields = fields_of(value)
+    if isinstance(value, Episode):
+        fields["metadata"] = json.dumps(value.metadata)
+        first: dict[Asked, str] = {}
+        fields["calls"] = {
+            name: dataclasses.replace(entry, asked=_once(entry.asked, name, first))
+            for name, entry in value.calls.items()
+        }
+        fields["chains"] = [
+            dataclasses.replace(chain, turns=tuple(_named(turn, value) for turn in chain.turns))
+            for chain in value.chains
+        ]
+    return fields
+
+
+def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
+    """What was asked, in the `first` of the calls that share it; the name of that one in the others."""
+    return asked if first.setdefault(asked, call) == call else first[asked]
+
+
+def _named(turn: Turn, episode: Episode) -> Any:
+    """The name of the call whose turn this is; a turn that a merge has changed is written as it is."""
+    return turn.call if episode.calls[turn.call].turn == turn else turn
+
+
+def _built(kind: Any, fields: dict[str, Any]) -> Any:
+    if not (known := made_of(kind)):
+        value = kind()
+        for name, new in vars(value).items():
+            vars(value)[name] = _like(new, fields.get(name, new))
+        if kind is Lineage:
+            for name, marks in vars(value)["_marks"].items():
+                vars(value)["_marks"][name] = [Mark(*mark) for mark in marks]
+        return value
+    if kind is ReadyQueues:
+        fields["_queues"] = {name: list(queue) for name, queue in fields["_queues"].items()}
+    value = kind(**{name: _like(_new(known[name]), item) for name, item in fields.items() if name in known})
+    if kind is Episode:
+        _join(value)
+    return value
+
+
+def _new(field: Any) -> Any:
+    """The container that a new object has there, if one."""
+    return field.default_factory() if callable(field.default_factory) else None
+
+
+def _like(new: Any, value: Any) -> Any:
+    """`value`, which MessagePack may have made a tuple or a dict, as the same kind of container as `new`."""
+    if isinstance(new, deque):
+        return deque(value, new.maxlen)
+    return type(new)(value) if isinstance(new, (list, Counter)) else value
+
+
+def _join(episode: Episode) -> None:
+    """Let calls and timelines share again what they shared."""
+    episode.metadata = json.loads(str(episode.metadata))
+    for entry in episode.calls.values():
+        if isinstance(entry.asked, str):
+            entry.asked = episode.calls[entry.asked].asked
+    episode.chains = tuple(
+        dataclasses.replace(chain, turns=tuple(_whose(turn, episode) for turn in chain.turns))
+        for chain in episode.chains
+    )
+
+
+def _whose(turn: Turn | str, episode: Episode) -> Any:
+    return episode.calls[turn].turn if isinstance(turn, str) else turn

@@ -1,0 +1,330 @@
+"""The one place where the running daemon's state changes: apply an event, journal it, tell those who wait.
+
+Idea: everything happens in one event loop. `commit` and `post` apply events at once, in the order in which they were
+asked, and hand them to the journal's thread; `commit` returns when they, and everything before them, are on disk.
+
+A write costs the same for one record as for many. So what nobody waits for goes along with what somebody does, or after
+`LINGER_S`; and under load those who wait share a write every `WINDOW_S`.
+
+Invariant: whoever is told that something happened can rely on its being on disk. While the journal cannot write, no new
+work is taken in (503); the end of work that was taken in before still counts, and waits for the disk. Nobody waits for
+longer than ``patience_s``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.io.storage import snapshot
+from ajet_proxy.io.storage.archive import ArchiveFile, refuse_missing
+from ajet_proxy.io.storage.codec import UnknownRecord, decode, encode
+from ajet_proxy.io.storage.compaction import alone
+from ajet_proxy.io.storage.data_dir import begin, lock
+from ajet_proxy.io.storage.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, of_several, readable
+from ajet_sdk.errors import NotReady
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 2.0
+PATIENCE_S = 60.0
+LINGER_S = 0.02
+"""How long an event that nobody waits for may stay off the disk."""
+WINDOW_S = 0.003
+"""The least time between two writes."""
+SUBSCRIBER_EVENTS = 10_000
+"""A subscriber this far behind is let go."""
+ENDS = (ev.CallFinished, ev.CallLost, ev.TaskNamed, ev.EpisodeDiscarded, ev.BatchReturned, ev.ProxyStarted)
+"""What ends work that was taken in before. Everything else is intake."""
+
+
+class Observer(Protocol):
+    """Where the time of a commit is reported."""
+
+    def observe(self, name: str, value: float, **labels: object) -> None: ...
+
+
+class Limits(Protocol):
+    """What the operator allows."""
+
+    disk: int
+    """Bytes used."""
+
+    def check(self, events: Sequence[Event]) -> None:
+        """Raise `NotReady` if there is no room for them."""
+
+    def refused(self) -> Mapping[str, Sequence[str]]:
+        """For each limit that is reached, what is kept out."""
+
+
+class Spending(Protocol):
+    """What tenants are allowed, and use up."""
+
+    def check(self, events: Sequence[Event]) -> None:
+        """Raise `OverQuota` if one has no room for them."""
+
+    def spend(self, events: Sequence[Event]) -> None:
+        """They have happened."""
+
+    def pass_one(self, tenant: str, at: float) -> None:
+        """Count a request that makes no call, or raise `OverQuota`."""
+
+    def use(self, tenant: str, tokens: int, at: float) -> None:
+        """Count the tokens that it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiter:
+    number: int
+    future: asyncio.Future[None]
+    patient: bool
+    """It waits for the disk to recover instead of being told 503 at once."""
+
+
+class Store:
+    """Ledger and journal as one. Make it with `open`, in the event loop that will use it."""
+
+    def __init__(self, ledger: Ledger, metrics: Observer | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        self.ledger = ledger
+        self.patience_s = patience_s
+        self.limits: Limits | None = None
+        self.quotas: Spending | None = None
+        self.trouble: dict[str, str] = {}
+        """Alerts of who looks after the store, by what they are about."""
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._journal: Journal
+        self._archive: ArchiveFile
+        self._lock = -1
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._flushed_at = 0.0
+        self._waiters: deque[_Waiter] = deque()
+        self._sleepers: dict[asyncio.Future[None], object] = {}
+        self._subscribers: set[asyncio.Queue[Event | None]] = set()
+        self._listeners: list[Callable[[Sequence[Event]], None]] = []
+
+    @classmethod
+    def open(
+        cls, data_dir: Path, settings: LedgerSettings, *, metrics: Observer | None = None,
+        patience_s: float = PATIENCE_S, journal: Callable[[Path, Callable[[], None]], Journal] = Journal,
+    ) -> Store:
+        """Take hold of `data_dir` and rebuild the state from its journal.
+
+        Raises `Conflict` if another proxy has the directory, `JournalDamaged` if its journal cannot be read or is gone.
+        """
+        held = lock(data_dir)
+        try:
+            archive = ArchiveFile(data_dir)
+            begin(data_dir)
+            with alone(data_dir):
+                store = cls(snapshot.load(data_dir, settings, archive), metrics, patience_s=patience_s)
+                refuse_missing(data_dir, store.ledger)
+                store._lock, store._archive = held, archive
+                store._journal = journal(data_dir, store._on_progress)
+                for record in store._journal.open():
+                    store.ledger.apply(decode(record, store.ledger.episodes))
+        except UnknownRecord as error:
+            os.close(held)
+            raise JournalDamaged(f"the journal in {data_dir} was written by another version: {error}") from error
+        except KeyError as error:
+            os.close(held)
+            raise of_several(data_dir, error) from error
+        except BaseException:
+            os.close(held)
+            raise
+        return store
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the journal can write."""
+        return self._journal.error is None
+
+    async def commit(self, events: Sequence[Event]) -> None:
+        """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses. Ends
+        of calls are not refused at once: the disk has ``patience_s`` to take them.
+
+        After `NotReady` the events may have been applied all the same and reach the disk later: asking again is safe,
+        because every command that is repeated is answered as done.
+        """
+        began = time.perf_counter()
+        self.post(events)
+        patient = bool(events) and all(isinstance(event, ENDS[:3]) for event in events)
+        if not (self.healthy or patient):
+            raise self._not_ready()
+        if self._journal.durable < self._journal.appended:
+            waiter = _Waiter(self._journal.appended, self._loop.create_future(), patient)
+            self._waiters.append(waiter)
+            self._flush_in(0.0)
+            try:
+                async with asyncio.timeout(self.patience_s):
+                    await waiter.future
+            except TimeoutError:
+                raise self._not_ready(f"it did not take this within {self.patience_s:g} seconds") from None
+        if self._metrics is not None:
+            self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
+
+    def post(self, events: Sequence[Event]) -> None:
+        """Apply `events` and let the journal write them when it can; `NotReady` if they are intake and it cannot,
+        `TooLarge` from the first one on that it never could."""
+        if not events:
+            return
+        self.check(events)
+        records: list[bytes] = []
+        try:
+            for event in events:
+                record = readable(encode(event, self.ledger.episodes))
+                self.ledger.apply(event)
+                records.append(record)
+        finally:  # what was applied is written, whatever comes of the rest
+            happened = events[: len(records)]
+            if self.quotas is not None:
+                self.quotas.spend(happened)
+            self._journal.append(records, flush=False)
+            self._flush_in(LINGER_S)
+            self._tell(happened)
+
+    def check(self, events: Sequence[Event]) -> None:
+        """Raise what `post` would raise for `events` now; nothing changes."""
+        if not self.healthy and not all(isinstance(event, ENDS) for event in events):
+            raise self._not_ready()
+        if self.limits is not None:
+            self.limits.check(events)
+        if self.quotas is not None:
+            self.quotas.check(events)
+
+    async def end_segment(self) -> None:
+        """Return when all that has happened stands in segments that are written no more, or `NotReady` if the disk
+        refuses."""
+        self._journal.append([END_OF_SEGMENT], flush=False)
+        await self.commit(())
+
+    def forget_archived(self, most: int) -> bool:
+        """Let go of what has arrived in the archive, at most so much of it; whether there may be more."""
+        leaving, batches = (list(islice(some, most)) for some in (self.ledger.leaving, self.ledger.leaving_batches))
+        episodes, batches = self._archive.holds("episodes", leaving), self._archive.holds("batches", batches)
+        self.ledger.arrived(episodes, batches)
+        return most in (len(episodes), len(batches))
+
+    def alerts(self) -> dict[str, str]:
+        """What an operator should look at, by what it is about."""
+        error = self._journal.error
+        own = {} if error is None else {"journal": f"the journal cannot write, and nothing new is taken in: {error}"}
+        return own | self.ledger.alerts() | self.trouble
+
+    async def leasable(self, seen: object, timeout: float) -> None:
+        """Return as soon as `Ledger.leasable` is no longer what was `seen`, or after `timeout` seconds."""
+        if self.ledger.leasable() != seen:
+            return
+        sleeper = self._loop.create_future()
+        self._sleepers[sleeper] = seen
+        try:
+            await asyncio.wait([sleeper], timeout=timeout)
+        finally:
+            del self._sleepers[sleeper]
+
+    def listen(self, listener: Callable[[Sequence[Event]], None]) -> None:
+        """Let `listener` know of events as they happen, before anybody can have been answered of them."""
+        self._listeners.append(listener)
+
+    async def subscribe(self) -> AsyncIterator[Event]:
+        """Every event from now on. It ends when the store closes, or when its reader is too far behind."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._subscribers.add(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            self._subscribers.discard(queue)
+
+    async def close(self) -> None:
+        """Write what is pending, end every wait and let the directory go; `JournalDamaged` if a start would not find
+        what was written."""
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+        unwritten = await asyncio.to_thread(self._journal.close)
+        if unwritten:
+            logger.error("closing with %d records that the disk did not take", unwritten)
+        self._progress()
+        while self._waiters:
+            _resolve(self._waiters.popleft().future, self._not_ready())
+        for queue in self._subscribers:
+            queue.put_nowait(None)
+        self._archive.close()
+        os.close(self._lock)
+        if isinstance(self._journal.error, JournalGone):
+            raise JournalDamaged(str(self._journal.error), code="journal_gone")
+
+    def _flush_in(self, seconds: float) -> None:
+        """Have what is queued written in so many seconds, or before."""
+        now = self._loop.time()
+        when = max(now + seconds, self._flushed_at + WINDOW_S)
+        if self._flush_timer is not None:
+            if self._flush_timer.when() <= when:
+                return
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        if when > now:
+            self._flush_timer = self._loop.call_at(when, self._flush)
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._flush_timer = None
+        self._flushed_at = self._loop.time()
+        self._journal.flush()
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        for listener in self._listeners:
+            listener(events)
+        for sleeper, seen in self._sleepers.items():
+            if self.ledger.leasable() != seen:
+                _resolve(sleeper)
+        for queue in list(self._subscribers):
+            if queue.qsize() > SUBSCRIBER_EVENTS:
+                self._subscribers.discard(queue)
+                queue.put_nowait(None)
+                continue
+            for event in events:
+                queue.put_nowait(event)
+
+    def _on_progress(self) -> None:
+        """From the journal's thread."""
+        try:
+            self._loop.call_soon_threadsafe(self._progress)
+        except RuntimeError:
+            logger.debug("the loop ended before the journal")
+
+    def _progress(self) -> None:
+        while self._waiters and self._waiters[0].number <= self._journal.durable:
+            _resolve(self._waiters.popleft().future)
+        if not self.healthy:
+            for waiter in [waiter for waiter in self._waiters if not waiter.patient]:
+                _resolve(waiter.future, self._not_ready())
+                self._waiters.remove(waiter)
+
+    def _not_ready(self, why: str = "it is closed") -> NotReady:
+        error = self._journal.error
+        if error is not None:
+            why = "its file is gone" if isinstance(error, JournalGone) else str(error)
+        return NotReady(f"the journal cannot write: {why}", code="journal", retry_after=RETRY_AFTER_S)
+
+
+def _resolve(future: asyncio.Future[None], error: Exception | None = None) -> None:
+    """Unless its waiter has gone."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,302 @@
+"""The daemon's worker processes: started, told, watched, started again, drained.
+
+Workers share the port (``SO_REUSEPORT``: the kernel gives each connection to one of them) and nothing else. Ledger,
+journal and gate stay in this process, which each of them asks over a socket of its own. A worker that dies takes the
+calls that it had in flight with it, which are lost at once, and another one takes its place. When this process dies its
+workers end with it.
+
+The port is held by a socket that does not listen: so it stays ours while a worker is being replaced, and a second
+daemon on the same port is refused although it might share it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, Process, create_subprocess_exec
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet_proxy.io.http.audit import AuditLog
+from ajet_proxy.io.ledger_port.channel import Channel
+from ajet_proxy.io.ledger_port.local import LedgerDesk
+from ajet_proxy.io.ledger_port.remote import VALUES, Facts
+from ajet_proxy.io.ledger_port.remote_server import Clerk, Told
+from ajet_proxy.io.runtime.metrics import Figures, Metrics
+from ajet_proxy.io.runtime.process import cannot_listen, program
+
+logger = logging.getLogger(__name__)
+
+SOCKET = "workers.sock"
+START_S = 60.0
+WATCH_S = 1.0
+SILENT_S = 30.0
+"""A worker that listens and answers nothing for so long hangs. One that starts has `START_S`."""
+STEADY_S = 60.0
+"""A worker that lived for so long is replaced without delay."""
+WAITS_S = (0.1, 30.0)
+"""The first wait before a worker is replaced, which doubles, and the longest."""
+PATIENCE_S = 3.0
+"""The workers of a daemon that was killed need a moment to see that it is gone."""
+Address = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One worker's place."""
+
+    number: int
+    ready: asyncio.Future[None]
+    process: Process | None = None
+    channel: Channel | None = None
+    listening: bool = False
+    figures: Figures = field(default_factory=lambda: ({}, {}))
+
+
+class Workers:
+    """`number` workers with the configuration `settings`, each of which asks `desk`; `facts` gives what they know."""
+
+    def __init__(
+        self, number: int, settings: Mapping[str, Any], *, desk: LedgerDesk, facts: Callable[[], Facts],
+        audit: AuditLog, metrics: Metrics, data_dir: Path, drain_s: float,
+    ) -> None:
+        self._settings = settings
+        self._desk = desk
+        self._facts = facts
+        self._known = facts()
+        self._audit = audit
+        self._metrics = metrics
+        self._gone = Metrics()
+        self._drain_s = drain_s
+        self._directory = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
+        self._program = program()
+        self._held: list[socket.socket] = []
+        self._addresses: list[Address] = []
+        self._stopping = False
+        self._room: int | None = None
+        loop = asyncio.get_running_loop()
+        self._slots = [_Slot(number, loop.create_future()) for number in range(1, number + 1)]
+        self._keepers: list[asyncio.Task[None]] = []
+
+    def control_socket(self) -> socket.socket:
+        """Where the workers bring control requests; only our user may."""
+        where = self._control
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(where)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        made.bind(where)
+        os.chmod(where, 0o600)
+        return made
+
+    async def start(self, address: Address) -> Address:
+        """Start them all; the real address once each of them listens, or `OSError`."""
+        self._held = await _reserve(address)
+        self._addresses = [held.getsockname()[:2] for held in self._held]
+        loop = asyncio.get_running_loop()
+        self._keepers = [loop.create_task(self._keep(slot)) for slot in self._slots]
+        async with asyncio.timeout(START_S):
+            await asyncio.gather(*(slot.ready for slot in self._slots))
+        return self._addresses[0]
+
+    async def stop(self) -> None:
+        """Let them finish what they do, for up to the time that the daemon has."""
+        self._stopping = True
+        for slot, keeper in zip(self._slots, self._keepers, strict=False):
+            if slot.channel is None:
+                keeper.cancel()
+            else:
+                slot.channel.tell("drain")
+        if self._keepers:
+            await asyncio.wait(self._keepers, timeout=self._drain_s)
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        for held in self._held:
+            held.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._control)
+        os.close(self._directory)
+
+    def tell(self) -> None:
+        """Tell the workers what they have to know, if that has changed."""
+        facts = self._facts()
+        if facts != self._known:
+            self._known = facts
+            for channel in self._channels():
+                channel.tell("facts", facts)
+
+    def share(self, left: int) -> int:
+        """Divide so many bytes of memory among all processes: the share of each, that of this one too."""
+        self._room = left // (1 + len(self._slots))
+        for channel in self._channels():
+            channel.tell("room", self._room)
+        return self._room
+
+    async def told(self) -> None:
+        """Return once every worker knows what it was told; its figures come with that."""
+        await asyncio.gather(*(self._ask(slot) for slot in self._slots), return_exceptions=True)
+
+    async def metrics(self) -> Metrics:
+        """Those of all processes, workers that are gone included."""
+        await self.told()
+        total = Metrics()
+        for figures in (self._metrics.figures(), self._gone.figures(), *(slot.figures for slot in self._slots)):
+            total.add(figures)
+        return total
+
+    @property
+    def listening(self) -> int:
+        """How many of them listen."""
+        return sum(slot.listening for slot in self._slots)
+
+    def pids(self) -> dict[int, int]:
+        """The process of each worker that runs, by its number."""
+        return {slot.number: slot.process.pid for slot in self._slots if slot.process is not None}
+
+    @property
+    def _control(self) -> str:
+        """The control socket by a path that is short however deep the data directory lies, and the same in a worker."""
+        return f"/proc/self/fd/{self._directory}/{SOCKET}"
+
+    def _channels(self) -> Iterator[Channel]:
+        return (slot.channel for slot in self._slots if slot.channel is not None)
+
+    async def _ask(self, slot: _Slot) -> None:
+        if slot.channel is not None:
+            async with asyncio.timeout(SILENT_S if slot.listening else START_S):
+                slot.figures = await slot.channel.ask("figures")
+
+    async def _keep(self, slot: _Slot) -> None:
+        """A worker in `slot`, and another one whenever it ends."""
+        loop, wait = asyncio.get_running_loop(), 0.0
+        while True:
+            began = loop.time()
+            try:
+                how = f"status {await self._run(slot)}"
+            except OSError as error:
+                how = str(error)
+            if self._stopping:
+                return
+            if not slot.ready.done():
+                slot.ready.set_exception(OSError(f"worker {slot.number} ended before it listened: {how}"))
+                return
+            first, longest = WAITS_S
+            wait = first if loop.time() - began > STEADY_S else min(max(2 * wait, first), longest)
+            self._metrics.inc("ajet_worker_restarts_total")
+            logger.error("worker %d ended (%s); another one starts in %.1f s", slot.number, how, wait)
+            await asyncio.sleep(wait)
+
+    async def _run(self, slot: _Slot) -> int:
+        """One worker's life; its exit status."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            number = theirs.fileno()
+            slot.process = process = await create_subprocess_exec(
+                sys.executable, "-P", "-m", "ajet_proxy.worker", str(number), self._program,
+                pass_fds=(number, self._directory), stdin=DEVNULL, stdout=DEVNULL,
+            )
+        try:
+            loop = asyncio.get_running_loop()
+            _, channel = await loop.create_connection(
+                lambda: Channel(VALUES, lambda made: self._clerk(slot, made)), sock=ours
+            )
+            slot.channel = channel
+            if self._room is not None:
+                channel.tell("room", self._room)
+            channel.tell("start", self._settings, self._known, self._addresses, self._control)
+            watch = loop.create_task(self._watch(slot, process))
+            try:
+                return await process.wait()
+            finally:
+                watch.cancel()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            slot.process = None
+
+    async def _watch(self, slot: _Slot, process: Process) -> None:
+        """Look whether the worker answers, and what it counted."""
+        while slot.channel is not None:
+            try:
+                await self._ask(slot)
+            except TimeoutError:
+                logger.error("worker %d does not answer and is killed", slot.number)
+                process.kill()
+            except ConnectionError:
+                return
+            await asyncio.sleep(WATCH_S)
+
+    def _clerk(self, slot: _Slot, channel: Channel) -> Clerk:
+        def gone() -> None:
+            slot.channel, slot.listening = None, False
+            self._gone.add(slot.figures)
+            slot.figures = ({}, {})
+
+        def ready(problem: str | None = None) -> None:
+            slot.listening = problem is None
+            if slot.ready.done() and problem is not None:
+                logger.error("worker %d cannot serve: %s", slot.number, problem)
+            if not slot.ready.done():
+                if problem is None:
+                    slot.ready.set_result(None)
+                else:
+                    slot.ready.set_exception(OSError(problem))
+
+        more: dict[str, Told] = {"listening": ready, "failed": ready, "audit": self._audit.write}
+        return Clerk(self._desk, tell=channel.tell, more=more, gone=gone)
+
+
+async def _reserve(address: Address) -> list[socket.socket]:
+    """Sockets that hold `address`, one for each of its families, and do not listen."""
+    loop = asyncio.get_running_loop()
+    host, port = address
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    held: list[socket.socket] = []
+    deadline = loop.time() + PATIENCE_S
+    try:
+        for family, *_, where in dict.fromkeys(found):
+            exact = (where[0], port, *where[2:])
+            while True:
+                try:
+                    held.append(_hold(family, exact))
+                    break
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE or loop.time() > deadline:
+                        raise cannot_listen(str(where[0]), port, error) from error
+                await asyncio.sleep(0.1)
+            port = held[0].getsockname()[1]
+    except BaseException:
+        for made in held:
+            made.close()
+        raise
+    return held
+
+
+def _hold(family: int, where: Sequence[Any]) -> socket.socket:
+    if where[1]:
+        with _socket(family) as probe:  # refused by another daemon's sockets, which ours could share the port with
+            probe.bind(tuple(where))
+    made = _socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        made.bind(tuple(where))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _socket(family: int) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    return made

@@ -1,0 +1,313 @@
+"""The daemon's one configuration object: every setting, and which values go together.
+
+Each field carries the sentence that `--help` and the documentation show, so neither can drift from the code. Where
+values come from: `ajet_proxy.sources`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_proxy.core.ledger.quotas import Quota
+from ajet_proxy.own_address import Address, leads_here
+from ajet_sdk.address import is_key, server
+
+NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
+
+
+class ConfigError(Exception):
+    """A configuration that cannot be used; the message is one line and names the key."""
+
+
+def _opt(default: Any, text: str, *, flag: bool = True, metavar: str | None = None) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text, "flag": flag, "metavar": metavar})
+
+
+MIN_SECRET = 16
+MAX_WORKERS = 64
+OF_WORKERS = (3, 12)
+"""The first Python whose tasks can begin at once, as answers to a worker do (``eager_start``)."""
+MAY_BE_NONE = (
+    "read_timeout", "keep_alive_s", "drift_limit", "archive_max_age", "archive_max_bytes", "max_disk", "max_memory",
+)
+"""Settings for which 0 means: none."""
+HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:]+:[0-9a-f.]*", re.ASCII | re.IGNORECASE)
+"""A name or an address."""
+LISTENING_MODES = ("regular", "socks5", "transparent")
+LLM_ROUTE = re.compile(r"(/v1/(completions|responses|messages|models)|(/v1)?/chat/completions)/?$")
+"""What may stand behind a base URL that was copied from a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mode:
+    """A way of interception. The kind ``local`` has no address; it catches ``programs``, separated by commas."""
+
+    kind: str
+    address: tuple[str, int] | None
+    programs: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that can be set. Times are in seconds, sizes in bytes."""
+
+    upstream: tuple[str, ...] = _opt(
+        (), "Base URL of an inference engine, for one model if NAME is given; repeatable. Without one, requests wait "
+        "until a trainer announces its engines.", metavar="[NAME=]URL",
+    )
+    listen: str = _opt("127.0.0.1:8484", "Address of the HTTP front; port 0 takes a free one.", metavar="HOST:PORT")
+    workers: int = _opt(
+        1, "Processes that take connections on that address; with more than one, the ledger has a process of its own."
+    )
+    intercept: tuple[str, ...] = _opt(
+        (), "Also catch programs that hard-code a provider's address: as their HTTPS proxy at HOST:PORT, as "
+        "socks5@HOST:PORT, as transparent@HOST:PORT behind a redirecting firewall, or as local:PROGRAM; repeatable.",
+        metavar="[KIND@]HOST:PORT",
+    )
+    intercept_host: tuple[str, ...] = _opt(
+        ("api.openai.com", "api.anthropic.com"), "Host whose TLS --intercept ends; repeatable. All others pass "
+        "through unread.", metavar="HOST",
+    )
+    data_dir: str = _opt("", "Journal, keys and CA; by default the user's or systemd's state directory.", metavar="DIR")
+    admin_secret: str | None = _opt(None, "The admin key. From the environment only.", flag=False)
+    admin_secret_file: str | None = _opt(None, "File that holds the admin key.", metavar="FILE")
+    upstream_key: str | None = _opt(None, "API key for the engines. From the environment only.", flag=False)
+    tls_cert: str | None = _opt(None, "Certificate chain (PEM); the front then speaks HTTPS.", metavar="FILE")
+    tls_key: str | None = _opt(None, "Private key of the certificate (PEM).", metavar="FILE")
+    tls_client_ca: str | None = _opt(
+        None, "CA (PEM) of client certificates: a trainer must then show one besides its key; agents need none.",
+        metavar="FILE",
+    )
+    trusted_front: bool = _opt(False, "A reverse proxy of yours terminates TLS and is the only one to reach us.")
+    insecure: bool = _opt(False, "Serve a non-loopback address without TLS.")
+    public_url: str | None = _opt(
+        None, "Base URL under which agents reach the proxy; by default the address they asked at.", metavar="URL"
+    )
+    allow_route: tuple[str, ...] = _opt(
+        (), "Further engine route that agents may call, such as /v2/rerank; repeatable. None that changes the engine.",
+        metavar="PATH",
+    )
+    group_size: int = _opt(8, "Episodes of one task that make a complete group, unless the trainer says otherwise.")
+    idle_timeout: float = _opt(1800.0, "An open episode silent for this long is discarded, unless it asked otherwise.")
+    wall_timeout: float = _opt(86400.0, "An open episode older than this is discarded; it may ask for less.")
+    merge_policy: str = _opt(
+        "strict", "How calls become samples: strict, repair (joins one text in other tokens, too) or off."
+    )
+    continuity: str = _opt(
+        "auto", "Send a turn's history as the exact ids that were sampled: auto (where the engine proves that it takes "
+        "them) or off."
+    )
+    drift_limit: float = _opt(
+        0.05, "Alert when more than this share of a model's latest turns were read as other tokens than were sampled; "
+        "0 is never."
+    )
+    gate_mode: str = _opt(
+        "drain", "While weights change: drain (wait for calls in flight: each is sampled by one version) or pause "
+        "(freeze them in the engine; they go on under the new version, upon what the old one computed)."
+    )
+    gate_hold_s: float = _opt(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
+    connect_timeout: float = _opt(10.0, "Limit for connecting to an engine.")
+    read_timeout: float = _opt(0.0, "Limit for an engine's silence within one answer; 0 is none.")
+    keep_alive_s: float = _opt(
+        15.0,
+        "A stream whose engine is silent for this long (to a quarter more) gets a keep-alive in its client's protocol; "
+        "0 is none.",
+    )
+    drain_s: float = _opt(
+        60.0, "Requests in flight have this long to finish after SIGTERM; and answers that are whole, to be written to "
+        "a disk that is full or fails, before they get a 503."
+    )
+    key_ttl_s: float = _opt(
+        7 * 86400.0, "Lifetime of an episode's key; below wall_timeout, its late calls are refused."
+    )
+    archive_max_age: float = _opt(0.0, "Ended episodes are removed this long after their end; 0 keeps them.")
+    archive_max_bytes: int = _opt(0, "The archive may take so much disk, then its oldest episodes go; 0 is no limit.")
+    max_disk: int = _opt(
+        0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."
+    )
+    max_memory: int = _opt(
+        0, "Memory of all processes at which new episodes, and then calls and large bodies, get a 503; 0 is none."
+    )
+    max_audit: int = _opt(256 << 20, "Size of the audit log and its older files; the oldest lines go first.")
+    tenants: tuple[tuple[str, Quota], ...] = _opt((), "Quotas of tenants; in the TOML file only.", flag=False)
+    traces: bool = _opt(
+        False, "Send an OpenTelemetry span for each captured call, where OTEL_EXPORTER_OTLP_ENDPOINT says; needs "
+        "ajet[traces]."
+    )
+    client_timeout: float = _opt(
+        120.0, "A client has this long to send a request's head, then its body, and to go on reading an answer."
+    )
+    max_body: int = _opt(64 << 20, "Largest request body.")
+    max_messages: int = _opt(
+        10_000, "Most messages or items of a call; JSON objects and lists: 5 times that, names: 30, values: 200."
+    )
+    max_header: int = _opt(64 << 10, "Largest header of a request or an answer, and longest request line.")
+    max_choices: int = _opt(1024, "Most choices of one request, n times its prompts: each is a call of its own.")
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return split_address(self.listen, "listen")
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """The ways of interception that were asked for."""
+        return tuple(split_mode(text) for text in self.intercept)
+
+    @property
+    def intercept_needs_key(self) -> bool:
+        """Whether a program must show a key to be intercepted: if one on another machine could."""
+        return any(mode.address is not None and not is_loopback(mode.address[0]) for mode in self.modes)
+
+    @property
+    def listening(self) -> tuple[tuple[str, int], ...]:
+        """Every address at which it is to listen; port 0 stands for a free one."""
+        return (self.address, *(mode.address for mode in self.modes if mode.address is not None))
+
+    @property
+    def upstreams(self) -> Mapping[str, tuple[str, ...]]:
+        """Model name (``""``: any) to base URLs."""
+        found: dict[str, tuple[str, ...]] = {}
+        for item in self.upstream:
+            name, url = split_upstream(item)
+            found[name] = (*found.get(name, ()), url)
+        return found
+
+
+def refuse_own(config: Config, listening: Iterable[Address]) -> None:
+    """Raise `ConfigError` for an upstream that leads to an address where the daemon is `listening`."""
+    for item in config.upstream:
+        if leads_here(split_upstream(item)[1], listening, config.public_url):
+            raise ConfigError(f"upstream {item!r} is the proxy's own address: give that of the engine")
+
+
+def check(config: Config) -> None:
+    """Raise `ConfigError` for values that are wrong by themselves or together (contract §5.7)."""
+    host, _ = config.address
+    refuse_own(config, config.listening)
+    if config.upstream_key is not None and not is_key(config.upstream_key):
+        raise ConfigError(NO_KEY)
+    if config.public_url is not None and server(config.public_url) is None:
+        raise ConfigError(f"public_url must be http://HOST:PORT or https://HOST, not {config.public_url!r}")
+    for name, allowed in (
+        ("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "repair", "off")),
+        ("continuity", ("auto", "off")),
+    ):
+        if getattr(config, name) not in allowed:
+            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(config, name)!r}")
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if type(value) in (int, float) and (value < 0 or (value == 0 and f.name not in MAY_BE_NONE)):
+            raise ConfigError(f"{f.name} must be above 0, not {value}")
+    if config.workers > MAX_WORKERS:
+        raise ConfigError(f"workers must be at most {MAX_WORKERS}, not {config.workers}")
+    if config.workers > 1 and not sys.platform.startswith("linux"):
+        raise ConfigError("workers share a port as Linux lets them: elsewhere there can be 1")
+    if config.workers > 1 and sys.version_info < OF_WORKERS:
+        raise ConfigError("workers need Python {}.{}: before it there can be 1".format(*OF_WORKERS))
+    if config.drift_limit > 1:
+        raise ConfigError(f"drift_limit is a share: at most 1, not {config.drift_limit}")
+    from ajet_proxy.core.protocol.routes import (
+        CONTROL_ROUTES,  # with the dialects behind it, which --help need not load
+    )
+
+    for path in config.allow_route:
+        if not path.startswith("/"):
+            raise ConfigError(f"allow_route must begin with '/', not {path!r}")
+        if path.rstrip("/") in CONTROL_ROUTES:
+            raise ConfigError(f"allow_route: {path} changes the engine, and is no agent's")
+    if (config.tls_cert is None) != (config.tls_key is None):
+        raise ConfigError("tls_cert and tls_key belong together: give both or neither")
+    if config.tls_client_ca is not None and config.tls_cert is None:
+        raise ConfigError("tls_client_ca needs tls_cert and tls_key: without TLS nobody shows a certificate")
+    if config.admin_secret is not None and len(config.admin_secret) < MIN_SECRET:
+        raise ConfigError(f"the admin secret must have at least {MIN_SECRET} characters")
+    if not is_loopback(host):
+        _check_exposed(config, host)
+    _check_modes(config)
+
+
+def _check_exposed(config: Config, host: str) -> None:
+    if config.admin_secret is None:
+        raise ConfigError(
+            f"listening on {host} (not loopback) needs an admin secret: set AJET_ADMIN_SECRET or --admin-secret-file"
+        )
+    if config.tls_cert is None and not config.trusted_front and not config.insecure:
+        raise ConfigError(
+            f"listening on {host} (not loopback) needs --tls-cert and --tls-key, --trusted-front, or --insecure"
+        )
+
+
+def _check_modes(config: Config) -> None:
+    modes = config.modes
+    if len({mode.address for mode in modes if mode.address}) < sum(mode.address is not None for mode in modes):
+        raise ConfigError("each intercept needs an address of its own")
+    if sum(mode.kind == "local" for mode in modes) > 1:
+        raise ConfigError("intercept local can be given once; separate its programs by commas")
+    for host in config.intercept_host:
+        if not HOST.fullmatch(host):
+            raise ConfigError(f"intercept_host must be a host's name alone, such as api.openai.com, not {host!r}")
+    if config.intercept_needs_key and config.admin_secret is None:
+        raise ConfigError("intercept off loopback would be an open proxy: set AJET_ADMIN_SECRET, to ask for keys")
+    if config.intercept_needs_key and not config.insecure:
+        raise ConfigError("intercept off loopback takes keys over plain HTTP: use a loopback address, or --insecure")
+
+
+def split_mode(text: str) -> Mode:
+    """``[KIND@]HOST:PORT`` or ``local[:PROGRAM,…]`` as a mode."""
+    kind, at, address = text.partition("@")
+    if text.startswith("local:") and len(text) > len("local:"):
+        return Mode("local", None, text.removeprefix("local:"))
+    if not at and text.partition(":")[0] not in (*LISTENING_MODES, "local"):
+        return Mode("regular", split_address(text, "intercept"))
+    if not at or kind not in LISTENING_MODES:
+        known = ", ".join(f"{name}@HOST:PORT" for name in LISTENING_MODES[1:])
+        raise ConfigError(f"intercept must be HOST:PORT, {known} or local:PROGRAM, not {text!r}")
+    return Mode(kind, split_address(address, "intercept"))
+
+
+def split_address(text: str, name: str) -> tuple[str, int]:
+    """``HOST:PORT`` (IPv6 in brackets) as its parts."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{name} must be HOST:PORT, not {text!r}")
+    return host, int(port)
+
+
+def split_upstream(text: str) -> tuple[str, str]:
+    """``[NAME=]URL`` as (name or ``""``, base URL without ``/v1``)."""
+    name, sign, url = text.partition("=")
+    if not sign or "://" in name:
+        name, url = "", text
+    if "@" in url:  # addresses are shown to all, and passwords must not be
+        raise ConfigError("upstream must be an address without a name and password: set AJET_UPSTREAM_KEY")
+    if server(url) is None:
+        raise ConfigError(f"upstream must be [NAME=]http://HOST:PORT, not {text!r}")
+    if (route := LLM_ROUTE.search(url)) is not None:
+        base = text.removesuffix(route[0])
+        raise ConfigError(f"upstream must be a base URL, without a route: {base!r}, not {text!r}")
+    return name, url
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` (a name or an address) can be reached from this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def table() -> str:
+    """Every setting as rows of a Markdown table, for the documentation."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for f in dataclasses.fields(Config):
+        default = ", ".join(f.default) if isinstance(f.default, tuple) else f.default
+        shown = "" if default is False or default in (None, "") else f"`{default}`"
+        rows.append(f"| `{f.name}` | {shown} | {f.metadata['help']} |")
+    return "\n".join(rows)

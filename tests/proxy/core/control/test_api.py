@@ -1,0 +1,295 @@
+"""The control plane as a function: every route, its body, its answer, and what a caller's claims reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.control import api
+from ajet_proxy.core.control.api import Answer, Request
+from ajet_proxy.core.identity.keys import EVERYTHING, Claims
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
+from ajet_sdk.routes import ROUTES
+from tests.kit.ledger_rig import LedgerRig
+
+BASE = "http://proxy:8484"
+
+
+class Caller:
+    """Asks like `ajet_proxy.io.control.routes`: decide, commit, then read the body."""
+
+    def __init__(self) -> None:
+        self.rig = LedgerRig(watch=True)
+
+    def decide(
+        self, method: str, path: str, body: Any = None, *, claims: Claims = EVERYTHING,
+        query: Mapping[str, str] | None = None,
+    ) -> Answer:
+        return api.handle(
+            self.rig.ledger, Request(method, path, query or {}, body, claims), at=self.rig.at, new_id=self.rig.id,
+            keys=lambda tenant, episode: f"ajet-{tenant}-{episode}", base=BASE,
+        )
+
+    def ask(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
+        answer = self.decide(method, path, body, **options)
+        self.rig.run(answer.events)
+        assert answer.status == 200
+        shown = answer.body
+        assert shown is not None
+        return shown
+
+    def post(self, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
+        return self.ask("POST", path, body, **options)
+
+
+@pytest.fixture
+def caller() -> Caller:
+    return Caller()
+
+
+def test_every_route_that_the_ledger_answers_has_a_handler() -> None:
+    assert set(api._HANDLERS) == {route.name for route in ROUTES} - {"events", "ca"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/nothing"), ("PUT", "/episodes"), ("GET", "/episodes/a/b/c"), ("GET", ""), ("POST", "/batches//x/ack")],
+)
+def test_what_is_no_route(caller: Caller, method: str, path: str) -> None:
+    with pytest.raises(NotFound) as caught:
+        caller.decide(method, path)
+    assert caught.value.code == "unknown_route"
+
+
+# ---- opening
+
+
+def test_opening_an_episode(caller: Caller) -> None:
+    caller.rig.announce("m", 7)
+    answer = caller.post("/episodes", {"task": "gsm8k/17", "metadata": {"k": 1}}, claims=Claims("agent", "acme"))
+    episode = answer["episode"]
+    key = f"ajet-acme-{episode}"
+    assert answer == {
+        "episode": episode,
+        "task": "gsm8k/17",
+        "base_url": f"{BASE}/e/{episode}/v1",
+        "api_key": key,
+        "policy_version": 7,
+        "env": {
+            "OPENAI_BASE_URL": f"{BASE}/e/{episode}/v1",
+            "OPENAI_API_BASE": f"{BASE}/e/{episode}/v1",
+            "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": f"{BASE}/e/{episode}",
+            "ANTHROPIC_API_KEY": key,
+            "AJET_PROXY_URL": BASE,
+            "AJET_EPISODE": episode,
+            "AJET_TASK": "gsm8k/17",
+        },
+    }
+    assert caller.rig.ledger.tenant_of(episode) == "acme"
+
+
+def test_opening_an_episode_over_several_models(caller: Caller) -> None:
+    caller.rig.announce("m", 7)
+    caller.rig.announce("n", 8)
+    answer = caller.post("/episodes", {"members": {"solver": "m", "critic": "n"}})
+    assert answer["members"] == {
+        "solver": {"model": "m", "policy_version": 7}, "critic": {"model": "n", "policy_version": 8},
+    }
+    assert (answer["policy_version"], answer["env"]["AJET_TASK"]) == (0, "")
+    assert caller.post("/episodes", {"model": "n"})["policy_version"] == 8
+
+
+def test_a_key_for_one_episode_opens_no_other(caller: Caller) -> None:
+    with pytest.raises(Forbidden):
+        caller.post("/episodes", {}, claims=Claims("agent", "", "mine"))
+
+
+# ---- what claims reach
+
+ON_AN_EPISODE = [
+    ("GET", "", None), ("POST", "/rewards", {"value": 1.0}), ("POST", "/seal", None), ("POST", "/abort", {}),
+    ("POST", "/heartbeat", {}),
+]
+
+
+@pytest.mark.parametrize(("method", "action", "body"), ON_AN_EPISODE)
+def test_what_an_agent_reaches(caller: Caller, method: str, action: str, body: Any) -> None:
+    mine = caller.rig.open("mine", tenant="acme")
+    other = caller.rig.open("other", tenant="else")
+    for claims in (Claims("agent", "else"), Claims("agent", "acme", other), Claims("agent", "else", other)):
+        with pytest.raises(Forbidden) as caught:
+            caller.decide(method, f"/episodes/{mine}{action}", body, claims=claims)
+        assert caught.value.code == "foreign_episode"
+    with pytest.raises(NotFound):
+        caller.decide(method, f"/episodes/nobody{action}", body)
+    for claims in (Claims("agent", "acme"), Claims("agent", "acme", mine), EVERYTHING):
+        assert caller.decide(method, f"/episodes/{mine}{action}", body, claims=claims).status == 200
+
+
+# ---- bodies
+
+WITH_BODY = [(route.method, route.path.replace("{id}", "thing")) for route in ROUTES if route.body is not None]
+
+
+@pytest.mark.parametrize(("method", "path"), WITH_BODY)
+def test_a_body_that_does_not_fit_is_refused_and_nothing_happens(caller: Caller, method: str, path: str) -> None:
+    caller.rig.open("thing")
+    before = caller.rig.pictures[-1]
+    for body in ([], "text", 1, {"no_such_field": 1}):
+        with pytest.raises(BadRequest):
+            caller.decide(method, path, body)
+    assert caller.rig.pictures[-1] == before
+
+
+# ---- an episode's life
+
+
+def test_rewarding(caller: Caller) -> None:
+    episode = caller.rig.open(task="t")
+    caller.rig.call(episode)
+    path = f"/episodes/{episode}/rewards"
+    first = caller.post(path, {"value": 0.5, "final": False})
+    assert first == {"id": first["id"], "episode": episode, "state": "open", "reward": 0.5}
+    sealed = {"id": "r1", "episode": episode, "state": "ready", "reward": 1.5}
+    assert caller.post(path, {"value": 1, "id": "r1"}) == sealed
+    assert caller.post(path, {"value": 1, "id": "r1"}) == sealed
+    with pytest.raises(Conflict):
+        caller.post(path, {"value": 2, "id": "r1"})
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("id", ""), ("id", "x" * 201), ("agent", "x" * 1001), ("note", "x" * 10_001),
+])  # fmt: skip
+def test_the_words_of_a_reward_have_a_length(caller: Caller, name: str, value: str) -> None:
+    episode = caller.rig.open()
+    with pytest.raises(BadRequest) as caught:
+        caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, name: value})
+    assert caught.value.param == name
+    caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, name: value[:-1] or "x"})
+
+
+@pytest.mark.parametrize("name", ["task", "model", "agent"])
+def test_the_words_of_an_opening_have_a_length(caller: Caller, name: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        caller.post("/episodes", {name: "x" * 1001})
+    assert caught.value.param == name
+    assert caller.post("/episodes", {name: "x" * 1000})["episode"]
+
+
+def test_an_abort_comes_through_however_long_its_reason(caller: Caller) -> None:
+    for reason in (None, "", "x" * 10_001):
+        episode = caller.rig.open()
+        assert caller.post(f"/episodes/{episode}/abort", {"reason": reason})["reason"] == "aborted"
+        assert caller.rig.ledger.episodes[episode].detail == (reason and reason[:10_000])
+
+
+def test_sealing_aborting_and_living(caller: Caller) -> None:
+    episode = caller.rig.open()
+    assert caller.post(f"/episodes/{episode}/heartbeat")["state"] == "open"
+    ended = {"episode": episode, "state": "discarded", "reward": None, "reason": "no_reward"}
+    assert caller.post(f"/episodes/{episode}/seal") == ended
+    other = caller.rig.open()
+    assert caller.post(f"/episodes/{other}/abort", {"reason": "tired"})["reason"] == "aborted"
+    assert caller.rig.ledger.episodes[other].detail == "tired"
+
+
+def test_an_episode_without_a_whole_call_says_why_its_calls_were_lost(caller: Caller) -> None:
+    episode = caller.rig.open()
+    (call,) = caller.rig.begin(episode)
+    assert caller.rig.ledger.wanted(episode, call)
+    caller.rig.lose(episode, call, "no_token_ids")
+    ended = {"state": "discarded", "reason": "incomplete_call", "detail": "no_token_ids"}
+    rewarded = caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, "id": "r"})
+    assert rewarded == {"id": "r", "episode": episode, "reward": 1.0, **ended}
+    assert ended.items() <= caller.ask("GET", f"/episodes/{episode}").items()
+
+
+def test_an_empty_name_is_none(caller: Caller) -> None:
+    episode = caller.post("/episodes", {"task": "", "model": ""})["episode"]
+    opened = caller.rig.ledger.episodes[episode]
+    assert (opened.task, opened.model) == (None, None)
+
+
+def test_reading_an_episode(caller: Caller) -> None:
+    episode = caller.rig.open()
+    caller.rig.call(episode)
+    (plain,) = caller.ask("GET", f"/episodes/{episode}")["calls"]
+    (whole,) = caller.ask("GET", f"/episodes/{episode}", query={"tokens": "1"})["calls"]
+    assert (plain["sampled_tokens"], whole["token_ids"]) == (1, [3])
+    with pytest.raises(BadRequest):
+        caller.ask("GET", f"/episodes/{episode}", query={"tokens": "yes"})
+    lean = caller.ask("GET", f"/episodes/{episode}", query={"tokens": "timelines"})
+    assert "token_ids" in next(lean["timelines"])
+    assert "token_ids" not in next(lean["calls"])
+
+
+def test_the_overview_and_pages_of_episodes(caller: Caller) -> None:
+    names = [caller.post("/episodes", {"task": "t"})["episode"] for _ in range(3)]
+    shown = caller.ask("GET", "/episodes", query={"task": "t", "limit": "2"})
+    assert [item["episode"] for item in shown["episodes"]] == [names[2], names[1]]
+    rest = caller.ask("GET", "/episodes", query={"task": "t", "limit": "2", "before": shown["next"]})
+    assert ([item["episode"] for item in rest["episodes"]], "next" in rest) == ([names[0]], False)
+    assert len(caller.ask("GET", "/overview")["quiet"]) == 3
+
+
+def test_listing_episodes(caller: Caller) -> None:
+    names = [caller.rig.open() for _ in range(3)]
+    caller.rig.abort(names[0])
+    assert [item["episode"] for item in caller.ask("GET", "/episodes")["episodes"]] == names[::-1]
+    some = caller.ask("GET", "/episodes", query={"state": "open", "limit": "1"})["episodes"]
+    assert [item["episode"] for item in some] == [names[2]]
+    for wrong in ("0", "x", "²", "1001", "9" * 5000):
+        with pytest.raises(BadRequest):
+            caller.ask("GET", "/episodes", query={"limit": wrong})
+    for query in ({"limit": ""}, {"state": "asleep"}):
+        with pytest.raises(BadRequest):
+            caller.ask("GET", "/episodes", query=query)
+
+
+# ---- the trainer
+
+
+def test_from_lease_to_acknowledgement(caller: Caller) -> None:
+    empty = caller.decide("POST", "/batches/lease", {"group_size": 1})
+    assert (empty.status, empty.events, empty.body) == (204, (), None)
+    caller.rig.ready()
+    batch = caller.post("/batches/lease", {"group_size": 1, "lease_s": 60.0})["batch"]
+    lease = {"batch": batch, "state": "leased", "lease_until": caller.rig.at + 60.0}
+    assert caller.post(f"/batches/{batch}/extend", {"lease_s": 90.0}) == lease | {"lease_until": caller.rig.at + 90.0}
+    assert caller.post(f"/batches/{batch}/nack")["state"] == "returned"
+    batch = caller.post("/batches/lease", {"group_size": 1})["batch"]
+    (episode,) = caller.rig.ledger.batches[batch].episodes()
+    ack = {"policy_version": 1, "filtered": {episode: "too_long"}}
+    assert caller.post(f"/batches/{batch}/ack", ack)["state"] == "trained"
+    assert (caller.rig.state(episode), caller.rig.ledger.episodes[episode].reason) == ("discarded", "filtered")
+
+
+def test_a_lease_that_only_discards_is_no_batch_but_has_events(caller: Caller) -> None:
+    caller.rig.announce(version=5)
+    caller.rig.ready(version=1)
+    answer = caller.decide("POST", "/batches/lease", {"group_size": 1, "max_staleness": 1})
+    assert answer.status == 204
+    assert len(caller.rig.run(answer.events)) == 1
+
+
+def test_the_gate_and_the_policy(caller: Caller) -> None:
+    (episode,) = (caller.rig.open(),)
+    caller.rig.begin(episode)
+    assert caller.post("/gate/close", {"reason": "weights"}) == {"gate": "closing", "in_flight": 1}
+    announced = {"model": "m", "policy_version": 3, "upstreams": ["http://e"]}
+    assert caller.post("/policy", {"model": "m", "version": 3, "upstreams": ["http://e"]}) == announced
+    for url in ("ftp://e", "http://", "http://e:99999", "http://[", "http://e?x", "http://e f", "e:80"):
+        with pytest.raises(BadRequest, match="upstream"):
+            caller.post("/policy", {"model": "m", "version": 4, "upstreams": [url]})
+    assert caller.post("/gate/open", {"policy_version": 3}) == {"gate": "open", "in_flight": 1}
+    assert caller.ask("GET", "/status")["models"]["m"]["gate"] == "open"
+
+
+def test_errors_are_those_of_the_tree(caller: Caller) -> None:
+    for path, body in (("/batches/none/ack", {"policy_version": 1}), ("/batches/none/nack", None)):
+        with pytest.raises(AjetError) as caught:
+            caller.post(path, body)
+        assert caught.value.status == 404

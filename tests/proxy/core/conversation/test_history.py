@@ -1,0 +1,263 @@
+"""A client that goes on with what it was told is recognised, whatever it changes in passing; nobody else is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.conversation.history import CHAT, COMPLETIONS, RESPONSES, Deferred, Mark, marks_of, read, retold
+from ajet_proxy.core.trajectory.call import Captured
+
+SCOPE, OTHER = b"s" * 32, b"o" * 32
+USER: dict[str, Any] = {"role": "user", "content": "guess"}
+NEXT: dict[str, Any] = {"role": "user", "content": "higher"}
+CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": 2}'}}
+TOLD: dict[str, Any] = {"role": "assistant", "content": "ok", "tool_calls": [CALL]}
+SYSTEM = {"role": "system", "content": "x-anthropic-billing-header: cch=1;\n\nYou help."}
+
+words = st.text(st.sampled_from("ab \n<>"), max_size=4)
+messages = st.lists(st.builds(lambda role, text: {"role": role, "content": text},
+                              st.sampled_from(("system", "user", "assistant", "tool")), words), max_size=5)
+
+
+def captured(prompt: tuple[int, ...] = (1, 2), sampled: tuple[int, ...] = (3,)) -> Captured:
+    return Captured(0, "m", prompt, sampled, (-0.5,) * len(sampled), "stop")
+
+
+def after(asked: list[Any], told: dict[str, Any], scope: bytes = SCOPE) -> Mark:
+    """Where the history of a chat ends."""
+    history = read(CHAT, {"messages": asked}, scope)
+    assert history is not None
+    (mark,) = history.after(told, captured())
+    return mark
+
+
+def beginnings(asked: list[Any], scope: bytes = SCOPE) -> list[Mark]:
+    history = read(CHAT, {"messages": asked}, scope)
+    assert history is not None
+    return list(history.beginnings((0,)))
+
+
+def goes_on(asked: list[Any], told: dict[str, Any], later: list[Any]) -> bool:
+    return after(asked, told).key in [mark.key for mark in beginnings(later)]
+
+
+@given(messages, words, messages)
+def test_a_conversation_that_goes_on_begins_with_what_was_said(asked: Any, told: str, more: Any) -> None:
+    said = {"role": "assistant", "content": told}
+    marks = beginnings([*asked, said, *more])
+    assert after(asked, {"content": told}) in marks
+    assert len(marks) == 1 + sum(message["role"] == "assistant" for message in (*asked, *more))
+    assert marks[-1:] == beginnings([*asked, said])[-1:]  # the longest comes first
+    assert after(asked, {"content": told}) not in beginnings([*asked, said, *more], OTHER)
+
+
+@pytest.mark.parametrize("again", [
+    {**TOLD, "content": " ok\n"},
+    {**TOLD, "content": [{"type": "text", "text": "ok"}]},
+    {**TOLD, "content": "<think>well</think>\nok", "refusal": None, "name": "me"},
+    {**TOLD, "content": "well</think>ok<think>unfinished"},
+    {**TOLD, "tool_calls": [{**CALL, "id": "mine"}]},
+    {**TOLD, "tool_calls": [{"function": {"name": "f", "arguments": '{"a":2,"b":1}'}}]},
+    {**TOLD, "tool_calls": [{"function": {"name": "f", "arguments": {"a": 2, "b": 1}}}]},
+    {"role": "assistant", "content": "ok", "function_call": CALL["function"]},
+])  # fmt: skip
+def test_what_clients_change_in_passing_does_not_count(again: dict[str, Any]) -> None:
+    assert goes_on([USER], TOLD, [USER, again, NEXT])
+    assert goes_on([USER], again, [USER, TOLD, NEXT])
+
+
+@pytest.mark.parametrize("later", [
+    [USER, {**TOLD, "content": "ko"}], [USER, {**TOLD, "tool_calls": []}], [NEXT, TOLD], [TOLD], [USER, NEXT, TOLD],
+    [USER, {**TOLD, "tool_calls": [CALL, CALL]}], [USER, {**TOLD, "role": "user"}], [SYSTEM, USER, TOLD], [USER],
+    [USER, {**TOLD, "tool_calls": [{"function": {"name": "f", "arguments": '{"a": 3}'}}]}],
+    [USER, {**TOLD, "tool_calls": [{"function": {"name": "f", "arguments": "{broken"}}]}],
+    [USER, {**TOLD, "content": [{"type": "text", "text": "ok"}, {"type": "image_url", "image_url": {"url": "x"}}]}],
+])  # fmt: skip
+def test_another_history_is_another(later: list[Any]) -> None:
+    assert not goes_on([USER], TOLD, [*later, NEXT])
+
+
+def test_the_words_of_two_messages_are_not_those_of_one() -> None:
+    assert not goes_on([{"role": "user", "content": "ab"}], TOLD, [
+        {"role": "user", "content": "a"}, {"role": "user", "content": "b"}, TOLD,
+    ])  # fmt: skip
+
+
+def test_a_billing_line_and_the_name_of_a_role_may_change() -> None:
+    changed = {"role": "developer", "content": "x-anthropic-billing-header: cch=2;\nYou help."}
+    assert goes_on([SYSTEM, USER], TOLD, [changed, USER, TOLD])
+    assert not goes_on([SYSTEM, USER], TOLD, [{**changed, "content": "You hinder."}, USER, TOLD])
+    asked = [USER, TOLD, {"role": "function", "tool_call_id": "call-1", "content": "7"}]
+    assert goes_on(asked, TOLD, [USER, TOLD, {"role": "tool", "content": "7"}, TOLD])
+
+
+def test_arguments_that_nest_too_deeply_are_text() -> None:
+    deep = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]}
+    assert goes_on([USER], deep, [USER, deep])
+
+
+def test_ids_of_tool_calls_tell_twins_apart() -> None:
+    twin = {**TOLD, "tool_calls": [{**CALL, "id": "call-2"}]}
+    one, two = after([USER], TOLD), after([USER], twin)
+    assert one.key == two.key and one.firm != two.firm
+    result = {"role": "tool", "tool_call_id": "call-1", "content": "7"}
+    assert beginnings([USER, TOLD, result])[0] == one
+    again = after([USER, TOLD, result], TOLD), after([USER, TOLD, {**result, "tool_call_id": "call-2"}], TOLD)
+    assert again[0].key == again[1].key and again[0].firm != again[1].firm
+
+
+def text_marks(asked: Any, told: str = "", **ids: Any) -> tuple[Mark, ...]:
+    history = read(COMPLETIONS, {"prompt": asked}, SCOPE)
+    assert history is not None
+    return history.after({"text": told}, captured(**ids))
+
+
+def begins_with(prompt: Any, mark: Mark, scope: bytes = SCOPE, lengths: Any = ()) -> bool:
+    history = read(COMPLETIONS, {"prompt": prompt}, scope)
+    assert history is not None
+    found = list(history.beginnings({mark.length, *lengths}))
+    assert [beginning.length for beginning in found] == sorted((mark.length for mark in found), reverse=True)
+    return mark in found
+
+
+@given(st.text(max_size=5), st.text(min_size=1, max_size=5), st.text(max_size=3), st.sets(st.integers(0, 40)))
+def test_a_text_that_goes_on_begins_with_what_was_said(asked: str, told: str, more: str, lengths: set[int]) -> None:
+    _, mark = text_marks(asked, told)
+    assert begins_with(asked + told + more, mark, lengths=lengths)
+    assert not begins_with(asked + told + more, mark, OTHER)
+    assert set(asked + told) == {"x"} or not begins_with("x" + asked + told, mark)
+
+
+IDS = st.lists(st.integers(0, 9), max_size=5).map(tuple)
+
+
+@given(IDS, IDS.filter(bool), IDS)
+def test_ids_that_go_on_begin_with_what_was_sampled(asked: Any, sampled: Any, more: Any) -> None:
+    for prompt in ("a text of those ids", list(asked)):
+        mark = text_marks(prompt, "", prompt=asked, sampled=sampled)[0]
+        assert begins_with([*asked, *sampled, *more], mark)
+        assert set(asked + sampled) == {9} or not begins_with([9, *asked, *sampled], mark)
+
+
+def test_a_text_is_no_list_of_ids() -> None:
+    (mark,) = text_marks([97], "", prompt=(97,), sampled=(98,))
+    assert not begins_with("a\0\0\0b\0\0\0c", mark)
+
+
+def test_a_prompt_that_was_answered_with_nothing_is_no_mark() -> None:
+    assert text_marks("again", "", sampled=()) == ()
+    assert text_marks([1, 2], "words", prompt=(1, 2), sampled=()) == ()
+
+
+@pytest.mark.parametrize(("route", "body"), [
+    (CHAT, {}), (CHAT, {"messages": 7}), (CHAT, {"messages": ["x"]}), (CHAT, {"messages": [{"content": "x"}]}),
+    (CHAT, {"messages": [{"role": ["no", "text"], "content": "x"}]}),
+    (CHAT, {"messages": [{"role": 1}]}), (CHAT, {"messages": [{"role": "user", "content": 7}]}),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+    (COMPLETIONS, {}), (COMPLETIONS, {"prompt": ["two", "texts"]}), (COMPLETIONS, {"prompt": [[1], [2]]}),
+    (COMPLETIONS, {"prompt": [2**31]}), (COMPLETIONS, {"prompt": None}), ("/v1/embeddings", {"input": "x"}),
+])  # fmt: skip
+def test_what_is_malformed_has_no_history(route: str, body: dict[str, Any]) -> None:
+    assert read(route, body, SCOPE) is None
+
+
+def test_texts_may_be_no_unicode() -> None:
+    lone = json.loads('"\\ud800"')
+    assert goes_on([{"role": "user", "content": lone}], {"content": lone}, [
+        {"role": "user", "content": lone}, {"role": "assistant", "content": lone},
+    ])  # fmt: skip
+
+
+def item(kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, **fields}
+
+
+ASKED = {"instructions": "You help.", "input": "guess"}
+SAID = [
+    item("reasoning", id="rs-1", content=[{"type": "reasoning_text", "text": "well"}]),
+    item("message", id="msg-1", role="assistant", content=[{"type": "output_text", "text": "ok", "annotations": []}]),
+    item("function_call", id="fc-1", call_id="call-1", name="f", arguments='{"b": 1, "a": 2}', status="completed"),
+]
+RESULT = item("function_call_output", call_id="call-1", output="7")
+AGAIN = [{"role": "user", "content": [{"type": "input_text", "text": "guess"}]}, *SAID]
+
+
+def response(request: dict[str, Any]) -> Any:
+    history = read(RESPONSES, request, SCOPE)
+    assert history is not None
+    return history
+
+
+def responds_to(request: dict[str, Any], said: list[Any], later: dict[str, Any]) -> bool:
+    marks = response(request).after({"id": "resp-1", "output": said}, captured())
+    return any(mark.key in {one.key for one in marks} for mark in response(later).beginnings((0,)))
+
+
+@pytest.mark.parametrize("again", [
+    AGAIN, [{"role": "user", "content": "guess"}, *SAID[1:]], [*AGAIN[:2], {**SAID[1], "id": None}, *SAID[2:]],
+    [*AGAIN[:3], {**SAID[2], "arguments": '{"a":2,"b":1}', "call_id": "mine"}],
+])  # fmt: skip
+def test_a_response_is_known_by_its_items(again: list[Any]) -> None:
+    assert responds_to(ASKED, SAID, {**ASKED, "input": [*again, RESULT]})
+    assert not responds_to(ASKED, SAID, {**ASKED, "input": [*again[:-1], RESULT]})
+    assert not responds_to(ASKED, SAID, {"input": [*again, RESULT]})
+
+
+def test_a_response_is_known_by_its_name() -> None:
+    assert responds_to(ASKED, SAID, {"previous_response_id": "resp-1", "input": [RESULT]})
+    assert not responds_to(ASKED, SAID, {"previous_response_id": "resp-2", "input": [*AGAIN, RESULT]})
+    later = {**ASKED, "previous_response_id": "resp-0"}
+    assert responds_to(later, SAID, {"previous_response_id": "resp-1", "input": "more"})
+    assert not responds_to(later, SAID, {**ASKED, "input": AGAIN})
+
+
+def test_other_items_count_as_they_stand() -> None:
+    search = item("web_search_call", id="ws-1", status="completed", action={"query": "guess"})
+    compacted = item("compaction", id="cmp-1", encrypted_content="x")
+    more = {**ASKED, "input": [compacted, *AGAIN]}
+    assert responds_to(more, [search], {**ASKED, "input": [compacted, *AGAIN, {**search, "id": "ws-2"}]})
+    assert not responds_to(more, [search], {**ASKED, "input": [*AGAIN, search]})
+    assert not responds_to(more, [search], {**ASKED, "input": [compacted, *AGAIN, {**search, "action": {}}]})
+
+
+@pytest.mark.parametrize("request_", [{}, {"input": 7}, {"input": [7]}, {"input": [{"type": 7}]}])
+def test_a_malformed_response_has_no_history(request_: dict[str, Any]) -> None:
+    assert read(RESPONSES, request_, SCOPE) is None
+
+
+def test_an_answer_that_cannot_be_told_leaves_no_mark() -> None:
+    chat, whole = read(CHAT, {"messages": [USER]}, SCOPE), captured()
+    assert marks_of(chat, TOLD, whole) == (after([USER], TOLD),)
+    for said, history in (
+        (None, chat), (TOLD, None), ({"tool_calls": [{}]}, chat), ({"content": 7}, chat), ({}, response(ASKED)),
+        ({"id": "resp-1", "output": None}, response(ASKED)),
+    ):  # fmt: skip
+        assert marks_of(history, said, whole) == ()
+
+
+@pytest.mark.parametrize(("route", "body"), [
+    (CHAT, {"messages": [USER, TOLD, NEXT, TOLD, NEXT]}), (CHAT, {"messages": [USER]}),
+    (RESPONSES, {"input": [USER, {"role": "assistant", "content": "ok"}, NEXT]}),
+    (RESPONSES, {"input": "guess", "previous_response_id": "resp_1"}),
+    (COMPLETIONS, {"prompt": "guess higher"}), (COMPLETIONS, {"prompt": [1, 2, 3]}),
+])  # fmt: skip
+def test_a_history_that_was_told_to_another_process_has_the_same_beginnings(route: str, body: dict[str, Any]) -> None:
+    history = read(route, body, SCOPE)
+    assert history is not None
+    again = retold(retold(history.told()).told())
+    assert list(again.beginnings((4, 5, 8))) == list(history.beginnings((4, 5, 8)))
+
+
+def test_a_deferred_history_is_read_when_it_is_asked_for_and_once() -> None:
+    body: dict[str, Any] = {"messages": []}
+    history = Deferred(CHAT, body, SCOPE)
+    body["messages"] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    first = history()
+    assert first is not None and len(list(first.beginnings(()))) == 1
+    assert history() is first

@@ -1,0 +1,83 @@
+"""The headers of a request: labels, rewards, and names that nearly are ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from multidict import CIMultiDict
+
+from ajet_proxy.core.identity.headers import Headers, Labels, RewardDirective, is_text
+from ajet_sdk.errors import BadRequest
+
+
+def labels(**sent: str) -> Labels:
+    return Headers({f"x-ajet-{name.replace('_', '-')}": value for name, value in sent.items()}).labels
+
+
+def test_labels() -> None:
+    assert labels(task="gsm8k/17", agent="solver", eval=" True ") == Labels("gsm8k/17", "solver", True, None)
+    assert labels(task="", eval="0") == Labels(None, None, False, None)
+
+
+@pytest.mark.parametrize("sent", [
+    {"x-ajet-eval": "maybe"}, {"x-ajet-task": "\udcff"}, {"x-ajet-agent": "a" * 1001}, {"x-ajet-reward": "nan"},
+    {"x-ajet-reward": "1_0"},
+    {"x-ajet-reward": "-inf"}, {"x-ajet-reward": "1e999"}, {"x-ajet-reward": "good"}, {"x-ajet-reward": ""},
+    {"x-ajet-reward": "1", "x-ajet-final": "2"}, {"x-ajet-final": "1"}, {"x-ajet-reward-call": "call-1"},
+])  # fmt: skip
+def test_an_unusable_label_is_refused_each_time(sent: Mapping[str, str]) -> None:
+    headers = Headers(sent)
+    for _ in range(2):
+        with pytest.raises(BadRequest) as caught:
+            headers.labels  # noqa: B018 - asking is what raises
+        assert caught.value.param is not None and caught.value.param.lower() in ("x-ajet-reward", *sent)
+
+
+def test_rewards() -> None:
+    assert labels(reward="0.5").reward == RewardDirective(0.5, None, False)
+    assert labels(reward="-1", final="1").reward == RewardDirective(-1.0, None, True)
+    assert labels(reward="1e0", final="0", reward_call="call-1").reward == RewardDirective(1.0, "call-1", False)
+
+
+def test_two_rewards_must_be_one() -> None:
+    first, other = ("X-AJet-Reward", "1"), ("accept", "2")
+    assert Headers(CIMultiDict([first, other, first])).labels.reward == RewardDirective(1.0, None, False)
+    with pytest.raises(BadRequest, match="X-AJet-Reward is there twice"):
+        Headers(CIMultiDict([first, other, ("x-ajet-reward", "0")])).labels  # noqa: B018 - asking is what raises
+
+
+def test_the_key_is_read_once() -> None:
+    headers = Headers({"authorization": "Bearer sk-a"})
+    assert headers.key == headers.key == "sk-a"
+    assert Headers({}).key is None
+
+
+def test_names_of_episodes() -> None:
+    assert (Headers({}).episode, Headers({}).session) == (None, None)
+    assert Headers({"x-ajet-episode": "ep-1", "session-id": ""}).episode == "ep-1"
+    assert Headers({"session-id": "", "x-session-id": "s", "thread-id": "t"}).session == "t"
+    with pytest.raises(BadRequest):
+        Headers({"x-ajet-episode": "no good"}).episode  # noqa: B018
+
+
+def test_text_is_what_utf8_holds() -> None:
+    assert is_text("é日😀")
+    assert not is_text("\ud800")
+
+
+def test_a_header_that_looks_like_ours_is_told_from_those_that_are() -> None:
+    names = ["X-AJet-Episode", "x-ajet-call", "X-AJET-TASK", "X-AJet-Agent", "X-AJet-Eval", "X-AJet-Wire"]
+    ours = [*names, "X-AJet-Reward", "X-AJet-Reward-Call", "X-AJet-Final", "X-AJ", "Accept"]
+    assert Headers(dict.fromkeys(ours, "")).misspelt == {}
+    assert Headers(dict.fromkeys(["x-ajet-rewards", "X-AJet-Epsiode", "X-AJet-"], "")).misspelt == {
+        "x-ajet-rewards": "X-AJet-Reward", "x-ajet-epsiode": "X-AJet-Episode", "x-ajet-": "X-AJet-Wire",
+    }
+
+
+def test_the_way_that_a_request_came() -> None:
+    sent = CIMultiDict([("VIA", "1.1 front"), ("Via", "1.0 x,1.1 ajet_proxy-1 (a comment)"), ("X-Via", "ajet_proxy-2")])
+    assert Headers(sent).came_through("ajet_proxy-1")
+    assert not Headers(sent).came_through("ajet_proxy")
+    assert not Headers(sent).came_through("ajet_proxy-2")
+    assert not Headers({}).came_through("ajet_proxy-1")

@@ -1,0 +1,399 @@
+"""The ledger's commands on episodes: opening, calling, retrying, rewarding, sealing; and what it is asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.conversation.history import Mark
+from ajet_proxy.core.ledger.episode import MAX_REWARDS
+from ajet_proxy.core.ledger.events import CallLost
+from ajet_proxy.core.ledger.views import Wanted, records
+from ajet_proxy.core.tokens import unpack_tokens
+from ajet_proxy.core.trajectory.call import prompt_hash
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
+from ajet_sdk.routes import EPISODE_STATES, MAX_REWARD, Abort, Lease, Reward
+from tests.kit.ledger_rig import LedgerRig
+from tests.kit.strategies import packed_call
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+# ---- opening and calling
+
+
+def test_an_episode_opens_with_the_proxys_timeouts_or_its_own(rig: LedgerRig) -> None:
+    assert rig.ledger.episodes[rig.open()].idle_timeout == 100.0
+    own = rig.ledger.episodes[rig.open(idle_timeout=5.0, wall_timeout=7.0)]
+    assert (own.idle_timeout, own.wall_timeout) == (5.0, 7.0)
+    for name in ("idle_timeout", "wall_timeout"):
+        with pytest.raises(BadRequest) as caught:
+            rig.open(**{name: 0.0})
+        assert caught.value.param == name
+
+
+def test_an_episode_opens_once(rig: LedgerRig) -> None:
+    with pytest.raises(Conflict):
+        rig.open(rig.open())
+
+
+def test_a_call_opens_an_unknown_episode(rig: LedgerRig) -> None:
+    rig.begin("new", task="t", eval=True, tenant="acme")
+    episode = rig.ledger.episodes["new"]
+    assert (episode.task, episode.eval, episode.tenant, episode.identified_by) == ("t", True, "acme", "path")
+    assert rig.ledger.in_flight() == 1
+
+
+def test_a_call_of_another_tenant_is_refused(rig: LedgerRig) -> None:
+    episode = rig.open(tenant="acme")
+    with pytest.raises(Forbidden):
+        rig.begin(episode, tenant="other")
+    assert rig.begin(episode, tenant="acme")
+
+
+@pytest.mark.parametrize("state", [state for state in EPISODE_STATES if state != "open"])
+def test_a_call_into_an_episode_that_is_not_open_is_refused(rig: LedgerRig, state: str) -> None:
+    with pytest.raises(Conflict):
+        rig.begin(rig.in_state(state))
+
+
+def test_labels_on_a_later_call_count(rig: LedgerRig) -> None:
+    episode = rig.open()
+    rig.call(episode)
+    assert rig.ledger.episodes[episode].task == prompt_hash([1, 2])
+    rig.begin(episode, task="named", eval=True)
+    assert (rig.ledger.episodes[episode].task, rig.ledger.episodes[episode].eval) == ("named", True)
+    rig.begin(episode, task="too late", eval=True)
+    assert rig.ledger.episodes[episode].task == "named"
+
+
+def test_the_task_is_the_first_calls_prompt_whoever_ends_first(rig: LedgerRig) -> None:
+    for order in ((0, 1), (1, 0)):
+        episode = rig.open()
+        (first,) = rig.begin(episode)
+        rig.at += 1
+        (second,) = rig.begin(episode)
+        for index in order:
+            rig.finish(episode, (first, second)[index], [(5,), (6,)][index])
+        assert rig.ledger.episodes[episode].task == prompt_hash([5])
+
+
+def test_several_choices_are_several_calls(rig: LedgerRig) -> None:
+    episode = rig.open()
+    first, second = rig.begin(episode, choices=2)
+    rig.finish(episode, first)
+    rig.lose(episode, second, "truncated")
+    record = rig.ledger.record(episode, tokens="none")
+    assert [(call["call"], call["complete"], call.get("reason")) for call in record["calls"]] == [
+        (first, True, None), (second, False, "truncated"),
+    ]
+
+
+def test_a_call_ends_once(rig: LedgerRig) -> None:
+    episode = rig.open()
+    done = rig.call(episode)
+    assert rig.finish(episode, done) == ()
+    assert rig.lose(episode, done) == ()
+    (lost,) = rig.begin(episode)
+    rig.lose(episode, lost)
+    assert rig.finish(episode, lost) == ()
+    assert rig.lose(episode, lost, "again") == ()
+
+
+def test_an_unknown_call_is_refused(rig: LedgerRig) -> None:
+    episode = rig.open()
+    for bad in (episode, "nobody"):
+        with pytest.raises(NotFound):
+            rig.ledger.lose_call(bad, "nothing", "x", at=0.0)
+        with pytest.raises(NotFound):
+            rig.ledger.finish_call(bad, packed_call("nothing", [1], [2]), at=0.0)
+
+
+def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
+    episode = rig.open()
+    (one,), (other,) = rig.begin(episode), rig.begin(episode)
+    rig.abort(episode)
+    _ = rig.finish(episode, one), rig.lose(episode, other, "disconnected")
+    assert {entry.reason for entry in rig.ledger.episodes[episode].calls.values()} == {"episode_discarded"}
+    assert rig.ledger.in_flight() == 0
+
+
+
+# ---- retries
+
+
+def live(rig: LedgerRig, episode: str) -> list[str]:
+    """Calls that count or may still count."""
+    return [name for name, entry in rig.ledger.episodes[episode].calls.items() if entry.state != "lost"]
+
+
+@pytest.mark.parametrize("first", ["running", "complete", "lost"])
+def test_a_retry_takes_the_place_of_the_first_attempt(rig: LedgerRig, first: str) -> None:
+    episode = rig.open()
+    (old,) = rig.begin(episode, body="same")
+    if first == "complete":
+        rig.finish(episode, old)
+    elif first == "lost":
+        rig.lose(episode, old)
+    (new,) = rig.begin(episode, body="same", retry=True)
+    assert live(rig, episode) == [new]
+    assert rig.ledger.episodes[episode].calls[old].reason == "retried"
+    assert rig.ledger.in_flight() == 1
+
+
+def test_the_same_body_without_the_word_retry_is_another_call(rig: LedgerRig) -> None:
+    episode = rig.open()
+    rig.begin(episode, body="same")
+    rig.begin(episode, body="same")
+    assert len(live(rig, episode)) == 2
+
+
+def test_a_retry_without_a_first_attempt_is_a_call(rig: LedgerRig) -> None:
+    episode = rig.open()
+    rig.begin(episode, body="one", retry=True)
+    rig.begin(episode, body="two", retry=True)
+    assert len(live(rig, episode)) == 2
+
+
+def test_an_equal_idempotency_key_is_enough(rig: LedgerRig) -> None:
+    episode = rig.open()
+    rig.begin(episode, body="one", key="k")
+    (other,) = rig.begin(episode, body="two", key="another")
+    (new,) = rig.begin(episode, body="three", key="k")
+    assert live(rig, episode) == [other, new]
+
+
+def test_a_retry_replaces_the_attempt_that_failed_and_not_its_twin(rig: LedgerRig) -> None:
+    episode = rig.open()
+    (failed,) = rig.begin(episode, body="same")
+    rig.at += 1
+    (twin,) = rig.begin(episode, body="same")
+    rig.lose(episode, failed)
+    rig.finish(episode, twin)
+    (again,) = rig.begin(episode, body="same", retry=True)
+    rig.lose(episode, again)
+    (third,) = rig.begin(episode, body="same", retry=True)
+    assert live(rig, episode) == [twin, third]
+
+
+def test_all_choices_of_the_first_attempt_are_replaced(rig: LedgerRig) -> None:
+    episode = rig.open()
+    first, _second = rig.begin(episode, choices=2, body="same")
+    rig.finish(episode, first)
+    new = rig.begin(episode, choices=2, body="same", retry=True)
+    assert live(rig, episode) == list(new)
+
+
+def test_a_repeated_call_is_trained_once(rig: LedgerRig) -> None:
+    episode = rig.open(task="t")
+    rig.call(episode, body="same")
+    rig.call(episode, body="same", retry=True)
+    rig.reward(episode)
+    (delivered,) = rig.ledger.ready_episodes()
+    assert len(delivered.samples) == 1
+    assert sum(delivered.samples[0].loss_mask) == 1
+
+
+
+# ---- rewards and sealing
+
+
+def test_a_final_reward_seals(rig: LedgerRig) -> None:
+    episode = rig.open()
+    rig.call(episode)
+    rig.reward(episode, 0.5, final=False)
+    assert rig.state(episode) == "open"
+    rig.reward(episode, 1.0)
+    assert rig.state(episode) == "ready"
+    assert rig.ledger.record(episode, tokens="none")["reward"] == 1.5
+
+
+def test_sealing_waits_for_the_last_call_in_flight(rig: LedgerRig) -> None:
+    for ending in (rig.finish, rig.lose):
+        episode = rig.open()
+        rig.call(episode)
+        (slow,) = rig.begin(episode)
+        rig.reward(episode)
+        assert rig.state(episode) == "sealed"
+        ending(episode, slow)
+        assert rig.state(episode) == "ready"
+
+
+def test_sealing_without_reward_or_call_discards(rig: LedgerRig) -> None:
+    poor, empty = rig.open(), rig.open()
+    rig.call(poor)
+    rig.seal(poor)
+    rig.reward(empty)
+    assert [rig.ledger.episodes[name].reason for name in (poor, empty)] == ["no_reward", "incomplete_call"]
+
+
+def test_a_reward_that_is_repeated_counts_once(rig: LedgerRig) -> None:
+    episode = rig.open()
+    rig.call(episode)
+    rig.reward(episode, 1.0, id="r")
+    assert rig.reward(episode, 1.0, id="r") == ()
+    with pytest.raises(Conflict) as caught:
+        rig.reward(episode, 2.0, id="r")
+    assert caught.value.code == "reward_exists"
+
+
+@pytest.mark.parametrize("state", ["leased", "trained"])
+def test_a_reward_after_leasing_is_refused_but_its_repetition_is_not(rig: LedgerRig, state: str) -> None:
+    episode = rig.in_state(state)
+    assert rig.reward(episode, 1.0, id="given") == ()
+    with pytest.raises(Conflict):
+        rig.reward(episode, 1.0, id="new")
+
+
+def test_a_reward_before_leasing_corrects(rig: LedgerRig) -> None:
+    episode = rig.ready()
+    rig.reward(episode, 0.25)
+    rig.reward(rig.ready(), 0.5)
+    batch = rig.lease()
+    assert batch is not None
+    (group,) = rig.ledger.batch(batch).groups
+    assert [item.reward for item in group.episodes] == [0.25, 0.5]
+    assert [item.samples[0].reward for item in group.episodes] == [0.25, 0.5]
+    assert [len(item.rewards) for item in group.episodes] == [2, 2]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1.7e308, -1.7e308, 1.1e12])
+def test_a_reward_must_be_finite(rig: LedgerRig, value: float) -> None:
+    with pytest.raises(BadRequest):
+        rig.reward(rig.open(), value)
+
+
+def test_as_many_rewards_as_there_may_be_add_up_to_a_number(rig: LedgerRig) -> None:
+    for sign in (1, -1):
+        assert math.isfinite((sign * MAX_REWARD * MAX_REWARDS) ** 2 * 1e6)
+        rig.reward(rig.ready(), sign * MAX_REWARD)
+
+
+def test_a_reward_for_a_call_needs_the_call(rig: LedgerRig) -> None:
+    episode = rig.open()
+    call = rig.call(episode)
+    with pytest.raises(NotFound):
+        rig.reward(episode, 1.0, call="nothing")
+    rig.reward(episode, 1.0, call=call, agent="", final=False)
+
+
+def test_sealing_aborting_and_touching_an_unknown_episode(rig: LedgerRig) -> None:
+    ledger = rig.ledger
+    for command in (
+        lambda: ledger.seal("no", at=0.0), lambda: ledger.abort("no", Abort(), at=0.0),
+        lambda: ledger.heartbeat("no", at=0.0), lambda: ledger.record("no", tokens="none"),
+        lambda: ledger.reward("no", Reward(1.0), reward_id="r", at=0.0),
+    ):
+        with pytest.raises(NotFound):
+            command()
+
+
+@pytest.mark.parametrize("state", ["open", "sealed", "ready"])
+def test_aborting_discards(rig: LedgerRig, state: str) -> None:
+    episode = rig.in_state(state)
+    rig.abort(episode, "tired")
+    known = rig.ledger.episodes[episode]
+    assert (known.state, known.reason, known.detail) == ("discarded", "aborted", "tired")
+    assert rig.abort(episode) == ()
+    assert rig.lease(group_size=1) is None
+
+
+def test_sealing_and_touching_what_is_sealed_changes_nothing(rig: LedgerRig) -> None:
+    episode = rig.ready()
+    assert rig.seal(episode) == ()
+    assert rig.run(rig.ledger.heartbeat(episode, at=rig.at)) == ()
+
+
+
+# ---- queries
+
+
+def test_what_is_asked_about_unknown_episodes(rig: LedgerRig) -> None:
+    ledger = rig.ledger
+    assert ledger.tenant_of("no") is ledger.agent_of("no") is ledger.model_of("no", "a", "m", ("m",)) is None
+    assert ledger.episode_of_call("no") is None
+    assert ledger.packed("no", "no") is None
+
+
+def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
+    episode = rig.open(model="m", agent="a", tenant="acme")
+    (call,), ledger = rig.begin(episode, tenant="acme"), rig.ledger
+    assert (ledger.tenant_of(episode), ledger.agent_of(episode)) == ("acme", "a")
+    assert [ledger.model_of(episode, "b", asked, ("", "x")) for asked in ("y", "m", "", "x")] == ["m", "m", "m", None]
+    assert ledger.episode_of_call(call) == episode
+    assert ledger.packed(episode, call) is None
+    rig.finish(episode, call, (1, 2), (3,))
+    found = ledger.packed(episode, call)
+    assert found is not None and (found.turn.start, unpack_tokens(found.text)) == (2, (1, 2, 3))
+    assert [item["episode"] for item in records(ledger, Wanted(5, "open"))["episodes"]] == [episode]
+
+
+def test_every_refusal_leaves_the_ledger_as_it_was(rig: LedgerRig) -> None:
+    episode = rig.in_state("trained")
+    before = rig.pictures[-1]
+    for command in (lambda: rig.begin(episode), lambda: rig.abort(episode), lambda: rig.lease(groups=0)):
+        with pytest.raises(AjetError):
+            command()
+    assert rig.pictures[-1] == before
+    assert rig.run(rig.ledger.lease(Lease(), batch="none", at=rig.at)) == ()
+
+
+class Said:
+    """A history that begins with `marks`."""
+
+    def __init__(self, *marks: Mark) -> None:
+        self.marks = marks
+
+    def beginnings(self, lengths: object) -> Iterator[Mark]:
+        return iter(self.marks)
+
+    def after(self, given: object, captured: object) -> tuple[Mark, ...]:
+        raise NotImplementedError
+
+
+SENT: dict[str, Any] = {"body_hash": "b", "idempotency_key": None, "retries": 0}
+MARK = Mark("what was said")
+
+
+def test_a_request_continues_what_was_said_or_is_the_same_again(rig: LedgerRig) -> None:
+    episode = rig.open()
+    (call,) = rig.begin(episode, body="b", key="k")
+    whole = packed_call(call, [1], [2])
+    assert not rig.ledger.has_ended(episode) and not rig.ledger.has_ended("nobody's")
+    rig.run(rig.ledger.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
+    assert rig.ledger.continued(Said(MARK), **SENT) == (episode,)
+    assert rig.ledger.continued(Said(Mark("other")), **SENT) == rig.ledger.continued(None, **SENT) == ()
+    rig.ledger.lineage.attempt(episode, "b", "k")
+    assert rig.ledger.continued(None, **{**SENT, "idempotency_key": "k"}) == (episode,)
+    rig.seal(episode)
+    assert rig.ledger.has_ended(episode)
+    assert rig.ledger.continued(Said(MARK), **{**SENT, "idempotency_key": "k"}) == ()
+
+
+@pytest.mark.parametrize("end", ["complete", "lost"])
+def test_what_a_replaced_attempt_is_told_can_be_gone_on_from(rig: LedgerRig, end: str) -> None:
+    episode = rig.open()
+    (old,) = rig.begin(episode, body="b")
+    rig.begin(episode, body="b", retry=True)
+    if end == "complete":
+        whole = packed_call(old, [1], [2])
+        events = rig.run(rig.ledger.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
+    else:
+        events = rig.run(rig.ledger.lose_call(episode, old, "no_logprobs", at=rig.at, marks=(MARK,)))
+    assert list(events) == [CallLost(rig.at, episode, old, "retried", (MARK,))]
+    assert rig.ledger.continued(Said(MARK), **SENT) == (episode,)
+    assert rig.ledger.in_flight() == 1
+
+
+def test_an_episode_opens_with_what_is_to_be_noted(rig: LedgerRig) -> None:
+    rig.run(rig.ledger.begin_call(
+        episode="ep", calls=("c",), at=rig.at, model="m", agent="", task=None, eval=False, identified_by="lineage",
+        tenant="", metadata={"may_continue": ["x"]}, **SENT,
+    ))  # fmt: skip
+    assert rig.ledger.record("ep", tokens="none")["metadata"] == {"may_continue": ["x"]}

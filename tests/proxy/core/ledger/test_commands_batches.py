@@ -1,0 +1,368 @@
+"""The ledger's commands on batches: groups, leases, acknowledgements, staleness, episodes over several models."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.events import EpisodeDiscarded
+from ajet_sdk.errors import BadRequest, Conflict, NotFound
+from ajet_sdk.routes import Ack, Extend, Lease
+from tests.kit.ledger_rig import LedgerRig
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+# ---- batches
+
+
+def leased(rig: LedgerRig, batch: str | None) -> list[list[str]]:
+    assert batch is not None
+    return [[item.episode for item in group.episodes] for group in rig.ledger.batch(batch).groups]
+
+
+def test_groups_go_in_the_order_of_their_completion(rig: LedgerRig) -> None:
+    a1 = rig.ready("a")
+    b1 = rig.ready("b")
+    b2 = rig.ready("b")
+    a2 = rig.ready("a")
+    a3 = rig.ready("a")
+    assert leased(rig, rig.lease()) == [[b1, b2]]
+    assert leased(rig, rig.lease()) == [[a1, a2]]
+    assert rig.lease() is None
+    assert rig.state(a3) == "ready"
+    assert rig.ledger.status()["groups"] == {"waiting": 1, "ready": 0, "leased": 2}
+
+
+def test_a_lease_is_whole_or_not_at_all(rig: LedgerRig) -> None:
+    for _ in range(3):
+        rig.ready("a")
+    assert rig.lease(groups=2) is None
+    rig.ready("a")
+    assert len(leased(rig, rig.lease(groups=2))) == 2
+
+
+def test_a_batch_is_of_one_model(rig: LedgerRig) -> None:
+    rig.announce("m", 3)
+    rig.announce("n", 5)
+    rig.ready("t", model="n")
+    mine = rig.ready("t", model="m")
+    assert rig.lease() is None
+    assert rig.lease(model="other", group_size=1) is None
+    batch = rig.lease(model="m", group_size=1)
+    assert leased(rig, batch) == [[mine]]
+    assert batch is not None
+    assert rig.ledger.batch(batch).policy_version == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [({"groups": 0}, "groups"), ({"group_size": 0}, "group_size"), ({"max_staleness": -1}, "max_staleness"),
+     ({"lease_s": 0.0}, "lease_s")],
+)
+def test_a_lease_of_nonsense_is_refused(rig: LedgerRig, fields: dict[str, int], name: str) -> None:
+    rig.ready()
+    with pytest.raises(BadRequest) as caught:
+        rig.lease(**fields)
+    assert caught.value.param == name
+
+
+def test_what_is_too_old_is_discarded_and_what_is_not_is_leased(rig: LedgerRig) -> None:
+    rig.announce(version=4)
+    old, edge, fresh = rig.ready("a", version=1), rig.ready("a", version=2), rig.ready("b", version=4)
+    mixed = rig.open(task="b")
+    rig.call(mixed, version=4)
+    rig.call(mixed, (1, 2, 3, 4), (5,), version=0)
+    rig.reward(mixed)
+    assert leased(rig, rig.lease(max_staleness=2, group_size=1)) == [[edge]]
+    assert {name: rig.state(name) for name in (old, edge, fresh, mixed)} == {
+        old: "discarded", edge: "leased", fresh: "ready", mixed: "discarded",
+    }
+    assert rig.ledger.status()["discarded"] == {"stale": 2}
+
+
+def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None:
+    """What it costs depends on what it drops, whatever else is ready."""
+    stale = [rig.ready("a", version=version) for version in (0, 1)]
+    rig.announce(version=4)
+    for number in range(20):
+        rig.ready(f"b{number}", version=4)
+    with mock.patch.object(Episode, "turns", side_effect=AssertionError), \
+            mock.patch.object(rig.ledger, "episodes", Counted(rig.ledger.episodes)) as looked_at:
+        events = rig.ledger.lease(Lease(group_size=2, max_staleness=2), batch="b", at=rig.at)
+        assert [event.episode for event in events if isinstance(event, EpisodeDiscarded)] == stale
+        assert looked_at.names <= set(stale)
+        looked_at.names.clear()
+        assert rig.ledger.lease(Lease(group_size=2, max_staleness=4), batch="b", at=rig.at) != ()
+        assert looked_at.names == set(stale)
+        looked_at.names.clear()
+        assert rig.ledger.lease(Lease(group_size=3, max_staleness=4), batch="b", at=rig.at) == ()
+        assert looked_at.names == set()
+
+
+class Counted(dict[str, Episode]):
+    """Episodes, and which of them were looked at."""
+
+    def __init__(self, episodes: dict[str, Episode]) -> None:
+        super().__init__(episodes)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Episode:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+def test_what_cannot_change_a_lease_is_told_from_what_can(rig: LedgerRig) -> None:
+    """A stale part that waits for another is dropped once that is trained, although no share became ready."""
+    rig.announce("n", 9)
+    rig.announce("m", 0)
+    episode = shared_by(rig, "m", "n", versions={})
+    batch = rig.lease(model="m", group_size=1) or ""
+    seen = rig.ledger.leasable()
+    assert rig.lease(model="n", group_size=1, max_staleness=1) is None
+    other = rig.open()
+    rig.call(other)
+    rig.reward(other, final=False)
+    assert rig.ledger.leasable() == seen
+    rig.ack(batch)
+    assert rig.ledger.leasable() != seen
+    seen = rig.ledger.leasable()
+    rig.announce("n", 10)
+    assert rig.ledger.leasable() != seen
+    assert rig.lease(model="n", group_size=1, max_staleness=1) is None
+    assert rig.ledger.queues.models() == ()
+    assert rig.state(episode) == "trained"
+
+
+def test_staleness_discards_even_where_nothing_is_left_to_lease(rig: LedgerRig) -> None:
+    rig.announce(version=4)
+    rig.ready(version=1)
+    assert rig.lease(max_staleness=0) is None
+    assert rig.ledger.status()["discarded"] == {"stale": 1}
+
+
+def test_an_acknowledged_batch_is_trained_once(rig: LedgerRig) -> None:
+    episode = rig.ready()
+    batch = rig.lease(group_size=1)
+    assert batch is not None
+    rig.ack(batch, 2)
+    assert rig.state(episode) == "trained"
+    assert rig.ack(batch, 2) == ()
+    for command in (rig.nack, rig.extend):
+        with pytest.raises(Conflict):
+            command(batch)
+    with pytest.raises(BadRequest):
+        rig.ack(batch, -1)
+    with pytest.raises(BadRequest) as caught:
+        rig.ack(batch, 2, another="why")
+    assert caught.value.param == "filtered"
+
+
+def test_a_returned_batch_forms_the_same_groups_again(rig: LedgerRig) -> None:
+    names = [rig.ready("a") for _ in range(2)]
+    batch = rig.lease()
+    later = [rig.ready("a") for _ in range(2)]
+    assert batch is not None
+    rig.nack(batch)
+    assert rig.nack(batch) == ()
+    with pytest.raises(Conflict):
+        rig.extend(batch)
+    assert leased(rig, rig.lease()) == [names]
+    assert leased(rig, rig.lease()) == [later]
+
+
+def test_a_lease_that_runs_out_returns_its_episodes(rig: LedgerRig) -> None:
+    episode = rig.ready()
+    batch = rig.lease(group_size=1, lease_s=50.0)
+    assert batch is not None
+    rig.at += 40
+    rig.extend(batch, 50.0)
+    rig.at += 49
+    assert rig.expire() == ()
+    rig.at += 1
+    rig.expire()
+    assert rig.state(episode) == "ready"
+    assert rig.ledger.batches[batch].state == "returned"
+
+
+def test_a_late_acknowledgement_counts_while_nobody_else_took_the_episodes(rig: LedgerRig) -> None:
+    episode = rig.ready()
+    batch = rig.lease(group_size=1)
+    assert batch is not None
+    rig.nack(batch)
+    rig.ack(batch)
+    assert rig.state(episode) == "trained"
+    assert rig.lease(group_size=1) is None
+
+
+def test_a_late_acknowledgement_is_refused_when_an_episode_went_elsewhere_or_changed(rig: LedgerRig) -> None:
+    for spoil in ("lease", "train", "abort", "reward"):
+        episode = rig.ready(spoil)
+        batch = rig.lease(group_size=1)
+        assert batch is not None
+        rig.nack(batch)
+        if spoil == "abort":
+            rig.abort(episode)
+        elif spoil == "reward":
+            rig.reward(episode, 0.25)
+        else:
+            other = rig.lease(group_size=1)
+            if spoil == "train" and other is not None:
+                rig.ack(other)
+        with pytest.raises(Conflict) as caught:
+            rig.ack(batch)
+        assert caught.value.code == "lease_expired"
+
+
+def test_an_unknown_batch(rig: LedgerRig) -> None:
+    ledger = rig.ledger
+    for command in (
+        lambda: ledger.ack("no", Ack(1), at=0.0), lambda: ledger.nack("no", at=0.0), lambda: ledger.batch("no"),
+        lambda: ledger.extend("no", Extend(), at=0.0),
+    ):
+        with pytest.raises(NotFound):
+            command()
+
+
+def test_what_a_trainer_may_yet_acknowledge_is_rewarded_as_it_was_delivered(rig: LedgerRig) -> None:
+    episode = rig.ready()
+    batch = rig.lease(group_size=1, lease_s=10.0)
+    assert batch is not None
+    rig.at += 10.0
+    rig.expire()
+    assert rig.state(episode) == "ready"
+    for command in (rig.abort, rig.reward):
+        with pytest.raises(Conflict, match="a trainer has had it") as caught:
+            command(episode)
+        assert caught.value.code == "episode_leased"
+    again = rig.lease(group_size=1)
+    assert again is not None
+    rig.nack(again)
+    rig.reward(episode, -1.0)
+    rig.abort(episode)
+    assert rig.state(episode) == "discarded"
+
+
+def test_an_evaluation_never_enters_a_batch(rig: LedgerRig) -> None:
+    rig.in_state("recorded")
+    assert rig.lease(group_size=1) is None
+
+
+
+# ---- one episode over several models
+
+
+def test_an_episode_of_several_models_is_trained_when_all_are(rig: LedgerRig) -> None:
+    episode = rig.open(task="t", members={"solver": "m", "critic": "n"})
+    assert rig.ledger.model_of(episode, "critic", "m", ("m", "n")) == "n"
+    rig.call(episode, model="m", agent="solver")
+    rig.call(episode, model="n", agent="critic")
+    rig.call(episode, model="judge")
+    rig.reward(episode, 1.0, agent="solver", final=False)
+    rig.reward(episode, 0.5)
+    solver = rig.lease(model="m", group_size=1)
+    assert solver is not None
+    assert rig.state(episode) == "leased"
+    ((delivered,),) = (group.episodes for group in rig.ledger.batch(solver).groups)
+    assert (delivered.model, delivered.reward) == ("m", 1.5)
+    assert [(sample.agent, sample.reward) for sample in delivered.samples] == [("solver", 1.5)]
+    with pytest.raises(Conflict):
+        rig.abort(episode)
+    rig.ack(solver)
+    assert rig.state(episode) == "ready"
+    for command in (rig.abort, rig.reward):
+        with pytest.raises(Conflict, match="a trainer has had it"):
+            command(episode)
+    critic = rig.lease(model="n", group_size=1)
+    assert critic is not None
+    ((delivered,),) = (group.episodes for group in rig.ledger.batch(critic).groups)
+    assert [(sample.agent, sample.reward) for sample in delivered.samples] == [("critic", 0.5)]
+    rig.ack(critic)
+    assert rig.state(episode) == "trained"
+    assert rig.ledger.record(episode, tokens="none")["shares"] == {"m": "trained", "n": "trained"}
+
+
+def test_a_stale_part_waits_while_another_is_leased_and_then_ends_the_whole(rig: LedgerRig) -> None:
+    rig.announce("n", 9)
+    episode = rig.open(task="t", members={"solver": "m", "critic": "n"})
+    rig.call(episode, model="m", agent="solver", version=0)
+    rig.call(episode, model="n", agent="critic", version=1)
+    rig.reward(episode)
+    batch = rig.lease(model="m", group_size=1)
+    assert rig.lease(model="n", group_size=1, max_staleness=1) is None
+    assert rig.state(episode) == "leased"
+    assert batch is not None
+    rig.nack(batch)
+    assert rig.lease(model="n", group_size=1, max_staleness=1) is None
+    assert rig.ledger.episodes[episode].reason == "stale"
+    assert rig.lease(group_size=1) is None
+
+
+def shared_by(rig: LedgerRig, *models: str, versions: dict[str, int]) -> str:
+    """A ready episode that each of `models` is to train, sampled under its version."""
+    episode = rig.open(task="t", members={model: model for model in models})
+    for model in models:
+        rig.call(episode, model=model, agent=model, version=versions.get(model, 0))
+    rig.reward(episode)
+    return episode
+
+
+def test_a_lease_for_any_model_takes_no_share_of_what_it_drops_as_stale(rig: LedgerRig) -> None:
+    rig.announce("m", 9)
+    episode = shared_by(rig, "m", "n", versions={})
+    assert rig.lease(group_size=1, max_staleness=1) is None
+    assert rig.state(episode) == "discarded"
+
+
+def test_only_the_stale_share_of_a_partly_trained_episode_is_dropped(rig: LedgerRig) -> None:
+    rig.announce("m", 9)
+    rig.announce("n", 9)
+    episode = shared_by(rig, "m", "n", "o", versions={"n": 9})
+    rig.ack(rig.lease(model="o", group_size=1) or "")
+    batch = rig.lease(group_size=1, max_staleness=1)
+    assert batch is not None
+    assert rig.ledger.episodes[episode].shares == {"n": batch, "o": ""}
+    rig.ack(batch)
+    assert rig.state(episode) == "trained"
+
+
+def test_whether_a_trainer_has_had_it_is_known_for_each_model(rig: LedgerRig) -> None:
+    def corrected(episode: str) -> bool:
+        try:
+            rig.reward(episode, 0.5)
+        except Conflict:
+            return False
+        return True
+
+    late = shared_by(rig, "m", "n", versions={})
+    batch = rig.lease(model="m", group_size=1) or ""
+    rig.nack(batch)
+    assert corrected(late) is True
+    batch = rig.lease(model="m", group_size=1) or ""
+    rig.nack(batch)
+    rig.ack(batch)
+    assert corrected(late) is False
+    rig.ack(rig.lease(model="n", group_size=1) or "")
+
+    expired = shared_by(rig, "m", "n", versions={})
+    rig.lease(model="m", group_size=1, lease_s=1.0)
+    rig.at += 1.0
+    rig.expire()
+    rig.nack(rig.lease(model="n", group_size=1) or "")
+    assert corrected(expired) is False
+    rig.nack(rig.lease(model="m", group_size=1) or "")
+    assert corrected(expired) is True
+    rig.ack(rig.lease(model="m", group_size=1) or "", 1, **{expired: "too_long"})
+    assert corrected(expired) is True
+
+
+def test_nothing_is_wanted_of_an_episode_that_is_not_there(rig: LedgerRig) -> None:
+    episode = rig.open()
+    (call,) = rig.begin(episode)
+    assert rig.ledger.wanted(episode, call)
+    assert not rig.ledger.wanted("nowhere", call)

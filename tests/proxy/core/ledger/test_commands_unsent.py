@@ -1,0 +1,46 @@
+"""Calls that are complete and are taken back: their client was not sent the end of its answer, or the engine
+contradicted it. They are lost while nothing has settled with them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet_proxy.core.ledger.events import CallLost
+from tests.kit.ledger_rig import LedgerRig
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_call_whose_end_was_not_sent_is_complete_no_longer(rig: LedgerRig, sealed: bool) -> None:
+    """While its episode is unsettled, and whether or not that is sealed; nothing of it is trained."""
+    episode = rig.open()
+    first, gone = rig.call(episode), rig.call(episode, (1, 2, 3, 4), (5,))
+    (running,) = rig.begin(episode)
+    if sealed:
+        rig.reward(episode)
+    assert rig.lose(episode, gone) == ()
+    assert rig.lose(episode, gone, taken_back=True) == (CallLost(rig.at, episode, gone, "disconnected"),)
+    assert rig.lose(episode, gone, "again", taken_back=True) == () == rig.finish(episode, gone)
+    rig.lose(episode, running, taken_back=True)
+    if not sealed:
+        rig.reward(episode)
+    assert [turn.call for turn in rig.ledger.episodes[episode].turns()] == [first]
+    assert rig.ledger.calls == {"running": 0, "complete": 1, "lost": 2}
+    assert rig.ledger.captures == {"complete": 2, "disconnected": 2}
+    batch = rig.lease(group_size=1)
+    assert batch is not None
+    (delivered,) = rig.ledger.batch(batch).groups[0].episodes
+    assert [call for sample in delivered.samples for call in sample.calls] == [first]
+
+
+@pytest.mark.parametrize("state", ["ready", "leased", "trained", "recorded", "discarded"])
+def test_what_an_episode_has_settled_with_is_taken_back_no_more(rig: LedgerRig, state: str) -> None:
+    episode = rig.in_state(state)
+    before = rig.ledger.record(episode, tokens="all")
+    for call in rig.ledger.episodes[episode].calls:
+        assert rig.lose(episode, call, taken_back=True) == ()
+    assert rig.ledger.record(episode, tokens="all") == before

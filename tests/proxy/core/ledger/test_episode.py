@@ -1,0 +1,339 @@
+"""The table of an episode's states, cell by cell, and what its rewards add up to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger.episode import NEXT, TAKES, Asked, CallEntry, Episode, Given, takes, timeouts, total
+from ajet_proxy.core.tokens import pack_tokens
+from ajet_proxy.core.trajectory.timeline import merge, pack
+from ajet_sdk.errors import BadRequest, Conflict
+from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES, OpenEpisode
+from ajet_sdk.sample import Call
+from tests.kit.ledger_rig import LedgerRig
+from tests.kit.strategies import conversations, make_call, tangled_calls
+
+#                    call      reward    seal      abort     heartbeat
+EXPECTED = {
+    "open":      ["do",     "do",     "do",     "do",     "do"],
+    "sealed":    ["refuse", "do",     "done",   "do",     "done"],
+    "ready":     ["refuse", "do",     "done",   "do",     "done"],
+    "leased":    ["refuse", "refuse", "done",   "refuse", "done"],
+    "trained":   ["refuse", "refuse", "done",   "refuse", "done"],
+    "recorded":  ["refuse", "do",     "done",   "refuse", "done"],
+    "discarded": ["refuse", "refuse", "refuse", "done",   "refuse"],
+}  # fmt: skip
+COMMANDS = ("call", "reward", "seal", "abort", "heartbeat")
+CELLS = [(state, command, EXPECTED[state][COMMANDS.index(command)]) for state in EXPECTED for command in COMMANDS]
+
+
+def test_the_tables_know_every_state() -> None:
+    assert set(NEXT) == set(EXPECTED) == set(EPISODE_STATES)
+    assert set(TAKES) == set(COMMANDS)
+    assert all(set(row) == set(EPISODE_STATES) for row in TAKES.values())
+    assert all(following <= set(EPISODE_STATES) for following in NEXT.values())
+
+
+@pytest.mark.parametrize(("state", "command", "verdict"), CELLS)
+def test_what_a_state_takes(state: str, command: str, verdict: str) -> None:
+    rig = LedgerRig(watch=True)
+    episode = rig.ledger.episodes[rig.in_state(state)]
+    if verdict == "refuse":
+        with pytest.raises(Conflict, match=f"is {state}") as caught:
+            takes(command, episode)
+        assert caught.value.code == f"episode_{state}"
+    else:
+        assert takes(command, episode) == (verdict == "do")
+
+
+@pytest.mark.parametrize("state", EPISODE_STATES)
+@pytest.mark.parametrize("target", EPISODE_STATES)
+def test_where_a_state_leads(state: str, target: str) -> None:
+    rig = LedgerRig()
+    episode = rig.ledger.episodes[rig.in_state(state)]
+    if target in NEXT[state]:
+        episode.move(target, 2000.0, "why" if target == "discarded" else None)
+        assert episode.state == target
+        assert (episode.ended_at == 2000.0) == (not NEXT[target])
+    else:
+        with pytest.raises(Conflict, match="cannot go"):
+            episode.move(target, 2000.0)
+        assert episode.state == state
+
+
+def test_a_refusal_says_why_the_episode_ended() -> None:
+    rig = LedgerRig()
+    episode = rig.ledger.episodes[rig.in_state("discarded")]
+    with pytest.raises(Conflict, match=r"discarded \(aborted\): too late for this reward"):
+        takes("reward", episode)
+
+
+def test_an_episode_takes_so_many_rewards_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.episode.MAX_REWARDS", 3)
+    rig = LedgerRig(watch=True)
+    episode = rig.open()
+    for number in range(3):
+        rig.reward(episode, 1.0, id=f"r{number}", final=False)
+    with pytest.raises(Conflict, match="as many as it may") as caught:
+        rig.reward(episode, 1.0, id="r3")
+    assert caught.value.code == "too_many_rewards"
+    assert rig.reward(episode, 1.0, id="r0", final=False) == ()
+    assert rig.seal(episode)
+
+
+def test_the_notes_of_an_episode_have_a_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.episode.MAX_NOTES", 10)
+    rig = LedgerRig(watch=True)
+    episode = rig.open()
+    for number in range(2):
+        rig.reward(episode, 1.0, id=f"r{number}", note="x" * 4, final=False)
+    with pytest.raises(Conflict, match="leave this out") as caught:
+        rig.reward(episode, 1.0, note="xxx", final=False)
+    assert caught.value.code == "too_many_notes"
+    rig.reward(episode, 1.0, final=False)
+    rig.reward(episode, 1.0, note="xx")
+
+
+# ---- what a sealed episode becomes
+
+
+def sealed(*, eval: bool = False, reward: bool = True, sampled: tuple[int, ...] | None = (3,)) -> Episode:
+    rig = LedgerRig()
+    episode = rig.open(eval=eval)
+    if sampled is not None:
+        rig.call(episode, (1, 2), sampled)
+    if reward:
+        rig.reward(episode, final=False)
+    return rig.ledger.episodes[episode]
+
+
+@pytest.mark.parametrize(
+    ("episode", "outcome"),
+    [
+        (sealed(), ("ready", None)),
+        (sealed(reward=False), ("discarded", "no_reward")),
+        (sealed(sampled=None), ("discarded", "incomplete_call")),
+        (sealed(sampled=()), ("discarded", "incomplete_call")),
+        (sealed(sampled=None, reward=False), ("discarded", "no_reward")),
+        (sealed(eval=True), ("recorded", None)),
+        (sealed(eval=True, reward=False, sampled=None), ("recorded", None)),
+    ],
+)
+def test_what_follows_sealing(episode: Episode, outcome: tuple[str, str | None]) -> None:
+    assert episode.outcome() == outcome
+    assert outcome[1] in (None, *DISCARD_REASONS)
+
+
+def models(episode: Episode, *names: str) -> list[str]:
+    for index, name in enumerate(names):
+        told(episode, make_call(f"c{index}", [1], [2], at=float(index), model=name))
+    return episode.trains()
+
+
+ASKED = Asked(0.0, "m", "", "path", "", None)
+
+
+def told(episode: Episode, call: Call) -> None:
+    """`call` is complete."""
+    entry = episode.calls[call.call] = CallEntry(ASKED, "complete")
+    episode.finish(entry, pack(call))
+
+
+def blank(**fields: object) -> Episode:
+    base: dict[str, object] = {
+        "id": "e", "task": None, "model": None, "agent": None, "eval": False, "opened_at": 0.0, "idle_timeout": 1.0,
+        "wall_timeout": 1.0, "tenant": "", "identified_by": "key", "metadata": {}, "members": None,
+    }
+    return Episode(**(base | fields))  # type: ignore[arg-type]
+
+
+def test_which_models_an_episode_trains() -> None:
+    assert models(blank(), "a", "b") == ["a"]
+    assert models(blank(model="b"), "a", "b") == ["b"]
+    assert models(blank(model="c"), "a", "judge") == []
+    assert models(blank(members={"x": "a", "y": "b"}), "b", "a", "judge") == ["b", "a"]
+    assert models(blank(members={"x": "a"}), "judge") == []
+    assert models(blank()) == []
+
+
+def test_shares_add_up_to_a_state() -> None:
+    for shares, state in [
+        ({"a": None, "b": None}, "ready"), ({"a": "batch", "b": None}, "leased"), ({"a": "", "b": None}, "ready"),
+        ({"a": "", "b": "batch"}, "leased"), ({"a": "", "b": ""}, "trained"),
+    ]:
+        assert blank(shares=shares).share_state() == state
+
+
+def test_text_is_kept_as_timelines_and_a_head_has_none() -> None:
+    episode = blank()
+    models(episode, "a", "b")
+    before = episode.merged("strict")
+    assert len(before) == 2
+    assert episode.timelines == ()
+    episode.keep_timelines("strict")
+    assert episode.timelines == before == episode.merged("off")
+    assert {entry.text for entry in episode.calls.values()} == {None}
+    assert [turn.call for turn in episode.turns()] == ["c0", "c1"]
+    assert [len(timeline) for timeline in before] == [2, 2]
+    assert episode.size() == 4 * 2 + 8 * 2
+    episode.model = "named"
+    assert episode.head().model == "named"
+    episode.model = None
+    head = episode.head()
+    assert (head.calls, head.timelines, head.stored, head.model, head.size()) == ({}, (), "archive", "m", 0)
+    head.state = "trained"
+    assert head.merged("strict") == ()
+    assert episode.named_task == ""
+
+
+@given(st.one_of(tangled_calls(), conversations()))
+def test_sharing_text_changes_nothing(calls: list[Call]) -> None:
+    episode = blank()
+    for call in calls:
+        told(episode, call)
+    assert episode.merged("strict") == merge(calls)
+    assert [episode.packed(call.call) for call in calls] == [pack(call) for call in calls]
+    assert episode.keep_timelines("strict") == episode.timelines == merge(calls)
+
+
+def test_complete_calls_of_one_kind_are_told_until_the_episode_is_merged() -> None:
+    episode = blank()
+    calls = [
+        make_call("a", (1,), (2,), at=1.0), make_call("b", (1, 2, 3), (4,), at=2.0),
+        make_call("c", (1,), (2,), at=3.0, agent="judge"), make_call("d", (1,), (2,), at=3.0, model="other"),
+    ]
+    for call in calls:
+        told(episode, call)
+    episode.calls["e"] = replace(episode.calls["a"], turn=None)
+    assert episode.complete("m", "") == [pack(call) for call in calls[:2]]
+    episode.keep_timelines("strict")
+    assert episode.complete("m", "") == []
+
+
+def test_a_conversation_costs_its_length_once() -> None:
+    episode = blank()
+    for end in range(2, 200):
+        told(episode, make_call(f"c{end}", range(end), [end], at=float(end)))
+    (text,) = episode.texts.texts
+    assert len(text.tokens) == 4 * 200
+    (timeline,) = episode.merged("strict")
+    assert len(timeline) == 200
+
+
+# ---- rewards
+
+given_rewards = st.lists(
+    st.builds(
+        Given, st.uuids().map(str), st.floats(-2, 2), st.none(), st.none(), st.booleans(), st.none(), st.just(0.0)
+    ), max_size=6,
+)
+
+
+@given(given_rewards)
+def test_the_last_final_reward_corrects_those_before(rewards: list[Given]) -> None:
+    finals = [reward.value for reward in rewards if reward.final]
+    others = [reward.value for reward in rewards if not reward.final]
+    expected = None if not rewards else sum(others) + (finals[-1] if finals else 0.0)
+    assert total(rewards) == (expected if expected is None else pytest.approx(expected))
+
+
+@pytest.mark.parametrize(("rewards", "expected"), [
+    ([("a", 1.0), ("b", -1.0)], 0.0), ([("a", 1.0), ("b", -1.0), ("a", 3.0)], 2.0), ([("a", 1.0), (None, 5.0)], 5.0),
+    ([(None, 5.0), ("a", 1.0), ("a", 2.0)], 7.0),
+])  # fmt: skip
+def test_a_final_reward_of_an_agent_corrects_its_own(rewards: list[tuple[str | None, float]], expected: float) -> None:
+    for kind in ("agent", "call"):
+        scopes = [{"call": None, "agent": None, kind: name} for name, _ in rewards]
+        given = [
+            Given("r", value, final=True, note=None, at=0.0, **scope)
+            for (_, value), scope in zip(rewards, scopes, strict=True)
+        ]
+        assert total(given) == expected
+
+
+def test_a_call_has_one_agent_and_need_not_say_which() -> None:
+    first = Given("r", 1.0, call="c", agent=None, final=True, note=None, at=0.0)
+    assert total([first, replace(first, agent="a", value=0.25)]) == 0.25
+
+
+def test_a_reward_as_json_has_what_it_was_given() -> None:
+    short = Given("r", 1.0, None, None, True, None, 5.0)
+    assert short.to_json() == {"id": "r", "value": 1.0, "final": True, "at": 5.0}
+    full = Given("r", 1.0, "c", "a", False, "n", 5.0)
+    assert full.to_json() == short.to_json() | {"final": False, "call": "c", "agent": "a", "note": "n"}
+    assert blank(rewards={"r": short}).reward() == 1.0
+
+
+def test_calls_are_read_from_the_text_that_they_share() -> None:
+    episode = blank()
+    for name, prompt in (("a", (1, 2)), ("b", (1, 2, 9, 4)), ("c", (8,))):
+        told(episode, make_call(name, prompt, (9,)))
+    assert episode.text_of("a") == pack_tokens((1, 2, 9))
+    assert episode.text_of("b") == pack_tokens((1, 2, 9, 4, 9))
+    assert episode.packed("b") == pack(make_call("b", (1, 2, 9, 4), (9,)))
+    episode.calls["b"].turn = None
+    assert episode.packed("b") is episode.packed("no") is None
+    assert episode.beginning("b", 3) == pack_tokens((1, 2, 9))
+    episode.keep_timelines("strict")
+    assert (episode.packed("a"), [len(timeline) for timeline in episode.timelines]) == (None, [3, 2])
+    for call in ("b", "no"):
+        with pytest.raises(KeyError):
+            episode.beginning(call, 3)
+
+
+def test_what_is_archived_takes_nothing_but_repetitions() -> None:
+    episode = blank(state="recorded", stored="archive")
+    assert not takes("seal", episode)
+    with pytest.raises(Conflict, match="archived"):
+        takes("reward", episode)
+
+
+def test_an_episode_may_ask_for_other_timeouts_but_not_to_stay_open_for_longer_than_any() -> None:
+    assert timeouts(OpenEpisode(), 100.0, 1000.0) == (100.0, 1000.0)
+    assert timeouts(OpenEpisode(idle_timeout=5000.0, wall_timeout=7.0), 100.0, 1000.0) == (5000.0, 7.0)
+    assert timeouts(OpenEpisode(wall_timeout=1000.0), 100.0, 1000.0) == (100.0, 1000.0)
+    for asked, words in (
+        (OpenEpisode(wall_timeout=1000.1), "wall_timeout may be at most 1000 seconds"),
+        (OpenEpisode(wall_timeout=-1.0), "wall_timeout must be positive"),
+        (OpenEpisode(idle_timeout=0.0), "idle_timeout must be positive"),
+    ):
+        with pytest.raises(BadRequest, match=words) as caught:
+            timeouts(asked, 100.0, 1000.0)
+        assert caught.value.param == words.split()[0]
+
+
+def test_what_a_trainer_has_had_is_as_good_as_leased() -> None:
+    rig = LedgerRig()
+    episode = rig.ledger.episodes[rig.in_state("ready")]
+    assert takes("reward", episode) and takes("abort", episode)
+    episode.taken.add("m")
+    for command in COMMANDS:
+        if EXPECTED["leased"][COMMANDS.index(command)] == "refuse":
+            with pytest.raises(Conflict, match="a trainer has had it") as caught:
+                takes(command, episode)
+            assert caught.value.code == "episode_leased"
+        else:
+            assert not takes(command, episode)
+
+
+def asking(model: str, reason: str | None = None) -> CallEntry:
+    return CallEntry(Asked(0.0, model, "", "path", "", None), "lost" if reason else "running", reason)
+
+
+@pytest.mark.parametrize(("fields", "wanted"), [
+    ({}, ["a"]), ({"model": "b"}, ["b"]), ({"eval": True}, []), ({"members": {"x": "b", "y": "c"}}, ["b", "c"]),
+])  # fmt: skip
+def test_which_calls_would_be_trained_if_they_were_whole(fields: dict[str, object], wanted: list[str]) -> None:
+    episode = blank(**fields, calls={name: asking(name) for name in "abc"})
+    assert [name for name in "abcd" if episode.wants(name)] == wanted
+
+
+def test_why_calls_were_lost_what_was_most_often_first() -> None:
+    reasons = ["disconnected", "no_token_ids", None, "retried", "no_token_ids"]
+    calls = {f"c{number}": asking("m", reason) for number, reason in enumerate(reasons)}
+    assert blank(calls=calls).losses() == "no_token_ids, disconnected"
+    assert blank().losses() is None

@@ -1,0 +1,105 @@
+"""What is said of a frame's length before there is a frame, against the frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger import lease_size as frame_size
+from ajet_proxy.core.ledger.lease_size import leading, most_bytes, too_large
+from ajet_proxy.core.ledger.settings import LedgerSettings
+from ajet_proxy.core.trajectory.timeline import pack
+from ajet_sdk.frame import MAX_FRAME_BYTES, encode_batch
+from ajet_sdk.sample import Call
+from tests.kit.ledger_rig import LedgerRig
+from tests.kit.strategies import conversations, make_call, tangled_calls
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def whole(rig: LedgerRig, calls: list[Call], task: str, note: str) -> str:
+    """An episode of `calls` that is rewarded more than once, in words of any language."""
+    episode = rig.open(task=task)
+    for call in calls:
+        (name,) = rig.begin(episode, model=call.model, agent=call.agent)
+        rig.run(rig.ledger.finish_call(episode, pack(replace(call, call=name)), at=rig.at))
+    rig.reward(episode, -0.1, note=note, agent=note, final=False)
+    rig.reward(episode, 1e12)
+    return episode
+
+
+@given(st.lists(st.one_of(tangled_calls(), conversations()), min_size=1, max_size=3), names, names,
+       st.sampled_from(["strict", "repair", "off"]))  # fmt: skip
+def test_no_frame_is_larger_than_was_said(made: list[list[Call]], task: str, note: str, policy: str) -> None:
+    rig = LedgerRig(LedgerSettings(group_size=1, merge_policy=policy))
+    rig.restart()
+    episodes = [whole(rig, calls, task, note) for calls in made]
+    ready = sum(rig.state(episode) == "ready" for episode in episodes)
+    for model in ("m", "n"):
+        batch = next((b for n in range(ready, 0, -1) if (b := rig.lease(groups=n, model=model))), None)
+        if batch is not None:
+            taken = [name for _, (name,) in rig.ledger.batches[batch].groups]
+            said = sum(most_bytes(rig.ledger.episodes[name], model) for name in taken)
+            assert len(encode_batch(rig.ledger.batch(batch))) <= said
+
+
+def rewards(rig: LedgerRig) -> str:
+    episode = whole(rig, [make_call("c", (1,), (2,))], "t", "n")
+    for number in range(300):
+        rig.reward(episode, 0.1, id=chr(200 + number), call="call-001", agent="a", note="")
+    return episode
+
+
+def samples(rig: LedgerRig) -> str:
+    return whole(rig, [make_call("c", (number,), (1,)) for number in range(300)], "t", "n")
+
+
+def turns(rig: LedgerRig) -> str:
+    return whole(rig, [make_call("c", [0] * (2 * n + 1), (0,), version=2**31 - n) for n in range(1, 500)], "t", "n")
+
+
+def versions(rig: LedgerRig) -> str:
+    changing = [(2**31 - 1 - n % 2, 1) for n in range(20_000)]
+    return whole(rig, [make_call("c", (1,), range(20_000), versions=changing)], "t", "n")
+
+
+def words(rig: LedgerRig) -> str:
+    return whole(rig, [make_call("c", (1,), (1,), agent="\U0001f40d" * 900)], "\U0001f40d" * 900, "\U0001f40d" * 900)
+
+
+def tokens(rig: LedgerRig) -> str:
+    return whole(rig, [make_call("c", range(2**31 - 20_000, 2**31), range(20_000))], "t", "n")
+
+
+@pytest.mark.parametrize(
+    ("make", "slack"), [(rewards, 2), (samples, 2.5), (turns, 2), (versions, 2), (words, 1.1), (tokens, 1.1)]
+)
+def test_each_part_of_a_frame_is_counted(make: Callable[[LedgerRig], str], slack: float) -> None:
+    """Where a frame is made of one thing, what is said is enough, and not too much."""
+    rig = LedgerRig(LedgerSettings(group_size=1))
+    episode = make(rig)
+    frame = len(encode_batch(rig.ledger.batch(rig.lease(model="m") or "")))
+    assert frame <= most_bytes(rig.ledger.episodes[episode], "m") <= slack * frame
+
+
+def test_no_more_groups_lead_than_a_lease_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 10)
+    groups = tuple((task, (task, task)) for task in "abc")
+    assert leading(groups, {"a": 2, "b": 3, "c": 1}) == groups[:2]
+    assert leading(groups, {"a": 1, "b": 1, "c": 1}) == groups
+    assert leading(groups, {"a": 5, "b": 0, "c": 0}) == groups
+    assert leading(groups, {"a": 6, "b": 0, "c": 0}) == ()
+
+
+def test_who_takes_more_than_a_part_of_a_lease_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 20)
+    assert too_large(["a", "b", "c"], {"a": 6, "b": 7, "c": 100}) == ["b", "c"]
+    assert too_large(["a", "b"], {"a": 10, "b": 11}) == ["b"]
+
+
+def test_a_trainer_reads_every_lease() -> None:
+    assert frame_size.LEASE_BYTES < MAX_FRAME_BYTES

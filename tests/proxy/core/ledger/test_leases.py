@@ -1,0 +1,207 @@
+"""What a lease takes and drops, by the ledger's answers: `test_ledger_batches` has what leases are for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet_proxy.core.ledger import lease_size as frame_size
+from ajet_proxy.core.ledger.lease_size import most_bytes
+from ajet_proxy.core.ledger.leases import MOST
+from ajet_sdk.routes import Lease
+from tests.kit.ledger_rig import LedgerRig
+from tests.kit.steps import steps
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+def leased(rig: LedgerRig, **asked: object) -> list[tuple[str, ...]]:
+    batch = rig.lease(**asked)
+    return [] if batch is None else [names for _, names in rig.ledger.batches[batch].groups]
+
+
+def large(rig: LedgerRig) -> str:
+    episode = rig.open(task="t")
+    rig.call(episode, range(1000))
+    rig.reward(episode)
+    return episode
+
+
+def test_a_lease_takes_no_more_groups_than_a_frame_does(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, c, d, e, f = (rig.ready() for _ in range(6))
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 4 * most_bytes(rig.ledger.episodes[a], "m"))
+    assert leased(rig, groups=3) == [(a, b), (c, d)]
+    assert leased(rig, groups=1) == [(e, f)]
+
+
+def test_what_is_too_large_for_any_lease_is_discarded(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, alone = rig.ready(), large(rig)
+    later = rig.ready("u"), rig.ready("u")
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 2 * most_bytes(rig.ledger.episodes[small], "m"))
+    assert leased(rig) == [later]
+    record = rig.ledger.record(alone)
+    assert (record["state"], record["reason"]) == ("discarded", "filtered")
+    assert record["detail"] == "a group of 2 like it is too large for a lease"
+    assert leased(rig) == []
+    assert leased(rig, group_size=1) == [(small,)]
+
+
+def test_where_all_is_too_large_nothing_is_leased(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [rig.ready() for _ in range(4)]
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 100)
+    assert leased(rig) == []
+    assert {rig.state(name) for name in names} == {"discarded"}
+
+
+def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another share of it is leased it stays, out of this one's leases; with all shares ready it goes as one."""
+
+    def shared(*models: str) -> str:
+        episode = rig.open(task="t", members={model: model for model in models})
+        for model in models:
+            rig.call(episode, model=model, agent=model)
+        rig.reward(episode)
+        return episode
+
+    partly, whole = shared("m", "n"), shared("n", "o")
+    batch = rig.lease(model="m", group_size=1) or ""
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 100)
+    assert leased(rig, group_size=1) == []
+    assert (rig.state(partly), rig.state(whole)) == ("leased", "discarded")
+    rig.ack(batch)
+    assert leased(rig, group_size=1) == []
+    assert (rig.state(partly), rig.ledger.episodes[partly].shares) == ("trained", {"m": ""})
+
+
+@pytest.mark.parametrize("model", [None, "m"])
+def test_what_is_stale_is_dropped_with_what_is_too_large(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch, model: str | None
+) -> None:
+    rig.announce(version=4)
+    stale, edge, heavy, later = rig.ready(version=1), rig.ready(version=2), large(rig), rig.ready()
+    monkeypatch.setattr(frame_size, "LEASE_BYTES", 2 * most_bytes(rig.ledger.episodes[edge], "m"))
+    assert leased(rig, model=model, max_staleness=2) == [(edge, later)]
+    assert rig.ledger.status()["discarded"] == {"stale": 1, "filtered": 1}
+    assert [rig.ledger.episodes[name].reason for name in (stale, heavy)] == ["stale", "filtered"]
+
+
+def given(rig: LedgerRig, *scopes: dict[str, object], task: str = "t") -> str:
+    """An episode of a call of the planner and one that was lost, with these rewards."""
+    episode = rig.open(task=task)
+    rig.call(episode, agent="planner")
+    (lost,) = rig.begin(episode)
+    rig.lose(episode, lost)
+    for scope in scopes:
+        rig.reward(episode, **{"value": 1.0, "final": False} | scope | ({"call": lost} if "call" in scope else {}))
+    rig.seal(episode)
+    return episode
+
+
+def test_what_nobody_rewarded_is_dropped_with_the_names(rig: LedgerRig) -> None:
+    wrong = given(rig, {"agent": "plannr"}, {"agent": "plannr", "value": 2.0}, {"call": ""})
+    some, fine = given(rig, {"agent": "critic"}, {"agent": "planner"}), given(rig, {"agent": None})
+    assert rig.state(wrong) == "ready"
+    assert leased(rig) == [(some, fine)]
+    record = rig.ledger.record(wrong)
+    lost = record["calls"][1]["call"]
+    assert (record["state"], record["reason"]) == ("discarded", "no_reward")
+    assert record["detail"] == f"no whole call is of what was rewarded: agent 'plannr', call {lost}"
+
+
+def test_until_a_lease_a_reward_can_be_corrected(rig: LedgerRig) -> None:
+    wrong, many = given(rig, {"agent": "plannr"}), given(rig, *({"agent": f"a{at}"} for at in range(7)))
+    rig.reward(wrong, 1.0, agent="planner")
+    assert leased(rig, group_size=1) == [(wrong,)]
+    assert leased(rig, group_size=1) == []
+    assert str(rig.ledger.episodes[many].detail).endswith("'a4' and 2 more")
+
+
+def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig) -> None:
+    episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
+    for agent, model in (("planner", "m"), ("critic", "n")):
+        rig.call(episode, model=model, agent=agent)
+    rig.reward(episode, 1.0, agent="critic")
+    batch = rig.lease(model="n", group_size=1) or ""
+    assert leased(rig, model="m", group_size=1) == []
+    rig.ack(batch)
+    assert leased(rig, model="m", group_size=1) == []
+    assert (rig.state(episode), rig.ledger.episodes[episode].shares) == ("trained", {"n": ""})
+
+
+def unrewarded(episodes: int, tasks: int) -> LedgerRig:
+    """Ready episodes in which only a misspelt agent is rewarded, and behind them two of each task that can be trained.
+    """
+    rig = LedgerRig()
+    for number in range(episodes + 2 * tasks):
+        episode = rig.open(task=f"t{number % tasks}")
+        rig.call(episode, agent="planner")
+        rig.reward(episode, agent="plannr" if number < episodes else "planner")
+        rig.seal(episode)
+    return rig
+
+
+def looks(rig: LedgerRig) -> list[int]:
+    """What each look costs, up to the one that leases something."""
+    made = []
+    while not rig.ledger.batches:
+        events: list[object] = []
+        look = Lease(groups=1, group_size=2)
+        made.append(steps(lambda: events.extend(rig.ledger.lease(look, batch="b", at=rig.at))))  # noqa: B023
+        rig.run(events)  # type: ignore[arg-type]
+    return made
+
+
+@pytest.mark.parametrize("tasks", [1, 100])
+def test_many_episodes_that_nobody_rewarded_are_dropped_at_their_number_in_turns(tasks: int) -> None:
+    few, many = looks(unrewarded(500, tasks)), looks(unrewarded(2000, tasks))
+    assert (len(few), len(many)) == (500 // MOST + 1, 2000 // MOST + 1)
+    assert sum(many) < 5 * sum(few)
+    assert max(many) < 1.5 * max(few)
+
+
+def away(episodes: int) -> LedgerRig:
+    """Ready episodes of two models of which one is not rewarded, and the other one's trainer has them all."""
+    rig = LedgerRig()
+    for _ in range(episodes):
+        episode = rig.open(task="t", members={"planner": "m", "critic": "n"})
+        for agent, model in (("planner", "m"), ("critic", "n")):
+            rig.call(episode, model=model, agent=agent)
+        rig.reward(episode, agent="critic")
+    assert rig.lease(model="n", groups=episodes // 2, group_size=2)
+    return rig
+
+
+def test_a_look_at_what_cannot_be_dropped_now_costs_what_it_numbers() -> None:
+    made = []
+    for rig in (away(600), away(2400)):
+        made.append(steps(lambda: rig.ledger.lease(Lease(group_size=2, model="m"), batch="b", at=rig.at)))  # noqa: B023
+        assert rig.lease(group_size=2, model="m") is None
+    assert made[1] < 5 * made[0]
+
+
+def test_thousands_of_stale_episodes_are_dropped_at_their_number() -> None:
+    made = []
+    for episodes in (1000, 4000):
+        rig, total = LedgerRig(), 0
+        for number in range(episodes):
+            rig.ready(f"t{number}", version=1)
+        rig.announce(version=9)
+        while (events := rig.ledger.lease(look := Lease(max_staleness=2), batch="b", at=rig.at)):
+            total += steps(lambda: rig.ledger.lease(look, batch="b", at=rig.at))  # noqa: B023
+            rig.run(events)
+        made.append(total)
+    assert made[1] < 5 * made[0]
+
+
+def test_stale_episodes_are_dropped_in_turns(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_proxy.core.ledger.leases.MOST", 2)
+    old, new = [rig.ready(version=1) for _ in range(3)], [rig.ready(version=4) for _ in range(2)]
+    rig.announce(version=4)
+    assert leased(rig, max_staleness=2) == []
+    assert [rig.state(name) for name in old] == ["discarded", "discarded", "ready"]
+    assert leased(rig, max_staleness=2) == [tuple(new)]
+    assert rig.state(old[2]) == "discarded"

@@ -1,0 +1,129 @@
+"""Queues of ready episodes against a list that is sorted anew each time."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
+
+Share = tuple[str, str, str]
+"""Model, task, episode."""
+
+
+def slow_choice(
+    ready: list[Share], groups: int, size: int, model: str | None, unusable: set[str]
+) -> tuple[str, list[tuple[str, list[str]]]] | None:
+    """`ready` stands in the order of first readiness."""
+    best: dict[str, list[tuple[int, str, list[str]]]] = {}
+    for name, task in sorted({(name, task) for name, task, _ in ready}):
+        mine = [(at, e) for at, (m, t, e) in enumerate(ready) if (m, t) == (name, task) and e not in unusable]
+        while len(mine) >= size and model in (None, name):
+            group, mine = mine[:size], mine[size:]
+            best.setdefault(name, []).append((group[-1][0], task, [episode for _, episode in group]))
+    whole = [(sorted(found)[:groups], name) for name, found in best.items() if len(found) >= groups]
+    if not whole:
+        return None
+    found, name = min(whole, key=lambda item: item[0][-1][0])
+    return name, [(task, episodes) for _, task, episodes in found]
+
+
+shares = st.lists(
+    st.tuples(st.sampled_from(["m", "n"]), st.sampled_from(["s", "t"]), st.integers(0, 30).map(str)),
+    max_size=14, unique_by=lambda share: (share[0], share[2]),
+)
+
+
+def oldest(share: Share) -> int:
+    """A version for a share."""
+    return int(share[2]) % 5
+
+
+@given(
+    shares, st.lists(st.booleans(), min_size=14, max_size=14), st.randoms(use_true_random=False), st.integers(1, 3),
+    st.integers(1, 3), st.sampled_from([None, "m", "n"]), st.sets(st.integers(0, 30).map(str), max_size=3),
+)
+def test_the_groups_that_were_complete_first(
+    order: list[Share], away: list[bool], dice: object, groups: int, size: int, model: str | None, unusable: set[str]
+) -> None:
+    queues = ReadyQueues(group_size=2)
+    for share in order:
+        queues.add(*share, oldest(share))
+    gone = [share for share, is_away in zip(order, away, strict=False) if is_away]
+    for share in gone:
+        queues.remove(*share)
+    ready = [share for share in order if share not in gone]
+    back = gone[: len(gone) // 2]
+    dice.shuffle(back)  # type: ignore[attr-defined]
+    for share in back:
+        queues.add(*share, oldest(share))
+    ready = [share for share in order if share in ready or share in back]
+
+    chosen = queues.choose(groups, size, model, lambda share: share[1] not in unusable)
+    expected = slow_choice(ready, groups, size, model, unusable)
+    if expected is None:
+        assert chosen is None
+    else:
+        assert chosen == (expected[0], tuple((task, tuple(episodes)) for task, episodes in expected[1]))
+    assert sorted(queues.ready()) == sorted((m, e) for m, _, e in ready)
+    assert sorted(queues.models()) == sorted({m for m, _, _ in ready})
+    for name in "mn":
+        old = sorted((oldest(share), share[2]) for share in ready if share[0] == name and oldest(share) < 3)
+        assert queues.older(name, 3) == [episode for _, episode in old]
+    lengths = [sum((m, t) == key for m, t, _ in ready) for key in {(m, t) for m, t, _ in ready}]
+    assert queues.complete == sum(length // 2 for length in lengths)
+    assert queues.waiting == sum(length == 1 for length in lengths)
+
+
+def test_an_episode_that_is_forgotten_has_no_old_place() -> None:
+    queues = ReadyQueues(group_size=1)
+    for episode in ("a", "b"):
+        queues.add("m", "t", episode, 0)
+    queues.remove("m", "t", "a")
+    queues.forget("m", "a")
+    queues.forget("m", "never seen")
+    queues.add("m", "t", "a", 0)
+    assert queues.choose(2, 1, "m") == ("m", (("t", ("b",)), ("t", ("a",))))
+
+
+def test_a_batch_lists_its_episodes() -> None:
+    batch = LeasedBatch("b", "m", 0.0, 1, (("t", ("x", "y")), ("u", ("z",))))
+    assert list(batch.episodes()) == ["x", "y", "z"]
+    assert batch.state == "leased"
+
+
+def test_groups_are_counted_again_by_another_size() -> None:
+    queues = ReadyQueues(2)
+    for episode in "abc":
+        queues.add("m", "t", episode, 0)
+    queues.add("m", "u", "d", 0)
+    assert (queues.complete, queues.waiting) == (1, 1)
+    queues.regroup(3)
+    assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 1)
+    queues.regroup(1)
+    assert (queues.complete, queues.waiting) == (4, 0)
+
+
+def test_a_look_that_finds_too_few_groups_goes_through_no_queue() -> None:
+    queues = ReadyQueues(group_size=8)
+    for number in range(70):
+        queues.add("m", f"t{number // 7}", str(number), 5)
+    before = queues.changes
+    with mock.patch.object(queues, "_queues", None):
+        assert queues.choose(1, 8, "m") is None
+        assert queues.choose(11, 7, None) is None
+        assert queues.choose(1, 1, "n") is None
+        assert queues.older("m", 5) == queues.older("n", 9) == []
+        assert (queues.complete, queues.waiting) == (0, 10)
+    assert queues.changes == before
+    assert queues.choose(10, 7, None) is not None
+
+
+def test_groups_that_are_whole_but_for_what_is_unusable_are_not_chosen() -> None:
+    queues = ReadyQueues(group_size=2)
+    for episode in "ab":
+        queues.add("m", "t", episode, 0)
+    assert queues.choose(1, 2, "m", lambda share: share != ("m", "a")) is None
+    assert queues.choose(1, 2, "m") == ("m", (("t", ("a", "b")),))

@@ -1,0 +1,122 @@
+"""Which episode a borrowed name stands for, as episodes under it open and end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger import session_names as borrowed
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.session_names import Names
+from ajet_sdk.routes import check_id
+from tests.kit.ledger_rig import LedgerRig
+from tests.proxy.core.ledger.test_episode import blank
+
+
+def name_of(rig: LedgerRig, name: str = "s", tenant: str = "", *, for_reward: bool = False) -> str:
+    asked: list[str] = []
+
+    def find(episode: str) -> Episode | None:
+        asked.append(episode)
+        return rig.ledger.find(episode)
+
+    found = Names(rig.ledger.episodes.values()).current(name, tenant, find, for_reward=for_reward)
+    assert len(asked) < 20
+    return found
+
+
+def test_a_call_goes_to_the_open_episode_or_to_the_next_and_a_reward_to_the_latest() -> None:
+    rig = LedgerRig()
+    for number in range(1, 40):
+        expected = "s" if number == 1 else f"s.{number}"
+        before = {1: "s", 2: "s"}.get(number, f"s.{number - 1}")
+        assert name_of(rig) == expected
+        assert name_of(rig, for_reward=True) == before
+        rig.call(expected)
+        assert name_of(rig) == name_of(rig, for_reward=True) == expected
+        rig.abort(expected)
+
+
+def test_tenants_that_use_one_name_mean_two_episodes() -> None:
+    rig = LedgerRig()
+    assert name_of(rig, tenant="a") == "s@a"
+    rig.begin("s@a", tenant="a")
+    assert name_of(rig, tenant="a") == "s@a"
+    assert name_of(rig, tenant="b") == "s@b"
+    rig.begin("s@b", tenant="other")
+    assert name_of(rig, tenant="b") == name_of(rig, tenant="b", for_reward=True) == "s@b.2", "somebody else has the id"
+
+
+@given(st.text(min_size=1), st.sampled_from(("", "t")))
+def test_every_name_stands_for_a_valid_id_and_no_two_for_one(name: str, tenant: str) -> None:
+    first = name_of(LedgerRig(), name, tenant)
+    assert first == name_of(LedgerRig(), name, tenant) == check_id(first)
+    assert first != name_of(LedgerRig(), name + "x", tenant)
+
+
+def test_a_name_that_is_too_long_for_an_id_is_not_searched_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body's may have millions of characters."""
+    searched: list[str] = []
+    numbered = borrowed._NUMBERED
+
+    class Seen:
+        def fullmatch(self, text: str) -> re.Match[str] | None:
+            searched.append(text)
+            return numbered.fullmatch(text)
+
+    monkeypatch.setattr(borrowed, "_NUMBERED", Seen())
+    assert name_of(LedgerRig(), "1." * 1000).startswith("name-")
+    assert name_of(LedgerRig(), "s.2").startswith("name-")
+    assert searched and max(map(len, searched)) < 100
+
+
+@pytest.mark.parametrize("name", ["a" * 199 + "b", "ajet-x", "é", "\ud800"])
+def test_a_name_that_is_no_id_stands_for_one_all_the_same(name: str) -> None:
+    rig = LedgerRig()
+    first = name_of(rig, name, tenant="t")
+    rig.begin(first, tenant="t")
+    rig.abort(first)
+    second = name_of(rig, name, tenant="t")
+    assert first != second and first.startswith("name-") and second.startswith("name-")
+
+
+def ended(name: str, **fields: object) -> Episode:
+    return blank(id=name, identified_by="body", state="discarded", **fields)
+
+
+def test_a_name_is_found_again_when_its_first_episodes_are_gone_from_the_archive() -> None:
+    archived = {name: ended(name) for name in ("s.5", "s.6", "s.7")}
+    last = blank(id="s.8", identified_by="body")
+    names, known = Names([archived["s.7"], last]), archived | {"s.8": last}
+    for for_reward in (False, True):
+        assert names.current("s", "", known.get, for_reward=for_reward) == "s.8"
+    last.state = "ready"
+    assert names.current("s", "", known.get, for_reward=False) == "s.9"
+    assert names.current("s", "", known.get, for_reward=True) == "s.8"
+    names.left("s.7")
+    assert names.current("s", "", known.get, for_reward=True) == "s.8"
+    names.left("s.8")
+    assert names.current("s", "", known.get, for_reward=False) == "s", "whatever is archived of it is over"
+    known["s"] = blank(id="s", identified_by="body")
+    names.opened("s", "body")
+    known["s.2"] = ended("s.2")
+    assert names.current("s", "", known.get, for_reward=False) == "s"
+
+
+def test_only_borrowed_names_are_followed() -> None:
+    names, known = Names([blank(id="s.3", identified_by="path")]), {"s.3": blank(id="s.3")}
+    assert names.current("s", "", known.get, for_reward=False) == "s"
+    names.opened("s.3", "harness")
+    assert names.current("s", "", known.get, for_reward=False) == "s.3"
+
+
+def test_a_name_that_looks_like_the_second_episode_of_another_is_its_own() -> None:
+    rig = LedgerRig()
+    one, other = name_of(rig, "v1.2"), name_of(rig, "v1")
+    known = {name: blank(id=name, identified_by="body") for name in (one, other)}
+    names = Names(known.values())
+    assert names.current("v1.2", "", known.get, for_reward=False) == one
+    assert names.current("v1", "", known.get, for_reward=False) == other == "v1"

@@ -1,0 +1,417 @@
+"""The answer's way back: blocks that open, fill and close, and that a client puts together again what the engine said.
+
+That vLLM's own translation gives the same bytes is shown in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.trajectory.call import Captured
+from tests.proxy.core.protocol.answers import SSE, chat_event, chat_start, dump, event, ids_of, reasons
+
+USAGE = {"prompt_tokens": 9, "total_tokens": 9, "completion_tokens": 0}
+DONE = event("[DONE]")
+THOUGHT = "e5d9fd59ed0ea5d26e7ba9e5cbd6e2a8"
+
+
+def start() -> bytes:
+    return event(chat_start([1, 2]) | {"usage": USAGE})
+
+
+def chunk(delta: dict[str, Any], finish: str | None = None, stop: Any = None, token: int = 5) -> bytes:
+    made = chat_event(delta, ids=[token], logprobs=[-0.5], finish=finish, usage=USAGE | {"completion_tokens": 1})
+    if finish is not None:
+        made["choices"][0]["stop_reason"] = stop
+    return event(made)
+
+
+def usage(**details: Any) -> bytes:
+    told = {"prompt_tokens": 9, "total_tokens": 12, "completion_tokens": 3}
+    if details:
+        told["prompt_tokens_details"] = details  # type: ignore[assignment]
+    return event({"id": "chatcmpl-1", "model": "policy", "choices": [], "usage": told})
+
+
+def call(index: int, *, id: str | None = None, name: str | None = None, arguments: str | None = None) -> dict[str, Any]:
+    function = {key: value for key, value in (("name", name), ("arguments", arguments)) if value is not None}
+    made = {"index": index, "function": function} | ({"id": id, "type": "function"} if id else {})
+    return {"content": None, "tool_calls": [made]}
+
+
+def exchange(*, stream: bool = True) -> Exchange:
+    running = Exchange(MESSAGES, MESSAGES.translate(Request(b'{"model":"policy","max_tokens":9,"messages":[]}')))
+    running.on_headers(200, SSE if stream else "application/json")
+    return running
+
+
+def run(*parts: bytes, running: Exchange | None = None) -> tuple[bytes, Exchange]:
+    running = running or exchange()
+    out = b"".join(b"".join([*running.feed(part), *running.release()]) for part in parts)
+    return out + b"".join(running.finish()), running
+
+
+def events(stream: bytes) -> list[dict[str, Any]]:
+    """The events, each of which says its type twice."""
+    found = []
+    for item in stream.decode().split("\n\n")[:-1]:
+        kind, data = item.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert kind == f"event: {found[-1]['type']}"
+    return found
+
+
+def told(*chunks: bytes) -> list[str]:
+    """A stream of `chunks` between its first event and its end, in short."""
+    stream, _ = run(start() + b"".join(chunks) + usage() + DONE)
+    first, *rest = events(stream)
+    assert first["type"] == "message_start" and rest[-1] == {"type": "message_stop"}
+    short = []
+    for item in rest[:-2]:
+        match item:
+            case {"content_block": block}:
+                short.append(f"{item['index']} {dump({k: v for k, v in block.items() if v not in ('', {})})}")
+            case {"delta": delta}:
+                short.append(f"{item['index']} {list(delta.values())[1]}")
+            case _:
+                short.append(f"{item['index']} /")
+    return short
+
+
+def test_the_bytes_of_a_stream() -> None:
+    stream, running = run(start() + chunk({"content": 'é"😀'}) + chunk({}, "stop") + usage() + DONE)
+    assert stream.decode() == (
+        'event: message_start\ndata: {"type":"message_start","message":{"id":"chatcmpl-1","type":"message",'
+        '"role":"assistant","content":[],"model":"policy","stop_reason":null,"stop_sequence":null,'
+        '"usage":{"input_tokens":9,"output_tokens":0}}}\n\n'
+        'event: content_block_start\ndata: {"type":"content_block_start","content_block":{"type":"text","text":""},'
+        '"index":0}\n\n'
+        'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta",'
+        '"text":"é\\"😀"},"index":0}\n\n'
+        'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n'
+        'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn","stop_sequence":null},'
+        '"usage":{"input_tokens":9,"output_tokens":3}}\n\n'
+        'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+    )
+    [captured] = running.outcomes
+    assert isinstance(captured, Captured)
+    assert (captured.prompt_token_ids, captured.token_ids, captured.logprobs) == ((1, 2), (5, 5), (-0.5, -0.5))
+    assert running.given == ({"role": "assistant", "content": 'é"😀'},)
+
+
+def test_one_block_is_open_at_a_time() -> None:
+    blocks = told(
+        chunk({"reasoning": "h"}), chunk({"reasoning": "m", "content": ""}), chunk({}), chunk({"content": "a"}),
+        chunk(call(0, id="c1", name="f")), chunk(call(0, arguments='{"n":')), chunk({"content": "late"}),
+        chunk(call(0, arguments="1}")), chunk(call(1, id="c2", name="g", arguments="{}")),
+        chunk({"reasoning": "more"}), chunk({}, "tool_calls"),
+    )  # fmt: skip
+    signature = blocks[3].removeprefix("0 ")
+    assert len(signature) == 32 and int(signature, 16)
+    assert blocks == [
+        '0 {"type":"thinking"}', "0 h", "0 m", f"0 {signature}", "0 /", '1 {"type":"text"}', "1 a", "1 /",
+        '2 {"type":"tool_use","id":"c1","name":"f"}', '2 {"n":', "2 1}", "2 /",
+        '3 {"type":"text"}', "3 late", "3 /", '4 {"type":"tool_use","id":"c2","name":"g"}', "4 {}", "4 /",
+        '5 {"type":"thinking"}', "5 more", blocks[-2], "5 /",
+    ]  # fmt: skip
+    assert blocks[-2] != f"5 {signature}", "each block has a signature of its own"
+
+
+def test_pieces_of_a_call_that_is_not_open_are_nothing() -> None:
+    assert told(chunk(call(0, arguments="{}")), chunk(call(0, id="c1")), chunk(call(0, id="c1", arguments="x"))) == []
+    again = told(
+        chunk(call(0, id="c1", name="f")), chunk(call(0, id="c1", name="f", arguments="{")),
+        chunk(call(1, id="c2", name="g")), chunk(call(0, arguments="}")), chunk({"tool_calls": [{"index": 1}]}),
+    )  # fmt: skip
+    assert again == [
+        '0 {"type":"tool_use","id":"c1","name":"f"}', "0 {", "0 /", '1 {"type":"tool_use","id":"c2","name":"g"}', "1 /"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("finish", "stop", "reason", "sequence"), [
+    ("stop", None, "end_turn", None), ("stop", 7, "end_turn", None), ("stop", "END", "stop_sequence", "END"),
+    ("length", None, "max_tokens", None), ("tool_calls", None, "tool_use", None), ("abort", None, None, None),
+])  # fmt: skip
+def test_why_it_ended(finish: str, stop: Any, reason: str | None, sequence: str | None) -> None:
+    stream, running = run(start() + chunk({"content": "a"}, finish, stop) + usage() + DONE)
+    end = events(stream)[-2]
+    assert end["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+    assert reasons(running.outcomes) == ["engine_aborted" if finish == "abort" else "captured"]
+    body, _ = run(dump(document({"content": "a"}, finish, stop)).encode(), running=exchange(stream=False))
+    whole = json.loads(body)
+    assert (whole.get("stop_reason"), whole.get("stop_sequence")) == (reason, sequence)
+
+
+def test_a_call_that_a_string_stopped_is_told_in_two_ways_as_vllm_does() -> None:
+    stream, _ = run(start() + chunk({}, "tool_calls", "END") + usage() + DONE)
+    assert events(stream)[-2]["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    body, _ = run(dump(document({"content": "a"}, "tool_calls", "END")).encode(), running=exchange(stream=False))
+    assert json.loads(body)["stop_reason"] == "tool_use"
+
+
+@pytest.mark.parametrize(("details", "told"), [
+    ({}, {"input_tokens": 9}), ({"cached_tokens": 4}, {"input_tokens": 5, "cache_read_input_tokens": 4}),
+    ({"cached_tokens": 4, "created_cache_tokens": 7},
+     {"input_tokens": 0, "cache_creation_input_tokens": 7, "cache_read_input_tokens": 4}),
+    ({"cached_tokens": None, "multimodal_tokens": None}, {"input_tokens": 9}),
+])  # fmt: skip
+def test_tokens_from_a_cache_are_counted_apart(details: dict[str, Any], told: dict[str, int]) -> None:
+    stream, _ = run(start() + chunk({}, "stop") + usage(**details) + DONE)
+    assert events(stream)[-2]["usage"] == told | {"output_tokens": 3}
+
+
+def test_an_engine_that_counts_nothing() -> None:
+    stream, _ = run(event(chat_start([1])) + chunk({"content": "a"}, "stop") + DONE)
+    first, *_, last = events(stream)
+    assert first["message"]["usage"] == {"input_tokens": 0, "output_tokens": 0} and last["type"] == "message_stop"
+
+
+def test_the_end_waits_until_the_call_is_durable() -> None:
+    running = exchange()
+    early = b"".join(running.feed(start() + chunk({"content": "a"})))
+    assert running.patient and not running.settled
+    assert running.feed(chunk({"content": "b"}, "stop")) == [] and running.settled and not running.patient
+    assert ids_of(running.outcomes) == [(5, 5)]
+    late = b"".join(running.release())
+    assert [item["type"] for item in events(early)][-1] == "content_block_delta"
+    assert events(late) == [{"type": "content_block_delta", "delta": {"type": "text_delta", "text": "b"}, "index": 0}]
+    assert [item["type"] for item in events(b"".join(running.feed(usage() + b"data:\n\n" + DONE)))] == [
+        "content_block_stop", "message_delta", "message_stop"
+    ]  # fmt: skip
+    assert running.finish() == [] and ids_of(running.outcomes) == [(5, 5)]
+
+
+# --- bad days
+
+
+def test_ids_behind_the_finish_spoil_the_call_on_the_fast_way_too() -> None:
+    said = start() + chunk({"content": "a"}) + chunk({"content": "b"}, "stop")
+    for parts in ([said, chunk({"content": "c"}), usage() + DONE], [said + chunk({"content": "c"}) + usage() + DONE]):
+        stream, running = run(*parts)
+        assert events(stream)[-1]["type"] == "message_stop" and b'"text":"c"' in stream
+        assert reasons(running.outcomes) == ["capture_failed"]
+
+
+@pytest.mark.parametrize(("more", "reason"), [
+    (chunk({"content": "c"}), "capture_failed"), (chunk({}, "error"), "engine_error"), (DONE, "captured"),
+    (b'data: {"error":{"message":"unwell"}}\n\n', "engine_error"), (b"data: no json\n\n", "captured"),
+])  # fmt: skip
+def test_what_comes_behind_the_last_event_is_not_shown_and_counts_all_the_same(more: bytes, reason: str) -> None:
+    running = exchange()
+    running.feed(start() + chunk({"content": "b"}, "stop") + usage() + DONE.replace(b"]", b"] "))
+    assert events(b"".join(running.release()))[-1]["type"] == "message_stop"
+    assert ids_of(running.outcomes) == [(5,)] and running.contradicted is None
+    assert b"".join(running.feed(more)) == b"" and reasons(running.outcomes) == [reason]
+    assert running.contradicted == (None if reason == "captured" else reason)
+
+
+def test_an_empty_finish_reason_is_none() -> None:
+    stream, running = run(start(), chunk({"content": "a"}, ""), chunk({"content": "b"}, "length"), usage() + DONE)
+    assert ids_of(running.outcomes) == [(5, 5)] and events(stream)[-2]["delta"]["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("error", [{"message": "unwell", "type": "InternalServerError", "code": 500}, "unwell"])
+@pytest.mark.parametrize("begun", [b"", start(), start() + chunk({"content": "a"})])
+def test_an_error_in_the_stream_ends_it(begun: bytes, error: Any) -> None:
+    stream, running = run(begun + event({"error": error}) + DONE)
+    assert events(stream)[-1] == {"type": "error", "error": {"type": "internal_error", "message": "unwell"}}
+    assert len(events(stream)) == (0 if not begun else 1 if begun == start() else 3) + 1
+    assert reasons(running.outcomes) == ["engine_error"]
+
+
+@pytest.mark.parametrize("bad", [
+    b"data: no json\n\n", b"data: []\n\n", b"data: \xff\n\n", b'data: {"choices":[{"index":0,"delta":{}}]}\n\n',
+    b'data: {"choices":[{"index":3}]}\n\n', b"data: " + b'{"a":' + b"[" * 100_000 + b"\n\n",
+])  # fmt: skip
+def test_a_stream_that_cannot_be_read_ends_with_an_error(bad: bytes) -> None:
+    whole = bad + chunk({"content": "b"}, "stop") + usage() + DONE
+    for parts in ([whole], [whole[i : i + 1] for i in range(len(whole))] if len(whole) < 9999 else [whole]):
+        stream, running = run(*parts)
+        [last] = events(stream)
+        assert last["type"] == "error" and "cannot be read" in last["error"]["message"]
+        assert reasons(running.outcomes) == ["capture_failed"] and not running.patient
+
+
+@pytest.mark.parametrize(("written", "text"), [
+    ("\\ud83d\\ude00", "😀"), ("\\u00e9", "é"), ("\\/", "/"), ("\\u0001", "\\u0001"),
+])  # fmt: skip
+def test_text_is_written_in_one_way_however_it_was_split(written: str, text: str) -> None:
+    said = chunk({"content": "WORD"}).replace(b"WORD", written.encode())
+    for parts in ([start(), chunk({"content": "a"}), said], [start(), chunk({"content": "a"}), said[:9], said[9:]]):
+        assert f'"text":"{text}"'.encode() in run(*parts)[0]
+
+
+def test_text_that_is_no_utf_8_ends_a_stream_with_an_error() -> None:
+    bad = chunk({"content": "WORD"}).replace(b"WORD", b"\xff")
+    for parts in ([start() + chunk({"content": "a"}), bad], [start() + chunk({"content": "a"}), bad[:9], bad[9:]]):
+        stream, running = run(*parts)
+        assert b"event: error" in stream and b"\xff" not in stream
+        assert reasons(running.outcomes) == ["capture_failed"]
+
+
+def test_a_stream_that_just_stops_stops() -> None:
+    stream, running = run(start() + chunk({"content": "a"}) + b'data: {"half')
+    assert [item["type"] for item in events(stream)][-1] == "error"
+    stream, running = run(start() + chunk({"content": "a"}))
+    assert [item["type"] for item in events(stream)][-1] == "content_block_delta"
+    assert reasons(running.outcomes) == ["truncated"]
+    running = exchange()
+    running.feed(start() + chunk({"content": "a"})[:-3])
+    assert running.abort() == [] and reasons(running.outcomes) == ["truncated"]
+
+
+def test_comments_of_the_engine_are_nothing() -> None:
+    stream, _ = run(b": ping\n\n" + start() + b"\n" + DONE)
+    assert [item["type"] for item in events(stream)] == ["message_start", "message_stop"]
+    assert run(DONE)[0] == b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+# --- documents
+
+
+def document(message: dict[str, Any], finish: str | None = "stop", stop: Any = None, **top: Any) -> dict[str, Any]:
+    rows = [{"token": "t", "logprob": -0.5, "bytes": [116], "top_logprobs": []}]
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "logprobs": {"content": rows}}
+    choice |= {"finish_reason": finish, "stop_reason": stop, "token_ids": [5]}
+    head = {"id": "chatcmpl-1", "model": "policy", "choices": [choice], "usage": USAGE, "prompt_token_ids": [1, 2]}
+    return head | top
+
+
+def whole(body: Any) -> tuple[bytes, Exchange]:
+    return run(body if isinstance(body, bytes) else dump(body).encode(), running=exchange(stream=False))
+
+
+def tool(arguments: str) -> dict[str, Any]:
+    return {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def test_the_bytes_of_a_document() -> None:
+    calls = [tool('{"é": [1.50, null]}'), tool("null")]
+    said = {"reasoning": "hm", "content": "é", "tool_calls": calls}
+    body, running = whole(document(said, "tool_calls", kv_transfer_params={"a": None}, ec_transfer_params=None))
+    shown = json.loads(body)
+    signature = shown["content"][0]["signature"]
+    assert body.decode() == (
+        '{"id":"chatcmpl-1","type":"message","role":"assistant","content":['
+        f'{{"type":"thinking","thinking":"hm","signature":"{signature}"}},{{"type":"text","text":"é"}},'
+        '{"type":"tool_use","id":"c1","name":"f","input":{"é":[1.5,null]}},{"type":"tool_use","id":"c1","name":"f"}],'
+        '"model":"policy","stop_reason":"tool_use","usage":{"input_tokens":9,"output_tokens":0},'
+        '"kv_transfer_params":{"a":null}}'
+    )
+    assert ids_of(running.outcomes) == [(5,)] and running.status is None
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_nothing_said_is_one_empty_text(content: str | None) -> None:
+    body, _ = whole(document({"content": content, "reasoning": None, "tool_calls": []}))
+    assert json.loads(body)["content"] == [{"type": "text", "text": ""}]
+
+
+def test_half_a_surrogate_pair_stays_an_escape() -> None:
+    body, _ = whole(dump(document({"content": "x"})).replace('"x"', '"\\ud83d"').encode())
+    assert b'"text":"\\ud83d"' in body
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1', "", "3", '["a"]', "[" * 100_000])
+def test_arguments_that_are_no_object_are_refused_as_vllm_refuses_them(arguments: str) -> None:
+    body, running = whole(document({"tool_calls": [tool(arguments)]}, "length"))
+    assert running.status == 400
+    error = json.loads(body)
+    assert error["type"] == "error" and error["error"]["type"] == "BadRequestError" and error["error"]["message"]
+    assert ids_of(running.outcomes) == [(5,)], "what was sampled was sampled"
+
+
+def test_a_refusal_is_told_in_anthropics_shape() -> None:
+    running = Exchange(MESSAGES, MESSAGES.translate(Request(b'{"model":"policy","max_tokens":9,"messages":[]}')))
+    running.on_headers(404, "application/json")
+    error = {"error": {"message": "é?", "type": "NotFoundError", "param": "model", "code": 404}}
+    assert running.feed(dump(error).encode()) == []
+    assert running.finish() == ['{"type":"error","error":{"type":"NotFoundError","message":"é?"}}'.encode()]
+    assert reasons(running.outcomes) == ["refused"]
+
+
+@pytest.mark.parametrize("body", [
+    b"", b"<html>", b'{"error":"Unauthorized"}', b'{"error":{}}', b'{"choices":[]}', b'{"choices":[{"index":0}]}',
+    dump(document({"tool_calls": [{}]})).encode(),
+])  # fmt: skip
+def test_a_document_that_cannot_be_read_passes_as_it_is(body: bytes) -> None:
+    shown, running = whole(body)
+    assert shown == body
+    assert reasons(running.outcomes) == ["engine_error" if b"Unauthorized" in body else "capture_failed"]
+
+
+# --- laws
+
+WORDS = st.text(st.characters(codec="utf-8"), max_size=6)
+DELTAS = st.lists(
+    st.one_of(
+        st.fixed_dictionaries({"content": WORDS}), st.fixed_dictionaries({"reasoning": WORDS}), st.just({}),
+        st.tuples(st.integers(0, 2), WORDS).map(lambda pair: call(pair[0], arguments=pair[1])),
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+def chat_stream(deltas: list[dict[str, Any]]) -> bytes:
+    """A chat stream in which each call begins before its first piece and no other call's pieces come after."""
+    out, begun, base = [start()], -1, 0
+    for place, delta in enumerate(deltas):
+        for piece in delta.get("tool_calls", ()):
+            if piece["index"] + base <= begun:
+                base = begun + 1 - piece["index"]
+            piece["index"] += base
+            begun = piece["index"]
+            piece |= {"id": f"c{begun}"}
+            piece["function"] |= {"name": f"f{begun}"}
+        out.append(chunk(delta, token=place))
+    return b"".join([*out, chunk({}, "stop", token=99), usage(), DONE])
+
+
+@given(DELTAS, st.integers(0, 10**9))
+def test_no_split_matters_and_the_pieces_make_the_document(deltas: list[dict[str, Any]], seed: int) -> None:
+    stream = chat_stream(deltas)
+    one, running = run(stream)
+    dice = random.Random(seed)
+    marks = sorted({0, len(stream), *(dice.randrange(len(stream)) for _ in range(dice.randrange(30)))})
+    by_event = [item + b"\n\n" for item in stream.split(b"\n\n")[:-1]]
+    for parts in ([stream[a:b] for a, b in pairwise(marks)], by_event, [stream[i : i + 1] for i in range(len(stream))]):
+        out, again = run(*parts)
+        assert (out, again.outcomes) == (one, running.outcomes)
+    assert ids_of(running.outcomes) == [(*range(len(deltas)), 99)]
+    content = assembled(events(one))
+    for kind, name in (("text", "content"), ("thinking", "reasoning")):
+        texts = "".join(block[kind] for block in content if block["type"] == kind)
+        assert texts == "".join(delta.get(name) or "" for delta in deltas)
+    sent = [piece["function"]["arguments"] for delta in deltas for piece in delta.get("tool_calls", ())]
+    assert [block["partial_json"] for block in content if block["type"] == "tool_use"] == sent
+
+
+def assembled(stream: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The content blocks as a client puts them together; fails where one is not opened and closed in its turn."""
+    content: list[dict[str, Any]] = []
+    is_open = False
+    for item in stream[1:-2]:
+        if item["type"] == "content_block_start":
+            assert not is_open and item["index"] == len(content)
+            content.append({"partial_json": ""} | item["content_block"])
+            is_open = True
+            continue
+        assert is_open and item["index"] == len(content) - 1
+        is_open = item["type"] == "content_block_delta"
+        if is_open:
+            kind, words = item["delta"].values()
+            name = kind.removesuffix("_delta").replace("input_json", "partial_json")
+            assert kind.split("_")[0] in (content[-1]["type"], "input", "signature")
+            content[-1][name] = content[-1].get(name, "") + words
+    assert not is_open
+    return content

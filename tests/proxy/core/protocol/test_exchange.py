@@ -1,0 +1,397 @@
+"""The exchange: what goes to the engine, what leaves when, and that a failed capture costs the agent nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.reading import Ask, Reading
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.sse import SseEvent
+from ajet_sdk.errors import BadRequest
+from tests.proxy.core.protocol.answers import (
+    CHAT,
+    COMPLETIONS,
+    SSE,
+    chat_event,
+    chat_start,
+    completion_event,
+    dump,
+    event,
+    exchange,
+    ids_of,
+    reasons,
+)
+from tests.proxy.core.streams import (
+    DONE,
+    END,
+    SEEN_END,
+    SEEN_START,
+    SEEN_WORD,
+    START,
+    USAGE,
+    WORD,
+    run,
+    streaming,
+)
+
+# --- the request
+
+
+def test_what_another_policy_version_has_put_into_the_prefix_cache_is_not_for_this_one() -> None:
+    running = exchange(CHAT, {"logprobs": True, "return_token_ids": True})
+    running.under(0, 0.0)
+    assert (running.altered, running.cache_salt) == ((), None)
+    running.under(3, 1.5)
+    assert (running.altered, running.cache_salt) == (("cache_salt",), "#3.1500")
+    assert json.loads(running.upstream_body)["cache_salt"] == "#3.1500"
+    assert json.loads(running.body_with({"seed": "1"}))["cache_salt"] == "#3.1500"
+
+
+def test_a_clients_own_salt_stays_a_part_of_it_and_is_all_of_it_where_the_question_is_put_as_it_came() -> None:
+    running = exchange(CHAT, {"cache_salt": "mine"})
+    running.under(3, 1.5)
+    assert running.altered == ("return_token_ids", "logprobs", "cache_salt")
+    assert json.loads(running.upstream_body)["cache_salt"] == "mine#3.1500"
+    assert running.retreat()
+    assert running.upstream_body == b'{"model":"policy","cache_salt":"mine"}'
+    assert not running.retreat()
+
+
+def test_the_request_stays_as_it_was_written() -> None:
+    body = b'{ "model":"policy",\n "temperature": 0.70, "x":1e2,"messages":[{"content":"\\u00e9"}], "logprobs":null }'
+    running = Exchange(CAPTURED[CHAT], Request(body))
+    expected = body.replace(b'"logprobs":null }', b'"logprobs":true ,"return_token_ids":true}')
+    assert running.upstream_body == expected
+    assert running.altered == ("return_token_ids", "logprobs")
+
+
+def test_a_request_that_asks_for_all_is_not_altered() -> None:
+    running = exchange(CHAT, {"logprobs": True, "return_token_ids": True})
+    assert running.altered == ()
+    assert running.upstream_body == b'{"model":"policy","logprobs":true,"return_token_ids":true}'
+
+
+def test_the_episodes_model_stands_in_for_another() -> None:
+    running = exchange(CHAT, {"logprobs": True, "return_token_ids": True}, model='other "é"')
+    assert json.loads(running.upstream_body)["model"] == 'other "é"'
+    assert running.altered == ("model",)
+    assert exchange(CHAT, model="policy").altered == ("return_token_ids", "logprobs")
+
+
+def test_an_engine_that_tells_versions_is_asked_for_them() -> None:
+    asked = Request(b'{"model":"policy"}')
+    for path in (CHAT, COMPLETIONS):
+        running = Exchange(CAPTURED[path], asked, versions=True)
+        assert json.loads(running.upstream_body)["return_weight_versions"] is True
+        assert running.altered == ("return_token_ids", "logprobs", "return_weight_versions")
+        assert not running.tells_versions
+
+
+def test_each_event_leaves_at_once_and_the_last_one_waits() -> None:
+    running = streaming()
+    assert running.feed(START + WORD[:9]) == [SEEN_START]
+    assert running.feed(WORD[9:]) == [SEEN_WORD]
+    assert not running.settled and running.outcomes == () and running.sampled == (1,)
+    assert running.feed(END + USAGE) == []
+    assert running.settled and ids_of(running.outcomes) == [(5, 6)], "nobody waits for [DONE]"
+    assert running.feed(DONE) == [], "what follows the end may not overtake it"
+    assert running.release() == [SEEN_END, USAGE, DONE]
+    assert running.feed(USAGE) == [USAGE]
+    assert running.feed(b"tail") == []
+    assert running.release() == []
+    assert running.finish() == [b"tail"]
+
+
+@given(st.integers(0, 10**9), st.sampled_from((1, 2)))
+def test_no_split_matters(seed: int, n: int) -> None:
+    told = {
+        START: SEEN_START,
+        event(chat_start([1, 2], index=1)): event(chat_start(None, index=1)),
+        WORD: SEEN_WORD,
+        b": ping\r\n\r\n": b": ping\r\n\r\n",
+        event(chat_event({}, ids=[9], logprobs=[-3])): b"",
+        event(chat_event({"content": "x"}, index=1, ids=[7], logprobs=[-1], finish="length")): event(
+            chat_event({"content": "x"}, index=1, finish="length")
+        ),
+        END: SEEN_END,
+        USAGE: USAGE,
+        DONE: DONE,
+    }
+    told = {sent: seen for sent, seen in told.items() if n == 2 or b'"index":1' not in sent}
+    stream = b"".join(told)
+    whole = run([stream], streaming({"n": n}))
+    assert whole[0] + whole[1] == b"".join(told.values())
+    dice = random.Random(seed)
+    marks = sorted({0, len(stream), *(dice.randrange(len(stream)) for _ in range(dice.randrange(30)))})
+    pieces = [stream[a:b] for a, b in pairwise(marks)]
+    for split in (pieces, [stream[i : i + 1] for i in range(len(stream))]):
+        early, late, outcomes = run(split, streaming({"n": n}))
+        assert (early + late, outcomes) == (whole[0] + whole[1], whole[2])
+        assert SEEN_END not in early and DONE not in early
+    assert ids_of(whole[2])[0] == (5, 9, 6)
+
+
+def test_an_event_that_only_the_proxy_asked_for_leaves_nothing() -> None:
+    filler = event(chat_event({}, ids=[9], logprobs=[-3.0]))
+    early, late, outcomes = run([START, filler, WORD, END + DONE], streaming())
+    assert (early, late) == (SEEN_START + SEEN_WORD, SEEN_END + DONE)
+    assert ids_of(outcomes) == [(9, 5, 6)]
+
+
+def test_comments_pass_where_they_stand() -> None:
+    early, late, _ = run([b": keep-alive\n\n" + START, b"\n", b"event: x\n\n", WORD, END + DONE], streaming())
+    assert early == b": keep-alive\n\n" + SEEN_START + b"\n" + b"event: x\n\n" + SEEN_WORD
+    assert late == SEEN_END + DONE
+
+
+def test_an_end_without_its_blank_line_is_an_end() -> None:
+    early, late, outcomes = run([START + WORD, END[:-1]], streaming())
+    assert (early, late) == (SEEN_START + SEEN_WORD, SEEN_END[:-1])
+    assert ids_of(outcomes) == [(5, 6)]
+
+
+def test_a_stream_that_just_stops_is_truncated() -> None:
+    for rest in (b"", b": half a comment", b'data: {"choices":'):
+        early, late, outcomes = run([START + WORD + rest], streaming())
+        assert early + late == SEEN_START + SEEN_WORD + rest
+        assert reasons(outcomes) == ["capture_failed" if rest.startswith(b"data") else "truncated"]
+
+
+def test_a_stream_that_is_cut_gives_what_came() -> None:
+    running = streaming()
+    assert running.feed(START + WORD + END[:20]) == [SEEN_START, SEEN_WORD]
+    assert running.abort() == [END[:20]]
+    assert reasons(running.outcomes) == ["truncated"]
+    assert running.abort() == []
+
+
+def test_a_stream_that_is_cut_after_its_end_keeps_its_calls() -> None:
+    running = streaming()
+    running.feed(START + WORD + END)
+    assert running.abort("disconnected") == [SEEN_END]
+    assert ids_of(running.outcomes) == [(5, 6)]
+
+
+def test_a_client_that_goes_away_loses_every_call() -> None:
+    running = streaming({"n": 2})
+    running.feed(START + WORD)
+    running.abort("disconnected")
+    assert reasons(running.outcomes) == ["disconnected", "disconnected"]
+
+
+def test_completions_stream_alike() -> None:
+    word = completion_event("a", ids=[5], logprobs=[-0.5], prompt=[1])
+    end = completion_event("", ids=[6], logprobs=[-0.5], finish="stop")
+    early, late, outcomes = run([event(word) + event(end) + DONE], streaming(path=COMPLETIONS))
+    assert early == event(completion_event("a"))
+    assert late == event(completion_event("", finish="stop")) + DONE
+    assert ids_of(outcomes) == [(5, 6)]
+
+
+# --- documents, refusals, and what is not captured
+
+
+def test_a_document_is_kept_back_as_a_whole() -> None:
+    running = exchange(CHAT)
+    running.on_headers(200, "application/json")
+    assert running.buffered
+    assert running.feed(b'{"choices":') == []
+    assert running.feed(b"[]}") == []
+    assert not running.settled
+    assert running.finish() == [b'{"choices":[]}']
+    assert reasons(running.outcomes) == ["truncated"]
+
+
+def test_a_document_that_breaks_off_gives_what_came() -> None:
+    running = exchange(CHAT)
+    running.on_headers(200, "application/json")
+    running.feed(b'{"cho')
+    assert running.abort() == [b'{"cho']
+    assert reasons(running.outcomes) == ["truncated"]
+
+
+def test_the_engines_refusal_passes_untouched() -> None:
+    running = exchange(CHAT, {"n": 2})
+    running.on_headers(400, "application/json")
+    assert running.settled and not running.buffered
+    assert reasons(running.outcomes) == ["refused", "refused"]
+    body = dump({"error": {"message": "é"}, "choices": [{"token_ids": [1]}]}).encode()
+    assert running.feed(body) == [body]
+    assert running.finish() == []
+
+
+def test_what_is_not_captured_passes_untouched() -> None:
+    running = exchange(COMPLETIONS, {"use_beam_search": True})
+    assert running.altered == ()
+    running.on_headers(200, SSE)
+    assert reasons(running.outcomes) == ["beam_search"]
+    assert running.feed(b"data: any\n") == [b"data: any\n"]
+    assert running.finish() == []
+
+
+def test_what_is_not_captured_still_goes_to_the_episodes_model() -> None:
+    running = exchange(COMPLETIONS, {"echo": True}, model="other")
+    assert running.altered == ("model",)
+    assert json.loads(running.upstream_body) == {"model": "other", "echo": True}
+
+
+def test_a_refused_question_is_put_again_as_the_client_put_it() -> None:
+    running = exchange(CHAT, {"n": 2}, model="other")
+    assert json.loads(running.body_with({"seed": "1"})) == json.loads(running.upstream_body) | {"seed": 1}
+    assert running.retreat()
+    assert running.upstream_body == b'{"model":"other","n":2}'
+    assert not running.retreat()
+    running.on_headers(200, SSE)
+    assert reasons(running.outcomes) == ["unaskable"] * 2
+    assert running.feed(WORD) == [WORD]
+
+
+def test_a_question_with_nothing_added_is_not_put_again() -> None:
+    assert not exchange(CHAT, {"logprobs": True, "return_token_ids": True}).retreat()
+    assert not exchange(COMPLETIONS, {"echo": True}).retreat()
+
+
+class Shout:
+    """A made-up protocol: the client hears the engine's chat in capitals."""
+
+    name, path, target, keep_alive = "shout", "/v1/shout", "/v1/chat/completions", b":\n\n"
+
+    def translate(self, request: Request) -> Request:
+        return Request(request.with_fields({"loud": "true"}))
+
+    def choices(self, fields: Mapping[str, Any]) -> int:
+        return CAPTURED[CHAT].choices(fields)
+
+    def ask(self, fields: Mapping[str, Any]) -> Ask:
+        return CAPTURED[CHAT].ask(fields)
+
+    def reader(self, ask: Ask) -> Shouting:
+        return Shouting(CAPTURED[CHAT], ask)  # type: ignore[arg-type]
+
+
+class Shouting(Reading):
+    translates = True
+
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        return [], 0
+
+    def show(self, event: SseEvent) -> bytes | None:
+        if event.data is None:
+            return None
+        self.event(event.data)
+        return event.data.upper() + b"\n"
+
+    def document(self, body: bytes) -> bytes:
+        self.status = 400 if b"bad" in body else None
+        return body.upper()
+
+
+@pytest.mark.parametrize(("path", "asked", "choices"), [
+    (CHAT, {"n": 3}, 3), (CHAT, {"n": "3"}, 3), (CHAT, {"n": 10**30}, 10**30), (CHAT, {"n": 3, "echo": True}, 3),
+    ("/v1/completions", {"prompt": ["a", "b", "c"], "n": 2}, 6),
+    ("/v1/completions", {"prompt": ["a", "b"], "n": 10**30, "echo": True}, 2 * 10**30),
+])  # fmt: skip
+def test_a_request_asks_for_no_more_choices_than_it_may(path: str, asked: dict[str, Any], choices: int) -> None:
+    """However many it asks for, nothing is made of them before that is known."""
+    dialect, request = CAPTURED[path], Request(json.dumps(asked).encode())
+    if choices < 10:
+        assert Exchange(dialect, request, max_choices=choices).choices == choices
+    most = min(choices - 1, 1024)
+    with pytest.raises(BadRequest, match=rf"{most} choices at most, .* \(the proxy's max_choices\)") as caught:
+        Exchange(dialect, request, max_choices=most)
+    assert (caught.value.code, caught.value.param) == ("too_many_choices", "n")
+
+
+def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() -> None:
+    running = Exchange(Shout(), Shout().translate(Request(b'{"model":"policy"}')))
+    assert (running.target, running.keep_alive) == ("/v1/chat/completions", b":\n\n")
+    assert running.asked.fields == {"model": "policy", "loud": True}
+    assert json.loads(running.upstream_body) == {
+        "model": "policy", "loud": True, "return_token_ids": True, "logprobs": True
+    }  # fmt: skip
+    running.on_headers(200, SSE)
+    early, late, outcomes = run([b":\n\n" + START, WORD + END + USAGE, DONE], running)
+    assert reasons(outcomes) == ["captured"]
+    assert b"ROLE" in early
+    assert "É日".encode() not in early + late  # bytes.upper leaves what is not ASCII
+    assert late.endswith(USAGE[6:-2].upper() + b"\n[DONE]\n")
+    assert b'"FINISH_REASON":"STOP"' in late
+
+
+@pytest.mark.parametrize(("status", "reason"), [(200, "no_chat_route"), (400, "refused")])
+@pytest.mark.parametrize("content_type", [SSE, "application/json"])
+def test_the_engines_answer_to_the_clients_own_request_is_not_translated(
+    content_type: str, status: int, reason: str
+) -> None:
+    running = Exchange(Shout(), Request(b'{"model":"policy", "n": 2}'))
+    running.pass_by()
+    running.on_headers(status, content_type)
+    assert running.settled and not running.buffered and not running.patient
+    assert reasons(running.outcomes) == [reason] * 2
+    assert running.feed(b"data: any\n") + running.abort() == [b"data: any\n"]
+
+
+def test_an_error_is_translated_too() -> None:
+    running = Exchange(Shout(), Request(b"{}"))
+    running.on_headers(400, "application/json")
+    assert running.settled
+    assert running.feed(b'{"error"') == []
+    assert running.feed(b':"bad"}') == []
+    assert running.finish() == [b'{"ERROR":"BAD"}']
+    assert reasons(running.outcomes) == ["refused"]
+
+
+def test_what_was_said_is_known_in_the_end() -> None:
+    running = streaming()
+    for part in (START, WORD, END, DONE):
+        running.feed(part)
+    assert running.given == ({"role": "assistant", "content": "é日😀"},)
+
+
+def test_pieces_of_the_engines_answer_are_nothing_to_the_client_of_another_protocol() -> None:
+    for content_type in (SSE, "application/json"):
+        running = Exchange(Shout(), Request(b"{}"))
+        running.on_headers(200, content_type)
+        running.feed(START[:-1])
+        assert running.abort() == []
+        assert reasons(running.outcomes) == ["truncated"]
+
+
+@pytest.mark.parametrize(("content_type", "seen"), [(SSE, b'{"A":1}\n'), ("application/json", b'DATA: {"A":1}\n\n')])
+def test_what_is_not_captured_is_translated_too(content_type: str, seen: bytes) -> None:
+    running = Exchange(Shout(), Request(b'{"use_beam_search":true}'))
+    running.on_headers(200, content_type)
+    assert reasons(running.outcomes) == ["beam_search"]
+    assert running.feed(b'data: {"a":1}\n\n') + running.finish() == [seen]
+
+
+def test_a_stream_is_kept_alive_until_its_end() -> None:
+    running = streaming()
+    assert running.patient
+    running.feed(START + WORD[:9])
+    assert running.patient, "nothing of a piece of an event has left"
+    running.feed(WORD[9:] + END)
+    assert not running.patient and running.release() and not running.patient
+    for status, content_type in ((200, "application/json"), (400, SSE)):
+        other = exchange(CHAT)
+        other.on_headers(status, content_type)
+        assert not other.patient
+
+
+def test_a_document_may_need_another_status() -> None:
+    running = Exchange(Shout(), Request(b"{}"))
+    running.on_headers(200, "application/json")
+    running.feed(b'{"bad":1}')
+    assert running.status is None
+    running.finish()
+    assert running.status == 400

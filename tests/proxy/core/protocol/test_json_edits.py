@@ -1,0 +1,127 @@
+"""JSON read with places: the values are the standard library's, and only what is exchanged changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.protocol.json_edits import Spanned, TooMany, load, scan, scan_at, scan_list, splice, with_fields
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=10,
+)
+OBJECTS = st.dictionaries(st.text(max_size=6), JSON, max_size=6)
+DEEP = st.dictionaries(st.text(max_size=6), JSON, max_size=4).map(lambda found: {"k": 1, **found})
+WRITTEN = st.sampled_from(({"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}, {}))
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Spanned):
+        return {name: plain(item) for name, item in value.values.items()}
+    return [plain(item) for item in value] if isinstance(value, list) else value
+
+
+@given(OBJECTS, WRITTEN)
+def test_values_and_places(body: dict[str, Any], how: dict[str, Any]) -> None:
+    text = f" {json.dumps(body, **how)}\n"
+    found = scan(text)
+    assert found.values == json.loads(text)
+    for name, (start, end) in found.spans.items():
+        assert json.loads(text[start:end]) == found.values[name]
+    assert text[found.end] == "}"
+
+
+@given(DEEP, st.lists(DEEP, max_size=3), WRITTEN)
+def test_objects_in_the_deep_list(body: dict[str, Any], items: list[dict[str, Any]], how: dict[str, Any]) -> None:
+    text = json.dumps({**body, "choices": items}, **how)
+    found = scan(text, deep="choices")
+    assert plain(found) == plain(load(text, deep="choices")) == json.loads(text)
+    for item in found.values["choices"]:
+        start, end = item.spans["k"]
+        assert json.loads(text[start:end]) == item.values["k"]
+
+
+@given(OBJECTS, WRITTEN)
+def test_fields_are_set_and_the_rest_stays(body: dict[str, Any], how: dict[str, Any]) -> None:
+    text = json.dumps(body, **how)
+    known = next(iter(body), None)
+    fields = {"\u0000new": "[1]"} | ({known: '"set"'} if known is not None else {})
+    changed = json.loads(with_fields(text, scan(text), fields))
+    assert changed == {**json.loads(text), **{name: json.loads(value) for name, value in fields.items()}}
+    assert list(changed) == [*body, "\u0000new"]
+
+
+def test_setting_nothing_is_the_same_text() -> None:
+    text = '{ "a" : 1.50,"b":"\\u00e9" }'
+    assert with_fields(text, scan(text), {}) == text
+    assert with_fields("{}", scan("{}"), {"a": "1"}) == '{"a":1}'
+    assert with_fields(text, scan(text), {"a": "2"}) == '{ "a" : 2,"b":"\\u00e9" }'
+
+
+def test_a_deep_key_that_holds_no_list_stays_plain() -> None:
+    assert scan('{"choices":{"a":1}}', deep="choices").values == {"choices": {"a": 1}}
+    assert scan('{"choices":[ ]}', deep="choices").values == {"choices": []}
+    assert plain(scan('{"choices":[{"a":1} , {}] }', deep="choices")) == {"choices": [{"a": 1}, {}]}
+
+
+def test_objects_inside_are_found_in_their_place() -> None:
+    text = '{"a":[1],"b": [ {"c":2} , {"d":{"e":null}} ], "f":{}}x'
+    found = scan_at(text, 0)
+    items = scan_list(text, found.spans["b"][0])
+    assert [plain(item) for item in items] == [{"c": 2}, {"d": {"e": None}}]
+    start, end = scan_at(text, items[1].spans["d"][0]).spans["e"]
+    assert text[start:end] == "null"
+    assert scan_list(" []", 1) == []
+    for name in ("a", "f"):
+        with pytest.raises(ValueError):
+            scan_list(text, found.spans[name][0])
+
+
+def test_a_name_may_be_written_with_escapes() -> None:
+    found = scan('{ "\\u0061" : 1,"\\"":2}')
+    assert found.values == {"a": 1, '"': 2}
+    assert found.spans == {"a": (13, 14), '"': (20, 21)}
+    with pytest.raises(ValueError):
+        scan('{"\\u0061" 1}')
+
+
+def test_the_last_of_two_equal_names_counts() -> None:
+    found = scan('{"a":1,"a":22}')
+    assert found.values == {"a": 22}
+    assert found.spans == {"a": (11, 13)}
+    assert load('{"a":1,"a":22}', deep="a") == ({"a": 22}, {}, -1)
+
+
+def test_splice_takes_edits_in_any_order() -> None:
+    assert splice("0123456789", {(6, 8): "b", (1, 3): "aaa", (9, 9): "+"}) == "0aaa345b8+9"
+
+
+@pytest.mark.parametrize("text", [
+    "", "[]", "1", '"a"', "{", '{"a"', '{"a":', '{"a":1', '{"a":1,', '{"a":1,}', "{a:1}", '{"a" 1}', '{"a":1 "b":2}',
+    '{"a":tru}', "{} x", '{"choices":[1]}', '{"choices":[{}', '{"choices":[{} {}]}', '{"choices":[{},]}',
+    '{"choices":[', '{"a":"\n"}',
+])  # fmt: skip
+def test_anything_else_is_an_error(text: str) -> None:
+    for read in (scan, load):
+        with pytest.raises(ValueError):
+            read(text, deep="choices")
+
+
+def test_nesting_without_end_is_an_error() -> None:
+    with pytest.raises(RecursionError):
+        scan('{"a":' + "[" * 200_000)
+
+
+@pytest.mark.parametrize("text", ['{"a":1,"b":2,"c":3}', '{"a":1,"a":2,"a":3}'])
+def test_an_object_may_have_so_many_members_and_no_more_is_read(text: str) -> None:
+    """Equal names count each time."""
+    assert scan(text, most=3).values == json.loads(text)
+    with pytest.raises(TooMany):
+        scan(text + " no JSON", most=2)
+    assert scan('{"a":{"b":1,"c":2}}', most=1).values == {"a": {"b": 1, "c": 2}}

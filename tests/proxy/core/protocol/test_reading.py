@@ -1,0 +1,339 @@
+"""The bookkeeping of an answer: every way in which it can fail to be exact, and the fast way through a usual event."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.protocol.answer_text import joined
+from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.reading import Dialect, Reading, with_versions
+from ajet_proxy.core.protocol.sse import SseEvent
+from ajet_proxy.core.trajectory.call import Captured, Lost
+from tests.kit import tapes
+from tests.proxy.core.protocol.answers import (
+    CHAT,
+    COMPLETIONS,
+    chat_event,
+    chat_start,
+    completion_event,
+    document,
+    dump,
+    ids_of,
+    reasons,
+    stream,
+)
+
+LOGPROBS = st.floats(-9999.0, 0.0)
+TOKENS = st.integers(0, 2**31 - 1)
+NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+def reading(path: str, request: dict[str, Any] | None = None) -> Reading:
+    dialect: Dialect = CAPTURED[path]
+    return Reading(dialect, dialect.ask(request or {}))
+
+
+@given(NAMES, st.none() | NAMES, LOGPROBS, TOKENS, st.booleans(), st.sampled_from(("content", "reasoning")))
+def test_the_fast_way_is_the_same_way_in_chat(
+    model: str, text: str | None, logprob: float, token: int, escaped: bool, word: str
+) -> None:
+    delta = {} if text is None else {word: text}
+    told = {**chat_event(delta, ids=[token], logprobs=[logprob]), "model": model}
+    data = json.dumps(told, ensure_ascii=escaped, separators=(",", ":")).encode()
+    fast, slow = reading(CHAT), reading(CHAT)
+    raw = b"data: %b\n\n" % data
+    (seen, end), expected = fast.usual(raw), slow.event(data)
+    assert end == len(raw)
+    assert b"".join(seen) == (b"data: %b\n\n" % expected if expected is not None else b"")
+    assert fast._tallies == slow._tallies
+    assert joined(fast._tallies[0].said) == joined(slow._tallies[0].said)
+
+
+@given(NAMES, NAMES, LOGPROBS, TOKENS, st.booleans())
+def test_the_fast_way_is_the_same_way_in_completions(
+    model: str, text: str, logprob: float, token: int, escaped: bool
+) -> None:
+    told = {**completion_event(text, ids=[token], logprobs=[logprob]), "model": model}
+    data = json.dumps(told, ensure_ascii=escaped, separators=(",", ":")).encode()
+    fast, slow = reading(COMPLETIONS), reading(COMPLETIONS)
+    raw = b"data: %b\n\n" % data
+    (seen, end), expected = fast.usual(raw), slow.event(data)
+    assert expected is not None and end == len(raw)
+    assert b"".join(seen) == b"data: %b\n\n" % expected
+    assert fast._tallies == slow._tallies
+    assert joined(fast._tallies[0].said) == joined(slow._tallies[0].said)
+
+
+def test_the_fast_way_is_taken_for_what_the_engine_really_sends() -> None:
+    for path in (CHAT, COMPLETIONS):
+        asked = [tape for (_, asker), tape in tapes.load().items() if asker == "proxy" and tape.route == path]
+        data = [chunk.encode() for tape in asked if tape.stream for chunk in tape.chunks]
+        taken = sum(bool(CAPTURED[path].usual.fullmatch(item)) for item in data)
+        assert taken > len(data) / 2, f"{taken} of {len(data)} events"
+
+
+def test_the_fast_way_is_for_usual_events_alone() -> None:
+    usual = b"data: %b\n\n" % dump(chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])).encode()
+    filler = b"data: %b\n\n" % dump(chat_event({}, ids=[6], logprobs=[-0.5])).encode()
+    shown = b"data: %b\n\n" % dump(chat_event({"content": "a"})).encode()
+    here = reading(CHAT)
+    assert here.sampled == (0,)
+    seen, end = here.usual(usual + filler + usual + b"data: [DONE]\n\n")
+    assert b"".join(seen) == shown + shown and end == 2 * len(usual) + len(filler)
+    assert here.sampled == (3,)
+    assert here._tallies[0].ids == [5, 6, 5] and here._tallies[0].logprobs == [-0.5, -0.5, -0.5]
+    for other in (usual[:-1], usual.replace(b'"index":0', b'"index":1'), b"data: [DONE]\n\n", b"\n" + usual, b""):
+        assert here.usual(other) == ([], 0)
+    for asking in ({"logprobs": True}, {"return_token_ids": True}):
+        assert reading(CHAT, asking).usual(usual) == ([], 0)
+    assert here._tallies[0].ids == [5, 6, 5]
+
+
+@pytest.mark.parametrize("word", [b"\xff", b"a\xc3", b"\x00", b"a\nb", b"\\q", b"\\u12", b"\\ud80"])
+def test_the_fast_way_is_not_for_what_is_no_json(word: bytes) -> None:
+    usual = b"data: %b\n\n" % dump(chat_event({"content": "WORD"}, ids=[5], logprobs=[-0.5])).encode()
+    assert reading(CHAT).usual(usual)[1] == len(usual)
+    assert reading(CHAT).usual(usual.replace(b"WORD", word)) == ([], 0)
+
+
+def test_an_event_without_text_for_several_tokens_is_taken_out() -> None:
+    filler = chat_event({}, ids=[3, 4], logprobs=[-0.5, -0.25])
+    seen, outcomes = stream(CHAT, [chat_start([1]), filler, chat_event({}, ids=[5], logprobs=[-1.0], finish="stop")])
+    assert len(seen) == 2
+    assert ids_of(outcomes) == [(3, 4, 5)]
+
+
+def test_an_event_that_only_logprobs_called_for_is_taken_out_too() -> None:
+    """Of an engine that knows no ids; an empty one for which nothing called stays."""
+    filler, own = chat_event({}, logprobs=[-0.5]), chat_event({})
+    seen, outcomes = stream(CHAT, [chat_start(None), filler, own, chat_event({}, logprobs=[-1.0], finish="stop")])
+    assert len(seen) == 3
+    assert [type(outcome) for outcome in outcomes] == [Lost]
+
+
+def test_many_tokens_in_one_event_and_many_choices_in_one_answer() -> None:
+    events = [
+        chat_start([1, 2], index=1), chat_start([1, 2], index=0),
+        chat_event({"content": "ab"}, index=0, ids=[3, 4], logprobs=[-0.5, -0.25]),
+        chat_event({"content": "c"}, index=1, ids=[5], logprobs=[-1]),
+        chat_event({"content": ""}, index=1, ids=[], logprobs=[], finish="stop"),
+        chat_event({"content": ""}, index=0, ids=[6], logprobs=[-2], finish="length"),
+        {"choices": [], "usage": {"total_tokens": 9}},
+        "[DONE]",
+    ]  # fmt: skip
+    seen, outcomes = stream(CHAT, events, {"n": 2})
+    assert outcomes == (
+        Captured(0, "policy", (1, 2), (3, 4, 6), (-0.5, -0.25, -2.0), "length"),
+        Captured(1, "policy", (1, 2), (5,), (-1.0,), "stop"),
+    )
+    assert seen[-2:] == events[-2:]
+    assert [item["choices"][0].get("token_ids") for item in seen[:-2]] == [None] * 6
+
+
+def whole(**choice: Any) -> dict[str, Any]:
+    told = {
+        "index": 0, "message": {"role": "assistant", "content": "hi"},
+        "logprobs": {"content": [{"token": "h", "logprob": -0.5}, {"token": "i", "logprob": -1e-7}]},
+        "finish_reason": "stop", "token_ids": [3, 4],
+    }  # fmt: skip
+    top = {"prompt_token_ids": [1, 2], "prompt_text": None}
+    return {"id": "x", "model": "policy", "choices": [{**told, **choice}], **top}
+
+
+def test_a_document_keeps_every_other_character() -> None:
+    text = dump(whole()).replace('"id":"x"', ' "id" : "\\u00e9", "x": 1.50e+2')
+    seen, outcomes = document(CHAT, text.encode())
+    expected = text.replace("[3,4]", "null").replace("[1,2]", "null")
+    start, end = expected.index('{"content":['), expected.index(',"finish_reason"')
+    assert seen.decode() == expected[:start] + "null" + expected[end:]
+    assert outcomes == (Captured(0, "policy", (1, 2), (3, 4), (-0.5, -1e-7), "stop"),)
+
+
+def test_a_document_with_nothing_to_hide_is_the_same_bytes() -> None:
+    body = dump(whole()).encode()
+    seen, outcomes = document(CHAT, body, {"logprobs": True, "return_token_ids": True})
+    assert seen == body
+    assert reasons(outcomes) == ["captured"]
+
+
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"token_ids": None}, "no_token_ids"),
+    ({"logprobs": None}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "x"}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": "-1.0"}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": True}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -(10**400)}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": -math.inf}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1e38}, {"logprob": -9999.0}]}}, "captured"),
+    ({"logprobs": {"content": [{"logprob": -0.0}, {"logprob": 1e-7}]}}, "captured"),
+    ({"logprobs": {"content": [{"logprob": -1.0}, {"logprob": 0.5}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": 1e300}, {"logprob": -1.0}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -1e300}, {"logprob": -1.0}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": -3.5e38}, {"logprob": -1.0}]}}, "no_logprobs"),
+    ({"logprobs": {"content": [{"logprob": math.nan}, {"logprob": -1.0}]}}, "no_logprobs"),
+    ({"finish_reason": "abort"}, "engine_aborted"),
+    ({"finish_reason": "error"}, "engine_error"),
+    ({"finish_reason": None}, "truncated"),
+    ({"finish_reason": 7}, "capture_failed"),
+    ({"token_ids": ["3", "4"]}, "capture_failed"),
+    ({"token_ids": 7}, "capture_failed"),
+    ({"token_ids": [3, 2**31]}, "capture_failed"),
+    ({"token_ids": [3, -1]}, "capture_failed"),
+    ({"index": 1}, "capture_failed"),
+    ({"index": "0"}, "capture_failed"),
+    ({"index": -1}, "capture_failed"),
+])  # fmt: skip
+def test_a_choice_that_is_not_exact_is_lost(change: dict[str, Any], reason: str) -> None:
+    _, outcomes = document(CHAT, whole(**change))
+    assert reasons(outcomes) == [reason]
+
+
+def test_logprobs_that_overflow_are_none() -> None:
+    body = dump(whole()).replace("-0.5", "-1e999").encode()
+    assert reasons(document(CHAT, body)[1]) == ["no_logprobs"]
+
+
+def test_half_a_surrogate_pair_is_neither_an_id_nor_a_logprob() -> None:
+    half = json.dumps("\ud83d")
+    for number, reason in (("-0.5", "no_logprobs"), ("[3,", "capture_failed")):
+        body = dump(whole()).replace(number, number.replace(number.strip("[,"), half)).encode()
+        assert reasons(document(CHAT, body)[1]) == [reason]
+
+
+@pytest.mark.parametrize("prompt", [None, "absent"])
+def test_without_the_prompts_ids_there_is_no_call(prompt: Any) -> None:
+    body = whole()
+    body["prompt_token_ids"] = prompt
+    assert reasons(document(CHAT, body)[1]) == ["no_token_ids" if prompt is None else "capture_failed"]
+
+
+def test_fewer_choices_than_asked_for_are_truncated() -> None:
+    assert reasons(document(CHAT, whole(), {"n": 2})[1]) == ["truncated", "truncated"]
+    assert reasons(document(CHAT, {"model": "m"})[1]) == ["truncated"]
+
+
+def test_an_error_spoils_every_choice() -> None:
+    error = {"error": {"message": "boom", "type": "InternalServerError", "code": 500}}
+    events = [
+        chat_start([1], index=0), chat_start([1], index=1),
+        chat_event({"content": "a"}, ids=[5], logprobs=[-0.5], finish="stop"), error, "[DONE]",
+    ]  # fmt: skip
+    seen, outcomes = stream(CHAT, events, {"n": 2})
+    assert reasons(outcomes) == ["engine_error", "engine_error"]
+    assert seen[-2:] == [error, "[DONE]"]
+    assert reasons(document(CHAT, error)[1]) == ["engine_error"]
+
+
+def test_an_empty_error_field_is_none() -> None:
+    assert reasons(document(CHAT, {**whole(), "error": None})[1]) == ["captured"]
+
+
+@pytest.mark.parametrize("choices", [7, "x", {"index": 0}])
+def test_choices_that_are_no_list_spoil_the_capture(choices: Any) -> None:
+    seen, outcomes = stream(CHAT, [chat_start([1]), {"choices": choices}, chat_event({}, ids=[2], finish="stop")])
+    assert seen[1] == {"choices": choices}
+    assert reasons(outcomes) == ["capture_failed"]
+
+
+def test_a_stream_that_says_done_too_early_is_truncated() -> None:
+    _, outcomes = stream(CHAT, [chat_start([1]), chat_event({"content": "a"}, ids=[5], logprobs=[-0.5]), "[DONE]"])
+    assert reasons(outcomes) == ["truncated"]
+
+
+@pytest.mark.parametrize(("again", "reason"), [
+    ("stop", "captured"), ("", "captured"), (None, "captured"), ("length", "capture_failed"), ("error", "engine_error"),
+    ("abort", "engine_aborted"),
+])  # fmt: skip
+def test_another_finish_reason_than_the_first_is_a_contradiction(again: str | None, reason: str) -> None:
+    events = [
+        chat_start([1], index=0), chat_start([1], index=1),
+        chat_event({"content": ""}, index=0, ids=[5], logprobs=[-0.5], finish="stop"),
+        chat_event({"content": ""}, index=0, ids=[], logprobs=[], finish=again),
+        chat_event({"content": ""}, index=1, ids=[6], logprobs=[-0.5], finish="stop"),
+    ]  # fmt: skip
+    _, outcomes = stream(CHAT, events, {"n": 2})
+    assert reasons(outcomes) == [reason] * 2
+    if reason == "captured":
+        assert ids_of(outcomes) == [(5,), (6,)]
+        assert isinstance(outcomes[0], Captured) and outcomes[0].finish_reason == "stop"
+
+
+def test_what_says_nothing_is_shown_as_it_came() -> None:
+    comment = SseEvent(b": ping\n\n", None)
+    assert reading(CHAT).show(comment) == comment.raw
+    word = chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])
+    raw = b"data: %b\n\n" % dump(word).encode()
+    seen = b"data: %b\n\n" % dump(chat_event({"content": "a"})).encode()
+    assert reading(CHAT).show(SseEvent(raw, raw[6:-2])) == seen
+
+
+def test_what_a_choice_said_is_known_when_it_is_finished() -> None:
+    here = reading(CHAT, {"n": 2})
+    for told in (chat_event({"content": "é"}), chat_event({"content": "no"}, index=1), chat_event({}, finish="stop")):
+        here.event(dump(told).encode())
+    assert here.given() == ({"content": "é"}, None)
+
+
+SPANS = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
+
+
+def versions_of(spans: Any, asked: dict[str, Any] | None = None) -> tuple[Any, Any, Reading]:
+    """The labels of a choice of two tokens that comes with `spans`, and what the client sees of them."""
+    request = asked or {}
+    reader = Reading(CAPTURED[CHAT], with_versions(CAPTURED[CHAT].ask(request), request))  # type: ignore[arg-type]
+    for event in (chat_start([1]), chat_event({"content": "a"}, ids=[5], logprobs=[-0.5])):
+        reader.event(dump(event).encode())
+    last = chat_event({"content": "b"}, ids=[6], logprobs=[-0.5], finish="stop")
+    last["choices"][0]["weight_versions"] = spans
+    seen = json.loads(reader.event(dump(last).encode()) or b"")
+    (outcome,) = reader.outcomes()
+    assert isinstance(outcome, Captured)
+    return outcome.labels, seen["choices"][0]["weight_versions"], reader
+
+
+def test_the_weights_behind_each_token_are_kept_and_not_shown_to_who_did_not_ask() -> None:
+    labels, seen, reader = versions_of(SPANS)
+    assert (labels, seen, reader.tells_versions) == ((("3", 1), ("4", 1)), None, True)
+    labels, seen, _ = versions_of(SPANS, {"return_weight_versions": True})
+    assert (labels, seen) == ((("3", 1), ("4", 1)), SPANS)
+    assert versions_of(None)[0] == ()
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [{"version": "3", "start": 0, "end": 1}], [{"version": "3", "start": 0, "end": 3}], [SPANS[0], SPANS[0]],
+        [{"version": 3, "start": 0, "end": 2}], [{"start": 0, "end": 2}], ["3"], 7, {"version": "3"},
+        [{"version": "3", "start": 0, "end": "2"}], [{"version": "3", "start": 0, "end": 0}, *SPANS],
+        [{"version": "3", "start": 0, "end": True}],
+    ],
+)  # fmt: skip
+def test_weights_that_are_not_told_token_by_token_are_not_told(spans: Any) -> None:
+    assert versions_of(spans)[0] == ()
+
+
+def test_only_an_engine_that_has_a_place_for_versions_tells_them() -> None:
+    reader = reading(CHAT)
+    for event in (chat_start([1]), chat_event({"content": "a"}, ids=[5], logprobs=[-0.5], finish="stop")):
+        reader.event(dump(event).encode())
+    assert not reader.tells_versions
+    ask = CAPTURED[CHAT].ask({"use_beam_search": True})
+    assert with_versions(ask, {}) is ask
+
+
+def test_the_fast_way_knows_the_null_of_an_engine_that_tells_versions() -> None:
+    told = completion_event("a", ids=[5], logprobs=[-0.5])
+    told["choices"][0]["weight_versions"] = None
+    raw = b"data: %b\n\n" % dump(told).encode()
+    seen, end = reading(COMPLETIONS).usual(raw)
+    assert end == len(raw)
+    shown = json.loads(b"".join(seen)[6:])["choices"][0]
+    assert (shown["text"], shown["token_ids"], shown["weight_versions"]) == ("a", None, None)

@@ -1,0 +1,40 @@
+"""Which routes are open to agents, and what those are told who asked for another."""
+
+from __future__ import annotations
+
+import pytest
+
+from ajet_proxy.core.protocol.routes import CONTROL_ROUTES, described, open_route
+
+
+@pytest.mark.parametrize(("written", "route"), [
+    ("/v1/chat/completions", "/v1/chat/completions"), ("/v1/models/", "/v1/models"), ("/health", "/health"),
+    ("/v1/%65mbeddings", "/v1/embeddings"), ("/tokenize/", "/tokenize"), ("/v1/a%20b", "/v1/a b"),
+    ("/sleep", None), ("/v1", None), ("/", None), ("", None), ("/pause", None), ("/v1/load_lora_adapter", None),
+    ("/v1/unload_lora_adapter/", None), ("/v1/%75nload_lora_adapter", None), ("/v1/../sleep", None),
+    ("/v1/%2e/sleep", None), ("/v1//sleep", None), ("/v1/a%5cb", None), ("/v1/a%00", None),
+])  # fmt: skip
+def test_only_the_protocols_are_open(written: str, route: str | None) -> None:
+    assert open_route(written) == route
+
+
+def test_the_operator_may_open_more() -> None:
+    assert open_route("/metrics", ("/metrics",)) == "/metrics"
+    assert open_route("/metrics/x", ("/metrics",)) is None
+
+
+@pytest.mark.parametrize("path", sorted(CONTROL_ROUTES))
+def test_what_changes_the_engine_nobody_may_open(path: str) -> None:
+    assert open_route(path, (path,)) is open_route(path + "/", (path,)) is None
+
+
+@pytest.mark.parametrize(("written", "words"), [
+    ("", "/e/EPISODE: the base URL of an OpenAI client ends in /v1"),
+    ("/chat/completions/", "/chat/completions/: the base URL of an OpenAI client ends in /v1"),
+    ("/models", "/models: the base URL of an OpenAI client ends in /v1"),
+    ("/", "/: the owner's page is /ajet/"),
+    ("/sl%65ep", "/sleep"),
+    ("/" + "x" * 300, "/" + "x" * 199),
+])
+def test_what_is_said_of_a_closed_one(written: str, words: str) -> None:
+    assert described(written) == words

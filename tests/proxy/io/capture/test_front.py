@@ -1,0 +1,404 @@
+"""The front door: which way a request goes, who may, and what happens on the way in."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from typing import Any
+
+import aiohttp
+import pytest
+
+from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.core.ledger.events import CallLost, CallStarted, EpisodeOpened
+from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.io.capture import front as http_front
+from ajet_proxy.io.capture.front import MOST_MISSPELT
+from tests.kit.answering import answering
+from tests.kit.engine_stub import EngineStub, Fault
+from tests.kit.wire import Answer, send
+from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
+
+BODY = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "seed": 1}
+SECRET = "an-admin-secret-of-length"
+
+
+async def get(url: str, **headers: str) -> Answer:
+    return await send(url, method="GET", headers=headers)
+
+
+def error(answer: Answer, status: int) -> dict[str, Any]:
+    found: dict[str, Any] = answer.json()["error"]
+    assert answer.status == status, found
+    assert set(found) == {"message", "type", "code", "param"}
+    return found
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+# --- routes
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/version", "/e/some-episode/v1/models"])
+async def test_what_passes_is_untouched(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        direct = await get(stub.url + path.removeprefix("/e/some-episode"))
+        answer = await get(front.url + path)
+        headers = {name: value for name, value in direct.headers.items() if name != "date"}
+        assert (answer.status, answer.body) == (direct.status, direct.body)
+        assert {name: value for name, value in answer.headers.items() if name != "date"} == headers
+    assert front.store.durable == []
+
+
+@pytest.mark.parametrize("path", [*CAPTURED, "/v1/embeddings"])
+async def test_a_body_that_is_no_request_is_read_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find out that it is none costs as much as to read one."""
+    read: list[bytes] = []
+
+    def reading(body: bytes, *more: Any) -> Request:
+        read.append(body)
+        return Request(body, *more)
+
+    monkeypatch.setattr(http_front, "Request", reading)
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await send(front.url + path, body=b'{"model": "stub",')
+    assert read == [b'{"model": "stub",']
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/embeddings?a=%20b&c", "/e/x/v1/embeddings"])
+async def test_a_body_passes_untouched(path: str) -> None:
+    raw = b'{ "prompt" : "\\u00e9", "x": 1.0e0 }'
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(front.url + path, body=raw, headers={"X-Custom": "1"})
+        assert answer.status == 200
+        if "embeddings" in path:
+            assert answer.body == raw and answer.headers["x-engine"] == "stub"
+        (seen,) = stub.requests
+        assert seen.body == json.loads(raw) and seen.headers["x-custom"] == "1"
+        assert seen.headers["content-type"] == "application/json"
+
+
+async def test_a_head_request_passes() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front, aiohttp.ClientSession() as client:
+        async with client.head(f"{front.url}/v1/models") as answer, client.head(f"{stub.url}/v1/models") as direct:
+            assert (answer.status, await answer.read()) == (direct.status, b"")
+        async with client.options(f"{front.url}/v1/models") as answer:
+            assert answer.status == 405
+
+
+@pytest.mark.parametrize("path", [
+    "/", "/pause", "/resume", "/reset_prefix_cache", "/stub/requests", "/metrics", "/v1", "/v2/rerank", "/e/x/pause",
+    "/e/x", "/e/", "/e/x/e/y/v1/models", "//v1/models", "/v1/../pause", "/v1/%2e%2e/pause", "/v1/..%2fpause",
+    "/v1/load_lora_adapter", "/v1/load_lora_adapter/", "/v1//load_lora_adapter", "/v1/unload%5Flora_adapter",
+    "/v1/models%0a", "/v1/x%5c..", "/v1%2fload_lora_adapter", "/v1/x%2f..%2f..%2fpause", "/v1/%2fpause",
+    "/inference/v1/generate",
+])  # fmt: skip
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_no_other_route_is_reachable(path: str, method: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(front.url + path, method=method)
+        assert error(answer, 404)["type"] == "not_found_error"
+        assert stub.requests == []
+
+
+async def test_what_is_refused_is_counted() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert error(await send(f"{front.url}/pause"), 404)
+        assert 'ajet_requests_total{route="refused",status="404"} 1' in front.metrics.render()
+
+
+async def test_a_route_can_be_allowed() -> None:
+    async with answering("/v2/rerank", 200) as engine, Front(engine, allow_routes=("/v2/rerank",)) as front:
+        assert (await send(f"{front.url}/v2/rerank")).status == 200
+        assert (await send(f"{front.url}/pause")).status == 404
+
+
+@pytest.mark.parametrize("path", [CHAT, CHAT + "/", "/v1/ch%61t/completions", "/e/x" + CHAT])
+async def test_a_captured_route_is_captured_however_it_is_spelled(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert (await send(front.url + path, body=BODY)).status == 200
+        assert len(front.calls) == 1
+        assert stub.requests[0].path == CHAT
+
+
+async def test_the_query_reaches_the_engine() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert (await send(f"{front.url}{CHAT}?api-version=1%202", body=BODY)).status == 200
+        assert len(front.calls) == 1
+
+
+# --- bodies
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/chat/completions", "ends in /v1"), ("/e/ep/chat/completions/", "ends in /v1"), ("/models", "ends in /v1"),
+        ("/", "page is /ajet/"), ("/pause", ""), ("/e/ep", "/e/EPISODE: the base URL of an OpenAI client ends in"),
+    ],
+)
+async def test_the_usual_mistakes_in_an_address_are_told(path: str, hint: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        message = error(await send(front.url + path, body=BODY), 404)["message"]
+        assert hint in message
+        assert (":" in message) is bool(hint)
+        assert not stub.requests
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'{"model": "\xff"}'])
+async def test_a_body_that_is_no_json_object_is_the_engines_to_refuse(body: bytes) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        direct = await send(stub.url + CHAT, body=body)
+        answer = await send(front.url + CHAT, body=body)
+        assert (answer.status, answer.body) == (400, direct.body)
+        assert front.store.durable == []
+
+
+@pytest.mark.parametrize(("body", "message"), [(b"{", "not a JSON object"), (b'{"model": "\xff"}', "not UTF-8")])
+async def test_a_body_that_cannot_be_translated_is_a_400(body: bytes, message: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(front.url + "/v1/messages", body=body)
+        assert answer.status == 400 and message in answer.json()["error"]["message"]
+        assert stub.requests == [] and front.store.durable == []
+
+
+async def test_an_oversized_body_is_a_413() -> None:
+    async def chunks() -> Any:
+        for _ in range(10):
+            yield b" " * 500
+
+    async with EngineStub() as stub, Front(stub.url, max_body=2000) as front, aiohttp.ClientSession() as client:
+        for path in (CHAT, "/v1/embeddings"):
+            assert error(await send(front.url + path, body=b"x" * 2001), 413)["code"] == "body_too_large"
+            async with client.post(front.url + path, data=chunks()) as answer:
+                assert answer.status == 413
+        assert (await send(front.url + "/v1/embeddings", body=b" " * 2000)).status == 200
+        assert len(stub.requests) == 1
+
+
+async def test_a_compressed_body_reaches_the_engine_plain() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        headers = {"content-encoding": "gzip", "accept-encoding": "gzip"}
+        answer = await send(front.url + CHAT, body=gzip.compress(json.dumps(BODY).encode()), headers=headers)
+        assert answer.status == 200
+        assert stub.requests[0].headers["accept-encoding"] == "identity"
+        assert len(front.calls) == 1
+
+
+# --- identity and keys
+
+
+async def test_every_call_of_a_name_joins_its_episode() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        for headers in ({"X-AJet-Episode": "ep"}, {"session-id": "ep"}):
+            assert (await send(front.url + CHAT, body=BODY, headers=headers)).headers["x-ajet-episode"] == "ep"
+        await send(front.url + CHAT, body={**BODY, "user": "ep"})
+        await send(f"{front.url}/e/ep{CHAT}", body=BODY)
+    assert [call.identified_by for call in front.calls] == ["header", "harness", "body", "path"]
+    assert {call.episode for call in front.calls} == {"ep"}
+    assert len(front.of(EpisodeOpened)) == 1
+
+
+async def test_calls_that_nothing_names_have_episodes_of_their_own() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        names = [(await send(front.url + CHAT, body=BODY)).headers["x-ajet-episode"] for _ in range(2)]
+    assert [call.episode for call in front.calls] == names and len(set(names)) == 2
+    assert front.calls[0].identified_by == "lineage"
+
+
+async def test_labels_reach_the_episode_and_not_the_engine() -> None:
+    labels = {"X-AJet-Task": "t", "X-AJet-Agent": "a", "X-AJet-Eval": "1", "X-AJet-Anything": "x"}
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=labels)
+        assert not [name for name in stub.requests[0].headers if name.startswith("x-ajet")]
+    (opened,) = front.of(EpisodeOpened)
+    assert (opened.task, opened.eval, front.calls[0].agent) == ("t", True, "a")
+
+
+async def test_an_unusable_label_is_a_400() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        assert error(await send(f"{front.url}/e/a%20b{CHAT}", body=BODY), 400)["param"] == "episode"
+        answer = await send(front.url + CHAT, body=BODY, headers={"X-AJet-Eval": "x"})
+        assert error(answer, 400)["param"] == "X-AJet-Eval"
+        assert stub.requests == [] and front.store.durable == []
+
+
+async def test_behind_an_admin_secret_every_request_needs_a_key() -> None:
+    async with EngineStub() as stub, Front(stub.url, admin_secret=SECRET) as front:
+        own = front.open("ep", tenant="t1")
+        tenant = front.keys.issue(Claims("agent", "t1"))
+        other = front.keys.issue(Claims("agent", "t2"))
+        for path in (CHAT, "/v1/models", "/health"):
+            assert (await send(front.url + path, body=BODY if path == CHAT else None, method="POST")).status == 401
+        assert (await send(front.url + CHAT, body=BODY, headers=bearer("sk-x"))).status == 401
+        assert (await send(front.url + CHAT, body=BODY, headers=bearer(own + "x"))).status == 401
+        assert (await send(f"{front.url}/e/ep{CHAT}", body=BODY, headers=bearer(other))).status == 403
+        assert (await send(f"{front.url}/e/other{CHAT}", body=BODY, headers=bearer(own))).status == 403
+        for headers, path in (
+            (bearer(own), CHAT), ({"x-api-key": own}, CHAT), ({}, f"/e/{own}{CHAT}"), (bearer(SECRET), f"/e/ep{CHAT}"),
+            (bearer(tenant), f"/e/ep{CHAT}"), (bearer(own), f"/e/ep{CHAT}"),
+        ):  # fmt: skip
+            assert (await send(front.url + path, body=BODY, headers=headers)).headers["x-ajet-episode"] == "ep"
+        assert len(stub.requests) == 6
+        for request in stub.requests:
+            assert not set(request.headers) & {"authorization", "x-api-key"}, "no engine sees a key of ours"
+
+
+async def test_a_key_of_ours_reaches_no_engine_wherever_it_stands() -> None:
+    async with EngineStub() as stub, Front(stub.url, admin_secret=SECRET) as front:
+        own = front.open("ep")
+        for path in (CHAT, "/v1/embeddings"):
+            name = "ajet-run-of-a-long-name"
+            astray = {"api-key": own, "cookie": f"a=b; key={own}", "x-note": f"ajet {own}!", "x-run": name}
+            await send(front.url + path, body=BODY, headers=bearer(own) | astray)
+            received = stub.requests[-1].headers
+            assert own not in str(received)
+            assert received["x-run"] == name
+            answer = await send(f"{front.url}{path}?key={own}", body=BODY, headers=bearer(own))
+            assert error(answer, 400)["code"] == "key_in_query"
+        assert len(stub.requests) == 2
+
+
+async def test_a_misspelt_header_of_ours_is_named_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        many = (f"x-ajet-no-{number}" for number in range(MOST_MISSPELT + 5))
+        for name in ("x-ajet-rewards", "X-AJet-Rewards", *many):
+            assert (await send(front.url + CHAT, body=BODY, headers={name: "1"})).status == 200
+    told = [line.getMessage() for line in caplog.records if line.name == "ajet_proxy.io.capture.front"]
+    assert told[0] == "a request has the header 'x-ajet-rewards', which means nothing; was X-AJet-Reward meant?"
+    assert len(told) == MOST_MISSPELT == len(set(told))
+
+
+async def test_a_foreign_key_is_passed_on_and_the_engines_own_key_stands_in_for_all() -> None:
+    async with EngineStub() as stub:
+        async with Front(stub.url) as front:
+            await send(front.url + CHAT, body=BODY, headers={"authorization": "Bearer sk-theirs", "x-api-key": "sk-2"})
+            assert stub.requests[-1].headers["authorization"] == "Bearer sk-theirs"
+            assert stub.requests[-1].headers["x-api-key"] == "sk-2"
+        async with Front(stub.url, upstream_key="engine-key") as front:
+            for path, headers in ((CHAT, bearer("sk-theirs")), (CHAT, {"x-api-key": "sk-2"}), ("/v1/embeddings", {})):
+                await send(front.url + path, body=BODY, headers=headers)
+                assert stub.requests[-1].headers["authorization"] == "Bearer engine-key"
+                assert "x-api-key" not in stub.requests[-1].headers
+
+
+async def test_the_key_of_an_episode_that_is_gone_is_a_404() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        gone = front.keys.issue(Claims("agent", "", "gone"))
+        assert error(await send(front.url + CHAT, body=BODY, headers=bearer(gone)), 404)["param"] == "episode"
+        assert stub.requests == []
+
+
+async def test_a_sealed_episode_takes_no_calls() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open("ep")
+        front.store.post(front.store.ledger.seal("ep", at=front.clock.now()))
+        assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY), 409)
+        assert stub.requests == [] and front.of(CallStarted) == []
+
+
+async def test_a_retry_makes_one_call() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        url = f"{front.url}/e/ep{CHAT}"
+        await send(url, body=BODY, headers={"Idempotency-Key": "k"})
+        await send(url, body=BODY, headers={"Idempotency-Key": "k", "X-Stainless-Retry-Count": "1"})
+        await send(url, body=BODY)
+        await send(url, body=BODY, headers={"X-Stainless-Retry-Count": "0"})
+    assert len(front.calls) == 4
+    assert [event.reason for event in front.of(CallLost)] == ["retried"]
+    assert front.of(CallLost)[0].call == front.calls[0].call
+
+
+# --- the gate, the disk, the engine
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS, "/v1/embeddings"])
+async def test_while_the_gate_is_closed_requests_wait(path: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.close_gate()
+        asking = asyncio.create_task(send(f"{front.url}/e/ep{path}", body={**BODY, "prompt": "x"}))
+        await until(lambda: front.gate.waiting == 1)
+        assert (await get(f"{front.url}/v1/models")).status == 200, "what is no generation does not wait"
+        assert front.of(CallStarted) == []
+        front.open_gate(4)
+        assert (await asking).status == 200
+    assert [call.policy_versions[0][0] for call in front.calls] == ([] if "embeddings" in path else [4])
+
+
+async def test_a_gate_that_stays_closed_is_a_503() -> None:
+    async with EngineStub() as stub, Front(stub.url, hold_s=0.1) as front:
+        front.close_gate()
+        answer = await send(front.url + CHAT, body=BODY)
+        assert error(answer, 503) and int(answer.headers["retry-after"]) > 0
+        assert stub.requests == [] and front.of(CallStarted) == []
+
+
+async def test_without_an_engine_a_request_waits_for_one() -> None:
+    async with EngineStub() as stub, Front() as front:
+        asking = asyncio.create_task(send(front.url + CHAT, body=BODY))
+        await until(lambda: front.gate.waiting == 1)
+        assert error(await get(f"{front.url}/v1/models"), 503)["code"] == "no_engine"
+        front.fixed[""] = (stub.url,)
+        front.gate.changed()
+        assert (await asking).status == 200
+
+
+@pytest.mark.parametrize(("settings", "most"), [({}, 1024), ({"max_choices": 2}, 2)])
+async def test_a_request_for_too_many_choices_is_refused_before_anything_happens(
+    settings: dict[str, int], most: int
+) -> None:
+    async with EngineStub() as stub, Front(stub.url, **settings) as front:
+        refused = await send(f"{front.url}/e/ep{CHAT}", body={**BODY, "n": most + 1})
+        assert error(refused, 400)["code"] == "too_many_choices"
+        assert stub.requests == [] and front.store.durable == []
+        assert (await send(front.url + CHAT, body={**BODY, "n": 2})).status == 200
+
+
+async def test_a_full_disk_stops_intake() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.store.full = True
+        answer = await send(front.url + CHAT, body=BODY)
+        assert error(answer, 503) and answer.headers["retry-after"] == "5"
+        assert stub.requests == []
+
+
+async def test_an_engine_that_is_down_is_a_502_and_the_call_is_lost() -> None:
+    async with Front("http://127.0.0.1:9") as front:
+        assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY), 502)["code"] == "engine_connect"
+        assert error(await get(f"{front.url}/v1/models"), 502)
+        assert front.lost == ["engine_error"] and front.running == 0
+        await until(lambda: front.gate.in_flight == 0)
+
+
+async def test_a_request_names_its_engine_by_its_model() -> None:
+    async with EngineStub(models=("a",)) as one, EngineStub(models=("b",)) as two, Front() as front:
+        front.fixed.update({"a": (one.url,), "b": (two.url,)})
+        for path in (CHAT, "/v1/embeddings"):
+            for model in ("a", "b"):
+                assert (await send(front.url + path, body={**BODY, "model": model})).status == 200
+        assert [[request.body["model"] for request in stub.requests] for stub in (one, two)] == [["a", "a"], ["b", "b"]]
+        assert (await send(f"{front.url}/v1/embeddings", body=b"no json")).status == 200
+
+
+async def test_requests_are_counted() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        await send(front.url + CHAT, body=BODY)
+        await send(front.url + CHAT, body=b"no")
+        await get(f"{front.url}/v1/models")
+        stub.faults.append(Fault("hang"))
+        asking = asyncio.create_task(send(front.url + COMPLETIONS, body={**BODY, "prompt": "x"}))
+        await until(lambda: len(stub.llm_requests()) == 3)
+        await leave(asking)
+        await until(lambda: front.lost == ["disconnected"])
+    text = front.metrics.render()
+    for line in (
+        'ajet_requests_total{route="chat",status="200"} 1', 'ajet_requests_total{route="chat",status="400"} 1',
+        'ajet_requests_total{route="passthrough",status="200"} 1',
+        'ajet_requests_total{route="completions",status="499"} 1',
+        'ajet_first_byte_seconds_count{route="chat"} 2', 'ajet_first_byte_seconds_count{route="passthrough"} 1',
+    ):  # fmt: skip
+        assert line in text

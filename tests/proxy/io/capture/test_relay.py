@@ -1,0 +1,346 @@
+"""The answer on its way: the agent sees what the engine would have sent it, and only what is durable is finished."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from ajet_proxy.core.protocol.reading import KEEP_ALIVE
+from ajet_sdk.routes import Policy
+from tests.kit.engine_stub import EngineStub, Fault
+from tests.kit.engine_tokens import encode
+from tests.kit.tapes import steady
+from tests.kit.wire import Answer, send
+from tests.proxy.io.front import CHAT, COMPLETIONS, Front, leave, until
+
+TOOLS = [{"type": "function", "function": {"name": "guess", "parameters": {"type": "object"}}}]
+MESSAGES = [{"role": "user", "content": "héllo 😀"}]
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {}),
+    "chat-n": (CHAT, {"n": 3}),
+    "chat-tools": (CHAT, {"tools": TOOLS, "tool_choice": "required"}),
+    "chat-stop": (CHAT, {"stop": ["e"]}),
+    "chat-logprobs": (CHAT, {"logprobs": True, "top_logprobs": 2}),
+    "chat-ids": (CHAT, {"return_token_ids": True}),
+    "completions": (COMPLETIONS, {"prompt": "say"}),
+    "completions-n": (COMPLETIONS, {"prompt": ["a", "b"], "n": 2}),
+    "completions-ids": (COMPLETIONS, {"prompt": [1, 2, 3], "logprobs": 1, "return_token_ids": True}),
+    "completions-echo": (COMPLETIONS, {"prompt": "say", "echo": True}),
+    "completions-echo-logprobs": (COMPLETIONS, {"prompt": "say", "echo": True, "logprobs": 1}),
+}
+
+
+def body_for(path: str, **more: Any) -> dict[str, Any]:
+    common = {"model": "stub", "max_tokens": 12, "seed": 7, "temperature": 0.70}
+    return {**common, **({"messages": MESSAGES} if path == CHAT else {}), **more}
+
+
+def visible(answer: Answer) -> dict[str, str]:
+    """The headers without what differs between any two answers."""
+    hidden = ("date", "content-length", "transfer-encoding", "x-ajet-episode", "x-ajet-call")
+    return {name: value for name, value in answer.headers.items() if name not in hidden}
+
+
+def by_choice(answer: Answer) -> list[bytes]:
+    """The events of a stream, choice by choice: which choice speaks first is the engine's whim. Or the one document."""
+
+    def place(event: bytes) -> int:
+        found = re.search(rb'"index":(\d+),', event)
+        return int(found[1]) if found else 10**6
+
+    return sorted(steady(answer.body).split(b"\n\n"), key=place)
+
+
+@pytest.mark.parametrize("split_seed", [None, 1])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", ASKED)
+async def test_the_agent_sees_what_the_engine_would_have_sent(name: str, stream: bool, split_seed: int | None) -> None:
+    path, more = ASKED[name]
+    body = body_for(path, stream=stream, **more)
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    async with EngineStub(split_seed=split_seed) as stub, Front(stub.url) as front:
+        direct = await send(stub.url + path, body=body)
+        answer = await send(f"{front.url}/e/ep-1{path}", body=body)
+    assert (answer.status, visible(answer)) == (direct.status, visible(direct))
+    assert by_choice(answer) == by_choice(direct)
+    assert answer.headers["x-ajet-episode"] == "ep-1"
+    ids = answer.headers["x-ajet-call"].split(",")
+    assert [call.call for call in front.calls] == ids and front.running == 0
+    assert len(ids) == {"chat-n": 3, "completions-n": 4}.get(name, 1)
+    for call in front.calls:
+        assert call.prompt_token_ids and call.token_ids and len(call.token_ids) == len(call.logprobs)
+        assert all(logprob < 0 for logprob in call.logprobs)
+
+
+async def test_no_header_is_added_to_an_engine_that_sends_few() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 Fine\r\nX-Case: 1\r\ncontent-length: 2\r\n\r\n{}")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server, Front(f"http://{host}:{port}") as front:
+        passed = await send(f"{front.url}/v1/models", method="GET")
+        captured = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT))
+    assert passed.headers == {"x-case": "1", "content-length": "2", "connection": "close"}
+    assert set(captured.headers) == {*passed.headers, "x-ajet-episode", "x-ajet-call"}
+    assert captured.body == passed.body == b"{}"
+
+
+async def test_an_unmodified_client_streams_and_retries() -> None:
+    async with EngineStub(split_seed=3) as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("status", status=500))
+        async with openai.AsyncOpenAI(base_url=f"{front.url}/e/x/v1", api_key="EMPTY") as client:
+            stream = await client.chat.completions.create(
+                model="stub", messages=MESSAGES, tools=TOOLS, tool_choice="required", stream=True  # type: ignore[arg-type]
+            )
+            async with stream:
+                said = [chunk.choices[0].delta async for chunk in stream]
+    assert any(delta.tool_calls for delta in said)
+    assert len(stub.llm_requests()) == 2 and len(front.calls) == 1
+    assert front.calls[0].finish_reason == "tool_calls"
+
+
+async def test_the_call_record_is_the_engines_own_words() -> None:
+    body = body_for(COMPLETIONS, prompt="say")
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.open_gate(5)
+        asked = {**body, "return_token_ids": True, "logprobs": 0}
+        told = (await send(stub.url + COMPLETIONS, body=asked)).json()["choices"][0]
+        await send(f"{front.url}/e/ep-1{COMPLETIONS}", body=body, headers={"X-AJet-Agent": "solver"})
+    (call,) = front.calls
+    assert call.prompt_token_ids == tuple(encode("say"))
+    assert call.token_ids == tuple(told["token_ids"])
+    assert call.logprobs == tuple(told["logprobs"]["token_logprobs"])
+    assert call.finish_reason == told["finish_reason"]
+    assert call.policy_versions == ((5, len(call.token_ids)),)
+    assert (call.model, call.agent, call.identified_by) == ("stub", "solver", "path")
+    assert call.altered == ("return_token_ids", "logprobs")
+
+
+async def test_each_event_leaves_as_soon_as_it_is_there() -> None:
+    async with EngineStub(delay_s=0.05) as stub, Front(stub.url) as front, aiohttp.ClientSession() as client:
+        body = body_for(CHAT, stream=True, max_tokens=4)
+        async with client.post(f"{front.url}/e/x{CHAT}", json=body) as answer:
+            first = await answer.content.readany()
+            assert not stub.llm_requests()[0].finished, "the first event left before the last was there"
+            rest = await answer.content.read()
+    assert first.startswith(b"data: ") and rest.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("keep_alive", "said"), [(0.1, True), (0, False), (9.0, False)])
+async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, said: bool) -> None:
+    body = body_for(CHAT, stream=True, max_tokens=3)
+    async with EngineStub(delay_s=0.6, split_seed=2) as stub, Front(stub.url, keep_alive=keep_alive) as front:
+        answer = await send(f"{front.url}/e/x{CHAT}", body=body)
+    events = answer.body.split(b"\n\n")
+    comments = [place for place, event in enumerate(events) if event == KEEP_ALIVE.strip()]
+    assert bool(comments) == said
+    others = [event for event in events if event != KEEP_ALIVE.strip()]
+    assert all(event.startswith(b"data: ") for event in others[:-1]) and others[-1] == b""
+    finished = next(place for place, event in enumerate(events) if b'"finish_reason":"' in event)
+    assert all(place < finished for place in comments), "never after the end"
+    assert answer.events()[-1] == "[DONE]", "who reads by the standard skips comments"
+    assert len(front.calls) == 1
+
+
+async def test_a_keep_alive_does_not_replace_the_limit_on_silence() -> None:
+    async with EngineStub(delay_s=60.0) as stub, Front(stub.url, keep_alive=0.1, read_timeout=1.5) as front:
+        status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True))
+    assert (status, ended) == (200, False) and set(got.split(b"\n\n")) == {KEEP_ALIVE.strip(), b""}
+    assert front.lost == ["truncated"]
+
+
+async def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
+    async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front, aiohttp.ClientSession() as client:
+        front.store.post(front.store.ledger.announce(Policy("stub", 1), at=front.clock.now()))
+        async with client.post(f"{front.url}/e/x{CHAT}", json=body_for(CHAT, stream=True)) as answer:
+            for _ in range(4):
+                await answer.content.readuntil(b"\n\n")
+            front.store.post(front.store.ledger.announce(Policy("stub", 2), at=front.clock.now()))
+            await answer.content.read()
+    (call,) = front.calls
+    (one, before), (two, after) = call.policy_versions
+    assert (one, two) == (1, 2) and before + after == len(call.token_ids) and before >= 1 <= after
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_end_leaves_only_when_the_call_is_durable(stream: bool) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        front.store.slow.clear()
+        seen = b""
+
+        async def read() -> None:
+            nonlocal seen
+            body = body_for(CHAT, stream=stream, n=2)
+            async with aiohttp.ClientSession() as client, client.post(f"{front.url}/e/x{CHAT}", json=body) as answer:
+                async for data in answer.content.iter_any():
+                    seen += data
+
+        reader = asyncio.create_task(read())
+        await until(lambda: len(front.calls) == 2)
+        await asyncio.sleep(0.05)
+        assert b"[DONE]" not in seen and seen.count(b'"finish_reason":"') == (1 if stream else 0)
+        assert front.gate.in_flight == 1, "a gate that drains waits for the end"
+        front.store.slow.set()
+        await reader
+        assert seen.endswith(b"data: [DONE]\n\n") == stream
+        assert seen.count(b'"finish_reason":"') == 2
+
+
+# --- bad days of the engine
+
+
+async def read_all(url: str, body: dict[str, Any]) -> tuple[int, bytes, bool]:
+    """``(status, bytes, whether the body ended as it should)``."""
+    got = b""
+    async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
+        try:
+            async for data in answer.content.iter_any():
+                got += data
+        except aiohttp.ClientPayloadError:
+            return answer.status, got, False
+        return answer.status, got, True
+
+
+@pytest.mark.parametrize("after", [1, 300, 700, 1200])
+async def test_a_stream_cut_in_the_middle_is_cut_for_the_agent_too(after: int) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        body = body_for(CHAT, stream=True, max_tokens=40)
+        status, whole, ended = await read_all(f"{front.url}/e/x{CHAT}", body)
+        assert (status, ended) == (200, True)
+        stub.faults.append(Fault("cut", after=after))
+        status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body)
+        assert (status, ended) == (200, False)
+        whole_events = steady(got).split(b"\n\n")[:-1]
+        assert whole_events == steady(whole).split(b"\n\n")[: len(whole_events)]
+    assert front.lost == ["truncated"] and front.running == 0
+
+
+async def test_what_came_before_the_cut_is_not_lost_while_the_proxy_was_busy() -> None:
+    end = b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+    cut = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n" + end)
+        await until(lambda: front.lost)
+        writer.write(b": a last word\n\n")
+        writer.close()
+        await writer.wait_closed()
+        cut.set()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    async with server, Front(f"http://{host}:{port}") as front:
+        front.store.slow.clear()
+        asking = asyncio.create_task(read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True)))
+        await cut.wait()
+        await asyncio.sleep(0.05)
+        front.store.slow.set()
+        assert await asking == (200, end + b": a last word\n\n", False)
+
+
+async def test_an_answer_names_its_first_hundred_calls() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, n=150, max_tokens=1))
+    assert answer.headers["x-ajet-call"].split(",") == [call.call for call in front.calls][:100]
+    assert len(front.calls) == 150
+
+
+async def test_a_document_cut_in_the_middle_is_a_502() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("cut", after=100))
+        answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT))
+    assert answer.status == 502 and answer.json()["error"]["code"] == "engine_broken"
+    assert front.lost == ["truncated"] and front.running == 0
+
+
+@pytest.mark.parametrize(("kind", "reason", "stream"), [
+    ("error_event", "engine_error", True), ("no_finish", "truncated", True),
+    *[(kind, reason, stream) for stream in (False, True) for kind, reason in (
+        ("no_token_ids", "no_token_ids"), ("no_logprobs", "no_logprobs"), ("abort", "engine_aborted"),
+        ("not_vllm", "capture_failed"),
+    )],
+])  # fmt: skip
+async def test_an_answer_without_a_call_reaches_the_agent_all_the_same(kind: str, reason: str, stream: bool) -> None:
+    headers = {"x-stub-fault": json.dumps({"kind": kind, "after": 3})}
+    body = body_for(CHAT, stream=stream)
+    async with EngineStub() as stub, Front(stub.url) as front:
+        direct = await send(stub.url + CHAT, body=body, headers=headers)
+        answer = await send(f"{front.url}/e/x{CHAT}", body=body, headers=headers)
+    assert answer.status == direct.status == 200
+    assert steady(answer.body) == steady(direct.body)
+    assert front.lost == [reason] and not front.calls and front.running == 0
+
+
+async def test_a_stream_without_its_last_event_is_whole_when_its_choices_are() -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault("no_done"))
+        answer = await send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=True))
+    assert b"[DONE]" not in answer.body and b'"finish_reason":"' in answer.body
+    assert len(front.calls) == 1 and front.running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_engines_refusal_passes_untouched(stream: bool) -> None:
+    for more in ({"model": "nobody"}, {"max_tokens": 10**6}):
+        body = body_for(CHAT, stream=stream, **more)
+        async with EngineStub() as stub, Front(stub.url) as front:
+            direct = await send(stub.url + CHAT, body=body)
+            answer = await send(f"{front.url}/e/x{CHAT}", body=body)
+        assert direct.status in (400, 404)
+        assert (answer.status, answer.body) == (direct.status, direct.body)
+        assert visible(answer) == visible(direct)
+        assert answer.headers["content-length"] == direct.headers["content-length"]
+        assert not set(answer.headers) & {"x-ajet-call", "x-ajet-episode"}
+        assert front.lost == ["refused"] and front.running == 0
+
+
+# --- bad days of the client
+
+
+async def leave_after(url: str, body: dict[str, Any], events: int) -> None:
+    """Ask for a stream, read `events` of it and go away."""
+    async with aiohttp.ClientSession() as client, client.post(url, json=body) as answer:
+        for _ in range(events):
+            await answer.content.readuntil(b"\n\n")
+        answer.close()
+
+
+async def test_a_client_that_goes_away_ends_the_engines_request() -> None:
+    async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front:
+        await leave_after(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True, n=2, max_tokens=1000), 5)
+        await until(lambda: front.running == 0)
+        await until(lambda: stub.llm_requests()[0].cancelled)
+        assert front.lost == ["disconnected", "disconnected"] and not front.calls
+        await until(lambda: front.gate.in_flight == 0)
+
+
+@pytest.mark.parametrize("kind", ["hang", "slow"])
+async def test_a_client_that_goes_away_before_the_answer_begins(kind: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault(kind, delay_s=300.0))
+        asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT)))
+        await until(stub.llm_requests)
+        await leave(asking)
+        await until(lambda: front.lost == ["disconnected"])
+        await until(lambda: stub.llm_requests()[0].cancelled)
+
+
+async def test_an_episode_that_is_sealed_meanwhile_does_not_disturb_the_answer() -> None:
+    async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front:
+        asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=True)))
+        await until(lambda: front.running == 1)
+        front.store.post(front.store.ledger.seal("x", at=front.clock.now()))
+        answer = await asking
+    assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
+    assert len(front.calls) == 1

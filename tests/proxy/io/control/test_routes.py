@@ -1,0 +1,397 @@
+"""The control routes over HTTP: who may, what is refused, and what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from aiohttp import web
+
+from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.core.ledger import leases as leasing
+from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.io.http import keyring
+from ajet_proxy.io.storage.store import Store
+from ajet_sdk.frame import decode_batch
+from ajet_sdk.routes import ROUTES, Route
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import Client, eventually, identity_holds, serving
+
+SECRET = "a secret of the operator"
+BODIES: dict[str, Any] = {
+    "open_episode": {"task": "t"}, "reward": {"value": 1.0}, "lease": {}, "ack": {"policy_version": 1},
+    "gate_close": {"wait_s": 1}, "gate_open": {"policy_version": 1}, "policy": {"model": "stub", "version": 1},
+}
+REVOKED = "a tenant that left"
+KINDS = (
+    "none", "foreign", "forged", "expired", "revoked", "agent of the episode", "agent of another episode",
+    "agent of the tenant", "agent of another tenant", "trainer", "admin", "the admin secret",
+)
+
+
+@pytest.fixture
+async def stub() -> AsyncIterator[EngineStub]:
+    async with EngineStub() as engine:
+        yield engine
+
+
+@pytest.fixture
+async def client(tmp_path: Path, stub: EngineStub) -> AsyncIterator[Client]:
+    async with serving(tmp_path / "data", upstream=(stub.url,), group_size=1) as running:
+        yield running
+
+
+@pytest.fixture
+async def locked(tmp_path: Path, stub: EngineStub) -> AsyncIterator[Client]:
+    async with serving(tmp_path / "locked", upstream=(stub.url,), admin_secret=SECRET) as running:
+        yield running
+
+
+def key_of(client: Client, kind: str, episode: str) -> str | None:
+    """A key of the given kind; `episode` belongs to tenant "a"."""
+    good = client.key(Claims("agent", "a", episode))
+    return {
+        "none": None,
+        "foreign": "sk-1234",
+        "forged": good[:-1] + ("A" if good[-1] != "A" else "B"),
+        "expired": client.key(Claims("admin", expires=time.time() - 1)),
+        "revoked": client.key(Claims("admin", REVOKED)),
+        "agent of the episode": good,
+        "agent of another episode": client.key(Claims("agent", "a", "another")),
+        "agent of the tenant": client.key(Claims("agent", "a")),
+        "agent of another tenant": client.key(Claims("agent", "b")),
+        "trainer": client.key(Claims("trainer")),
+        "admin": client.key(Claims("admin")),
+        "the admin secret": SECRET,
+    }[kind]
+
+
+def expected(route: Route, kind: str, *, open_mode: bool) -> int | None:
+    """The refusal that `kind` meets at `route`, or None where it may pass."""
+    if kind in ("forged", "expired", "revoked") or (kind in ("none", "foreign") and not open_mode):
+        return 401
+    if route.scope == "any" or kind in ("none", "foreign", "admin", "the admin secret"):
+        return None
+    if kind == "trainer":
+        return None if route.scope == "trainer" else 403
+    if route.scope != "agent":
+        return 403
+    if route.name == "open_episode":
+        return None if kind in ("agent of the tenant", "agent of another tenant") else 403
+    return None if kind in ("agent of the episode", "agent of the tenant") else 403
+
+
+@pytest.mark.parametrize("mode", ["open", "locked"])
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+async def test_every_route_with_every_key(route: Route, mode: str, tmp_path: Path) -> None:
+    keyring.revoke(tmp_path, "tenant", REVOKED, time.time())
+    async with serving(tmp_path, admin_secret=SECRET if mode == "locked" else None) as client:
+        for kind in KINDS:
+            await try_key(client, route, kind, expected(route, kind, open_mode=mode == "open"))
+        status = await client.control("GET", "/status", key=client.key(Claims("admin")))
+        assert identity_holds(status.json)
+
+
+async def try_key(client: Client, route: Route, kind: str, wanted: int | None) -> None:
+    opened = await client.control("POST", "/episodes", {"task": "t"}, key=client.key(Claims("agent", "a")))
+    episode = opened.json["episode"]
+    path = route.path.replace("{id}", episode if route.path.startswith("/episodes") else "no-such-batch")
+    key = key_of(client, kind, episode)
+    if route.name == "events" and wanted is None:
+        sent = {} if key is None else {"x-api-key": key}
+        async with client.session.get(f"{client.app.url}/ajet/v1/events", headers=sent) as stream:
+            assert stream.status == 200, kind
+        return
+    answer = await client.control(route.method, path, BODIES.get(route.name), key=key)
+    if wanted is None:
+        assert answer.status not in (401, 403, 500), (kind, answer.json)
+    else:
+        assert answer.status == wanted, (kind, answer.json)
+        assert set(answer.json["error"]) == {"message", "type", "code", "param"}
+        assert key is None or key not in answer.body.decode()
+
+
+async def test_what_an_intercepted_program_needs_to_know(tmp_path: Path, client: Client) -> None:
+    assert "intercept" not in await client.status()
+    missing = await client.control("GET", "/ca.pem")
+    assert (missing.status, missing.json["error"]["code"]) == (404, "no_interception")
+    async with serving(tmp_path, intercept=("127.0.0.1:0",), admin_secret=SECRET) as locked:
+        assert (await locked.control("GET", "/ca.pem")).status == 401
+        agent = locked.key(Claims("agent", "a", "ep"))
+        given = await locked.control("GET", "/ca.pem", key=agent)
+        assert given.headers["Content-Type"] == "application/x-pem-file"
+        assert given.body == (tmp_path / "ca/mitmproxy-ca-cert.pem").read_bytes()
+        shown = (await locked.control("GET", "/status", key=agent)).json["intercept"]
+        assert shown["hosts"] == ["api.anthropic.com", "api.openai.com"]
+        assert shown["url"] == f"http://127.0.0.1:{shown['modes'][0]['port']}"
+
+
+async def test_an_episode_from_opening_to_trained(client: Client) -> None:
+    opened = (await client.control("POST", "/episodes", {"task": "t", "metadata": {"a": 1}})).json
+    assert opened["base_url"].startswith(client.app.url)
+    env = opened["env"]
+    assert env["OPENAI_API_KEY"] == env["ANTHROPIC_API_KEY"] == opened["api_key"]
+    assert env["OPENAI_BASE_URL"] == env["OPENAI_API_BASE"] == opened["base_url"]
+    assert env["OPENAI_BASE_URL"].endswith("/v1")
+    assert env["ANTHROPIC_BASE_URL"] == env["OPENAI_BASE_URL"].removesuffix("/v1")
+    assert (env["AJET_PROXY_URL"], env["AJET_EPISODE"], env["AJET_TASK"]) == (client.app.url, opened["episode"], "t")
+    key = opened["api_key"]
+    said = await client.ask("POST", opened["base_url"].removeprefix(client.app.url) + "/chat/completions",
+                            {"model": "stub", "messages": [{"role": "user", "content": "x"}]}, key=key)
+    assert said.status == 200
+    assert said.headers["X-AJet-Episode"] == opened["episode"]
+    record = (await client.control("GET", f"/episodes/{opened['episode']}?tokens=1", key=key)).json
+    assert record["state"] == "open"
+    assert record["calls"][0]["call"] == said.headers["X-AJet-Call"]
+    assert len(record["calls"][0]["token_ids"]) == len(record["calls"][0]["logprobs"]) > 0
+    rewarded = await client.control("POST", f"/episodes/{opened['episode']}/rewards", {"value": 0.5}, key=key)
+    assert rewarded.status == 200
+    leased = await client.control("POST", "/batches/lease", {"group_size": 1})
+    assert leased.headers["Content-Type"] == "application/msgpack"
+    batch = decode_batch(leased.body)
+    assert [e.reward for group in batch.groups for e in group.episodes] == [0.5]
+    acked = await client.control("POST", f"/batches/{batch.batch}/ack", {"policy_version": 1})
+    assert acked.status == 200
+    assert (await client.control("POST", f"/batches/{batch.batch}/ack", {"policy_version": 1})).status == 200
+    status = await client.status()
+    assert status["episodes"]["trained"] == 1
+    assert identity_holds(status)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b"[1]", "JSON object"),
+        (b'{"value": "much"}', "value must be"),
+        (b'{"value": NaN}', "finite"),
+        (b'{"value": 1e999}', "finite"),
+        (b'{"value": 1, "finall": true}', "did you mean 'final'"),
+        (b'{"value": 1, "note": "\\ud800"}', "surrogates"),
+        (b'{"value": ' + b"9" * 5000 + b"}", "JSON"),
+        (b"[" * 100_000, "JSON"),
+        (b"", "missing field 'value'"),
+    ],
+)
+async def test_malformed_bodies_are_400_and_change_nothing(client: Client, raw: bytes, words: str) -> None:
+    await client.control("POST", "/episodes", {"task": "t"})
+    before = await client.status()
+    episode = (await client.control("GET", "/episodes")).json["episodes"][0]["episode"]
+    answer = await client.control("POST", f"/episodes/{episode}/rewards", raw)
+    assert answer.status == 400
+    assert words in answer.json["error"]["message"]
+    assert (await client.status())["episodes"] == before["episodes"]
+
+
+@pytest.mark.parametrize(("settings", "size"), [({"max_body": 1000}, 2000), ({}, 64 << 10)])
+async def test_a_body_over_the_limit_is_413(settings: dict[str, Any], size: int, tmp_path: Path) -> None:
+    """What is large enough for a prompt is not so for a control request."""
+    async with serving(tmp_path, **settings) as client:
+        body = gzip.compress(json.dumps({"metadata": {"x": "t" * size}}).encode())
+        packed = {"Content_Encoding": "gzip"}
+        answer = await client.control("POST", "/episodes", body, **packed)
+        assert answer.status == 413
+        assert answer.json["error"]["code"] == "body_too_large"
+        filtered = json.dumps({"policy_version": 1, "filtered": {"x": "t" * size}}).encode()
+        acknowledged = await client.control("POST", "/batches/none/ack", filtered)
+        assert acknowledged.status == (413 if settings else 404)
+        large = await client.control("POST", "/batches/none/ack", gzip.compress(b" " * (1 << 20) + b"{}"), **packed)
+        assert large.status == 413
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/ajet/v1/nothing", 404), ("GET", "/ajet/v2/status", 404), ("GET", "/ajet/v2", 404),
+        ("DELETE", "/ajet/v1/episodes", 405), ("GET", "/ajet/v1/batches/lease", 405), ("POST", "/ajet/v1/status", 405),
+        ("GET", "/ajet/v1/episodes/unknown", 404), ("POST", "/ajet/v1/batches/unknown/nack", 404),
+    ],
+)
+async def test_what_is_not_there(client: Client, method: str, path: str, status: int) -> None:
+    answer = await client.ask(method, path)
+    assert answer.status == status
+    assert answer.json["error"]["message"]
+    assert ("Allow" in answer.headers) == (status == 405)
+
+
+async def rewarded(client: Client, episode: str, **labels: str) -> None:
+    assert (await client.chat(episode, **({"X_AJet_Task": "task"} | labels))).status == 200
+    assert (await client.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})).status == 200
+
+
+async def test_a_lease_waits_until_a_group_is_ready(client: Client) -> None:
+    began = time.monotonic()
+    nothing = await client.control("POST", "/batches/lease", {"group_size": 2, "wait_s": 0.1})
+    assert (nothing.status, nothing.body) == (204, b"")
+    assert time.monotonic() - began >= 0.1
+    waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"group_size": 2, "wait_s": 30}))
+    await rewarded(client, "one")
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await rewarded(client, "two")
+    batch = decode_batch((await waiting).body)
+    assert sorted(e.episode for group in batch.groups for e in group.episodes) == ["one", "two"]
+
+
+async def test_a_lease_that_waits_looks_again_only_when_it_may_find_more(client: Client) -> None:
+    with mock.patch.object(Ledger, "lease", autospec=True, side_effect=Ledger.lease) as looks:
+        asked = {"group_size": 2, "wait_s": 30, "max_staleness": 4}
+        waiting = asyncio.create_task(client.control("POST", "/batches/lease", asked))
+        for turn in range(10):
+            assert (await client.chat("one", f"turn {turn}", X_AJet_Task="task")).status == 200
+        assert looks.call_count == 1
+        await rewarded(client, "one")
+        await rewarded(client, "two")
+        assert len(decode_batch((await waiting).body).groups) == 1
+        assert looks.call_count <= 5
+
+
+async def test_a_lease_that_does_not_wait_looks_behind_all_that_it_drops(client: Client) -> None:
+    with mock.patch.object(leasing, "MOST", 1):
+        for episode in ("one", "two"):
+            assert (await client.chat(episode, X_AJet_Task="task")).status == 200
+            reward = {"value": 1.0, "agent": "nobody"}
+            assert (await client.control("POST", f"/episodes/{episode}/rewards", reward)).status == 200
+        await rewarded(client, "three")
+        leased = await client.control("POST", "/batches/lease", {"group_size": 1, "wait_s": 0})
+        assert [e.episode for group in decode_batch(leased.body).groups for e in group.episodes] == ["three"]
+        assert (await client.status())["discarded"] == {"no_reward": 2}
+
+
+async def test_a_trainer_that_leaves_while_it_waits_takes_nothing(client: Client) -> None:
+    waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"group_size": 1, "wait_s": 30}))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(0.5)
+    await rewarded(client, "one")
+    assert (await client.status())["episodes"]["ready"] == 1
+
+
+@pytest.mark.parametrize(("wire", "status"), [("1", 200), ("0, 1", 200), ("2", 400), ("x", 400), ("", 400)])
+async def test_a_trainer_of_another_wire_version_is_told_so(client: Client, wire: str, status: int) -> None:
+    await rewarded(client, "one")
+    answer = await client.control("POST", "/batches/lease", {"group_size": 1}, X_AJet_Wire=wire)
+    assert answer.status == status
+    if status == 400:
+        assert answer.json["error"]["code"] == "wire_version"
+        assert "wire version 1" in answer.json["error"]["message"]
+        assert (await client.status())["episodes"]["ready"] == 1
+
+
+async def asked(stub: EngineStub) -> bool:
+    return bool(stub.llm_requests())
+
+
+async def test_the_gate_drains_holds_and_opens(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        assert stub.paused is not None
+        stub.paused.clear()
+        inside = asyncio.create_task(client.chat("inside"))
+        await eventually(lambda: asked(stub))
+        hasty = await client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 0.01})
+        assert hasty.status == 503
+        assert hasty.headers["Retry-After"]
+        closing = asyncio.create_task(client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 30}))
+        held = asyncio.create_task(client.chat("held"))
+        await asyncio.sleep(0.1)
+        assert not closing.done()
+        stub.paused.set()
+        assert (await closing).json == {"gate": "closed", "in_flight": 0}
+        assert (await inside).status == 200
+        await asyncio.sleep(0.1)
+        assert not held.done()
+        assert len(stub.llm_requests()) == 1
+        assert (await client.control("POST", "/gate/open", {"policy_version": 7})).status == 200
+        assert (await held).status == 200
+        record = (await client.control("GET", "/episodes/held?tokens=1")).json
+        assert record["calls"][0]["policy_version"] == 7
+
+
+async def test_requests_wait_until_a_trainer_announces_its_engine(tmp_path: Path, stub: EngineStub) -> None:
+    async with serving(tmp_path) as client:
+        early = asyncio.create_task(client.chat("early"))
+        await asyncio.sleep(0.1)
+        assert not early.done()
+        answer = await client.control("POST", "/policy", {"model": "stub", "version": 3, "upstreams": [stub.url]})
+        assert answer.status == 200
+        assert (await early).status == 200
+        status = await client.status()
+        assert status["models"]["stub"]["policy_version"] == 3
+        assert status["models"]["stub"]["upstreams"] == [stub.url]
+
+
+async def test_the_status_names_the_engines_of_any_model(tmp_path: Path, stub: EngineStub) -> None:
+    async with serving(tmp_path, upstream=(stub.url,)) as client:
+        await client.control("POST", "/gate/open", {"policy_version": 4})
+        status = await client.status()
+        assert status["models"] == {}
+        assert status["any_model"] == {"policy_version": 4, "gate": "open", "upstreams": [stub.url]}
+    async with serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
+        assert "any_model" not in await client.status()
+
+
+async def test_events_are_streamed_without_token_ids(client: Client) -> None:
+    async with client.session.get(client.app.url + "/ajet/v1/events") as stream:
+        assert stream.headers["Content-Type"] == "text/event-stream"
+        await stream.content.readuntil(b"\n\n")
+        await client.chat("one")
+        seen = {}
+        while "CallFinished" not in seen:
+            name, data = (await stream.content.readuntil(b"\n\n")).decode().strip().split("\n")
+            seen[name.removeprefix("event: ")] = json.loads(data.removeprefix("data: "))
+    assert seen["EpisodeOpened"]["episode"] == "one"
+    assert seen["CallFinished"]["call"]["sampled_tokens"] > 0
+    assert 'token_ids": [' not in json.dumps(seen)
+
+
+async def test_metrics_need_no_key_on_loopback(locked: Client) -> None:
+    answer = await locked.ask("GET", "/metrics")
+    assert answer.status == 200
+    text = answer.body.decode()
+    assert 'ajet_episodes{state="open"} 0' in text
+    assert "ajet_gate_open 1" in text
+    assert "ajet_journal_healthy 1" in text
+
+
+async def test_metrics_of_another_machine_need_a_key(locked: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(web.BaseRequest, "remote", "192.0.2.1")
+    assert (await locked.ask("GET", "/metrics")).status == 401
+    assert (await locked.ask("GET", "/metrics", key=SECRET)).status == 200
+
+
+async def test_alerts_of_the_daemon_stand_beside_those_of_the_ledger(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "alerts", lambda store: {"compaction": "compaction failed"})
+    assert (await client.status())["alerts"] == ["compaction failed"]
+    assert "ajet_alerts 1" in (await client.ask("GET", "/metrics")).body.decode().splitlines()
+
+
+async def test_metrics_behind_a_trusted_front_need_a_key(tmp_path: Path) -> None:
+    async with serving(tmp_path, admin_secret=SECRET, trusted_front=True) as client:
+        assert (await client.ask("GET", "/metrics")).status == 401
+        assert (await client.ask("GET", "/metrics", key=client.key(Claims("trainer")))).status == 403
+        assert (await client.ask("GET", "/metrics", key=SECRET)).status == 200
+
+
+async def test_the_base_url_is_the_one_the_agent_asked_at_or_the_configured_one(tmp_path: Path) -> None:
+    async with serving(tmp_path / "a", admin_secret=SECRET) as client:
+        opened = await client.control("POST", "/episodes", {}, key=SECRET, Host="proxy.example:80")
+        assert opened.json["env"]["AJET_PROXY_URL"] == "http://proxy.example:80"
+    async with serving(tmp_path / "b", public_url="https://x.example/") as client:
+        opened = await client.control("POST", "/episodes", {})
+        assert opened.json["env"]["AJET_PROXY_URL"] == "https://x.example"
+    async with serving(tmp_path / "c", trusted_front=True) as client:
+        opened = await client.control(
+            "POST", "/episodes", {}, X_Forwarded_Proto="https", X_Forwarded_Host="front.example"
+        )
+        assert opened.json["env"]["AJET_PROXY_URL"] == "https://front.example"

@@ -1,0 +1,131 @@
+"""Spans of calls, made with OpenTelemetry's own SDK and read from its in-memory exporter.
+
+The SDK is in .venv-engine (vLLM brings it), where .ci/run plays this file: ``.venv-engine/bin/python -m pytest
+tests/proxy/io/control/test_traces.py``. In .venv only what happens without it can be tested.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.ledger.events import CallLost
+from ajet_proxy.io.control.traces import MISSING, Traces, exporting
+from ajet_proxy.settings import ConfigError
+from tests.kit.engine_faults import Fault
+from tests.kit.engine_stub import EngineStub
+from tests.kit.ledger_rig import LedgerRig
+from tests.proxy.serving import CHAT, serving
+
+HERE = importlib.util.find_spec("opentelemetry") is not None
+needs_library = pytest.mark.skipif(
+    not HERE, reason="needs opentelemetry-sdk: .venv-engine/bin/python -m pytest tests/proxy/io/control/test_traces.py"
+)
+
+
+class Spans:
+    """A provider whose spans stay here."""
+
+    def __init__(self) -> None:
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+        self.exporter = InMemorySpanExporter()
+        self.provider = TracerProvider()
+        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
+
+    @property
+    def done(self) -> list[Any]:
+        return list(self.exporter.get_finished_spans())
+
+
+def played(traces: Traces) -> tuple[LedgerRig, str, list[str]]:
+    """An episode of a whole call, a lost one and one under way; its events are given to `traces`."""
+    rig = LedgerRig()
+    episode = rig.open(task="t")
+    (whole,) = rig.begin(episode, model="m", agent="solver", route="/v1/completions")
+    rig.at = 1002.5
+    rig.finish(episode, whole, (1, 2, 3), (4, 5), version=7)
+    (lost,) = rig.begin(episode, model="m", route="/v1/messages")
+    rig.at = 1003.0
+    rig.lose(episode, lost, "truncated")
+    rig.begin(episode, model="m")
+    for event in rig.events:
+        traces.take(event)
+    return rig, episode, [whole, lost]
+
+
+@needs_library
+def test_each_ended_call_is_one_span() -> None:
+    spans = Spans()
+    _, episode, (first, second) = played(Traces(spans.provider))
+    whole, lost = spans.done
+    assert (whole.name, lost.name) == ("text_completion m", "chat m")
+    assert dict(whole.attributes) == {
+        "session.id": episode, "gen_ai.operation.name": "text_completion", "gen_ai.response.id": first,
+        "gen_ai.request.model": "m", "gen_ai.agent.name": "solver",
+        "gen_ai.usage.input_tokens": 3, "gen_ai.usage.output_tokens": 2, "gen_ai.response.finish_reasons": ("stop",),
+        "ajet.policy_versions": (7,),
+    }
+    assert (whole.start_time, whole.end_time) == (1_000_000_000_000, 1_002_500_000_000)
+    assert whole.status.is_ok
+    assert dict(lost.attributes) == {
+        "session.id": episode, "gen_ai.operation.name": "chat", "gen_ai.response.id": second,
+        "gen_ai.request.model": "m", "error.type": "truncated",
+    }
+    assert (lost.status.is_ok, lost.status.description) == (False, "truncated")
+
+
+@needs_library
+def test_an_end_without_a_beginning_makes_none() -> None:
+    spans = Spans()
+    traces = Traces(spans.provider)
+    rig, *_ = played(traces)
+    before = len(spans.done)
+    traces.take(CallLost(rig.at, "ep-x", "call-x", "restarted"))
+    for event in rig.events[-2:-1]:  # its end once more
+        traces.take(event)
+    assert len(spans.done) == before
+
+
+@needs_library
+async def test_the_daemon_makes_spans_and_sends_the_last_one_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = Spans()
+    monkeypatch.setattr("ajet_proxy.daemon.exporting", lambda: spans.provider)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",), traces=True) as client:
+        stub.faults.append(Fault("status", status=500))
+        assert (await client.chat("run-1")).status == 500
+        assert (await client.chat("run-2")).status == 200
+        text = {"model": CHAT["model"], "prompt": "Hello"}
+        assert (await client.ask("POST", "/e/run-3/v1/completions", text)).status == 200
+    bad, good, completed = spans.done
+    assert [span.name.split()[0] for span in spans.done] == ["chat", "chat", "text_completion"]
+    assert completed.attributes["session.id"] == "run-3"
+    assert (bad.attributes["session.id"], bad.status.is_ok) == ("run-1", False)
+    assert (good.attributes["session.id"], good.attributes["gen_ai.request.model"]) == ("run-2", CHAT["model"])
+    assert good.attributes["gen_ai.usage.output_tokens"] > 0
+    assert 0 < good.end_time - good.start_time < 60e9
+
+
+@needs_library
+def test_spans_go_where_opentelemetrys_own_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
+    provider = exporting()
+    assert provider.resource.attributes["service.name"] == "mine"
+    provider.shutdown()
+
+
+@pytest.mark.skipif(HERE, reason="the library is here: .venv/bin/python -m pytest tests/proxy/io/control/test_traces.py")
+async def test_without_the_library_the_setting_is_an_error_that_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="in a clone of ajet"):
+        exporting()
+    with pytest.raises(ConfigError) as raised:
+        async with serving(tmp_path, traces=True):
+            pass
+    assert str(raised.value) == MISSING

@@ -1,0 +1,60 @@
+"""What a process finds out of an engine's rendering where another process has begun the conversation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ajet_proxy.io.engines.pool import Engines
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.io.capture.test_continuity import MORE, TOOL, talk, turn, words
+from tests.proxy.io.front import CHAT, Front
+
+
+class Second(Front):
+    """The front of another process, which shares its desk with the `first` one."""
+
+    remote = False
+
+    def __init__(self, first: Front, *upstreams: str, **settings: Any) -> None:
+        super().__init__(*upstreams, **settings)
+        ledger = first.store.ledger
+        self.front = self._make(desk=first.desk, engines=Engines(self.fixed, ledger.upstreams, ledger.models))
+
+
+async def test_a_process_that_has_only_seen_exact_turns_asks_the_chat_route_once() -> None:
+    async with (
+        EngineStub(drift=True) as stub, Front(stub.url, pauses=True) as front,
+        Second(front, stub.url, pauses=True) as second,
+    ):  # fmt: skip
+        front.open_gate(3)
+        body: dict[str, Any] = {"tools": [TOOL], "tool_choice": "none", "seed": 7, "cache_salt": "mine"}
+        messages = await talk(front, 2, **body)
+        for _ in range(2):
+            messages.append(dict(MORE))
+            await turn(second, messages, **body)
+        assert words(front) == ["first_turn", *["exact"] * 3]
+        asked = [r.body for r in stub.requests if r.path == CHAT and r.body.get("max_tokens") == 1]
+        assert [sorted(question) for question in asked if "tools" in question] == [
+            ["cache_salt", "max_tokens", "messages", "model", "return_token_ids", "tool_choice", "tools"]
+        ]
+        salts = {r.body["cache_salt"] for r in stub.requests if r.path == CHAT and "tools" in r.body}
+        assert salts == {"mine#3.0"}, "what is asked about a turn fills the prefix cache for it"
+
+
+class Odd(EngineStub):
+    """An engine whose /tokenize comes to render otherwise than its chat route."""
+
+    is_odd = False
+
+    def _rendered(self, body: dict[str, Any]) -> list[int]:
+        ids = super()._rendered(body)
+        return [1, *ids] if self.is_odd and "max_tokens" not in body else ids
+
+
+async def test_a_process_that_has_only_seen_exact_turns_believes_no_other_rendering() -> None:
+    async with Odd(drift=True) as stub, Front(stub.url) as front, Second(front, stub.url) as second:
+        messages = await talk(front, 2)
+        stub.is_odd = True
+        messages.append(dict(MORE))
+        await turn(second, messages)
+        assert words(front)[-1] == "not_proven"

@@ -1,0 +1,107 @@
+"""What is packed comes out as it went in, at any split; what is cut off, broken or followed by more is told."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import brotli
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.io.http import decompression as unpacking
+from ajet_proxy.io.http.decompression import CODINGS, PIECE, Unpacking, coding_of
+from ajet_sdk.errors import BadRequest
+
+
+def bare(data: bytes) -> bytes:
+    return zlib.compress(data)[2:-4]
+
+
+PACKERS = {
+    "gzip": ("gzip", gzip.compress), "deflate": ("deflate", zlib.compress), "bare": ("deflate", bare),
+    "br": ("br", brotli.compress),
+}  # fmt: skip
+packers = st.sampled_from(list(PACKERS.values()))
+PLAIN = b'{"task": "t", "some": "more text"}'
+
+
+def unpacked(coding: str, parts: Iterable[bytes]) -> bytes:
+    made = Unpacking(coding)
+    pieces = [piece for part in parts for piece in made.feed(part)]
+    made.finish()
+    return b"".join(pieces)
+
+
+def refusal(coding: str, *parts: bytes) -> str:
+    with pytest.raises(BadRequest) as caught:
+        unpacked(coding, parts)
+    assert caught.value.code == "bad_body"
+    return caught.value.message
+
+
+@given(how=packers, plain=st.binary(max_size=50), times=st.integers(0, 20_000), size=st.integers(1, 10_000))
+def test_what_went_in_comes_out(how: tuple[str, Any], plain: bytes, times: int, size: int) -> None:
+    coding, pack = how
+    packed = pack(plain * times)
+    assert unpacked(coding, [packed[at : at + size] for at in range(0, len(packed), size)]) == plain * times
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("size", [PIECE - 1, PIECE, PIECE + 1, 3 * PIECE, 64 << 20])
+def test_a_step_makes_no_more_than_a_piece(kind: str, size: int) -> None:
+    coding, pack = PACKERS[kind]
+    made = Unpacking(coding)
+    sizes = [len(piece) for piece in made.feed(pack(bytes(size)))]
+    made.finish()
+    assert sum(sizes) == size and max(sizes) <= 2 * PIECE
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_what_ends_in_the_middle_is_no_body(kind: str) -> None:
+    coding, pack = PACKERS[kind]
+    packed = pack(PLAIN)
+    for end in range(1, len(packed)):
+        assert f"its {coding} " in refusal(coding, packed[:end])
+    assert "ends before its end" in refusal(coding, packed[:-1])
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("behind", [b"x", b"\0", b"\0" * 100, b"garbage" * 1000])
+def test_nothing_stands_behind_the_end(kind: str, behind: bytes) -> None:
+    coding, pack = PACKERS[kind]
+    refusal(coding, pack(PLAIN) + behind)
+    refusal(coding, pack(PLAIN), behind)
+
+
+def test_gzip_alone_may_have_members() -> None:
+    for kind, (coding, pack) in PACKERS.items():
+        twice = pack(PLAIN), pack(b" " * 10_000)
+        if kind == "gzip":
+            assert unpacked(coding, twice) == unpacked(coding, [b"".join(twice)]) == PLAIN + b" " * 10_000
+            refusal(coding, *twice, twice[0][:-1])
+        else:
+            refusal(coding, *twice)
+
+
+def test_members_are_counted_and_cost_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left where one ends is copied, so nobody gets to copy much."""
+    empty = gzip.compress(b"")
+    monkeypatch.setattr(unpacking, "MOST_MEMBERS", 1000)
+    assert unpacked("gzip", [empty * 1000]) == b""
+    assert "goes on behind its end" in refusal("gzip", empty * 1001)
+
+
+def test_no_bytes_are_no_body_and_no_gzip_is_none() -> None:
+    assert unpacked("gzip", []) == unpacked("gzip", [b""]) == b""
+    assert "its gzip is broken" in refusal("gzip", b"no gzip")
+
+
+def test_the_last_header_says_which_coding_it_is() -> None:
+    assert set(CODINGS) == {"gzip", "deflate", "br"}
+    assert [coding_of(told) for told in ([], ["GZip"], ["x", "br"], ["br", "x"], ["gzip, gzip"], ["zstd"])] == [
+        None, "gzip", "br", None, None, None
+    ]  # fmt: skip

@@ -1,0 +1,133 @@
+"""The gate: hold, count, drain."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
+from ajet_sdk.errors import NotReady
+
+
+class Door:
+    open = True
+
+
+def make(hold_s: float = 5.0) -> tuple[Door, Gatekeeper]:
+    door = Door()
+    return door, Gatekeeper(is_open=lambda: door.open, hold_s=hold_s)
+
+
+async def visit(gate: Gatekeeper, log: list[str], name: str, leave: asyncio.Event | None = None) -> None:
+    async with gate.enter():
+        log.append(name)
+        if leave is not None:
+            await leave.wait()
+
+
+async def test_an_open_gate_lets_through_at_once_and_counts() -> None:
+    _, gate = make()
+    async with gate.enter(), gate.enter():
+        assert gate.in_flight == 2
+    assert (gate.in_flight, gate.waiting) == (0, 0)
+
+
+async def test_a_closed_gate_holds_until_it_opens() -> None:
+    door, gate = make()
+    door.open = False
+    log: list[str] = []
+    tasks = [asyncio.create_task(visit(gate, log, str(number))) for number in range(3)]
+    await asyncio.sleep(0.01)
+    assert (log, gate.waiting, gate.in_flight) == ([], 3, 0)
+    gate.changed()
+    await asyncio.sleep(0.01)
+    assert log == []
+    door.open = True
+    gate.changed()
+    await asyncio.gather(*tasks)
+    assert log == ["0", "1", "2"]
+    assert gate.waiting == 0
+
+
+async def test_how_long_each_was_held_is_told() -> None:
+    told: list[float] = []
+    door = Door()
+    gate = Gatekeeper(is_open=lambda: door.open, hold_s=5.0, waited=told.append)
+    async with gate.enter():
+        assert len(told) == 1
+    door.open = False
+    held = asyncio.create_task(visit(gate, [], "held"))
+    await asyncio.sleep(0.05)
+    door.open = True
+    gate.changed()
+    await held
+    assert len(told) == 2 and 0.05 <= told[1] < 5.0
+
+
+async def test_who_waits_too_long_is_told_when_to_come_back() -> None:
+    door, gate = make(hold_s=0.02)
+    door.open = False
+    with pytest.raises(NotReady, match="gate is closed") as caught:
+        await visit(gate, [], "a")
+    assert caught.value.retry_after is not None
+    assert gate.waiting == 0
+
+
+async def test_no_engine_is_a_closed_gate_with_its_own_words() -> None:
+    _, gate = make(hold_s=0.02)
+    with pytest.raises(NotReady, match="no engine"):
+        async with gate.enter(ready=lambda: False):
+            pass
+    async with gate.enter(ready=lambda: True):
+        assert gate.in_flight == 1
+
+
+async def test_draining_waits_for_those_inside() -> None:
+    door, gate = make()
+    leave = asyncio.Event()
+    log: list[str] = []
+    inside = asyncio.create_task(visit(gate, log, "inside", leave))
+    await asyncio.sleep(0)
+    door.open = False
+    assert not await gate.drained(0.02)
+    drained = asyncio.create_task(gate.drained(5.0))
+    late = asyncio.create_task(visit(gate, log, "late"))
+    await asyncio.sleep(0.01)
+    leave.set()
+    assert await drained
+    await inside
+    assert log == ["inside"]
+    door.open = True
+    gate.changed()
+    await late
+    assert await gate.drained(0)
+
+
+async def test_an_exception_or_a_cancelled_wait_leaves_the_counts_right() -> None:
+    door, gate = make()
+    with pytest.raises(ZeroDivisionError):
+        async with gate.enter():
+            raise ZeroDivisionError
+    door.open = False
+    held = asyncio.create_task(visit(gate, [], "held"))
+    await asyncio.sleep(0.01)
+    held.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await held
+    assert (gate.in_flight, gate.waiting) == (0, 0)
+
+
+async def test_when_the_proxy_stops_those_held_are_sent_away() -> None:
+    door, gate = make()
+    door.open = False
+    held = asyncio.create_task(visit(gate, [], "held"))
+    await asyncio.sleep(0.01)
+    gate.stop()
+    with pytest.raises(NotReady, match="stopping"):
+        await held
+    with pytest.raises(NotReady, match="stopping"):
+        await visit(gate, [], "new")
+    door.open = True
+    async with gate.enter():
+        pass

@@ -1,0 +1,115 @@
+"""What a front asks of the ledger, without HTTP: nothing that began stays running, the gate counts whoever is in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import MappingProxyType
+
+import pytest
+
+from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.keys import EVERYTHING
+from ajet_proxy.core.identity.ladder import identify
+from ajet_proxy.core.identity.retries import attempt
+from ajet_proxy.core.ledger.events import CallLost, CallStarted
+from ajet_proxy.io.ledger_port.cancellation import nobody
+from ajet_proxy.io.ledger_port.port import Asking, Gone
+from ajet_sdk.errors import AjetError, BadRequest, Conflict, EngineError
+from ajet_sdk.routes import Abort, GateOpen
+from tests.proxy.io.front import Front, leave, until
+
+
+def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **headers: str) -> Asking:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    identity = identify(path=path, headers=Headers(named), body=None, claims=EVERYTHING)
+    sent = attempt(MappingProxyType({}), identity.path, b"{}", scope=b"")
+    return Asking(identity, None, sent, "m", choices, "/v1/messages")
+
+
+def losses(front: Front) -> list[tuple[str, str]]:
+    return [(event.call, event.reason) for event in front.of(CallLost)]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(EngineError("broken"), "engine_error"), (asyncio.CancelledError(), "disconnected"), (None, "disconnected")],
+)
+async def test_whoever_leaves_leaves_no_call_running(error: BaseException | None, reason: str) -> None:
+    front = Front("http://engine")
+    with contextlib.suppress(AjetError, asyncio.CancelledError):
+        async with front.desk.begin(asking(), nobody) as begun:
+            assert front.gate.in_flight == 1 and front.running == 2
+            front.desk.lose([Gone(begun.episode, begun.calls[0], "truncated")])
+            if error is not None:
+                raise error
+    assert losses(front) == [(begun.calls[0], "truncated"), (begun.calls[1], reason)]
+    assert front.gate.in_flight == 0
+    assert front.desk._under_way._of == {}
+
+
+async def test_who_waits_comes_in_when_the_ledger_says_that_the_gate_is_open() -> None:
+    """Whatever becomes of who opened it, who may not live to hear the answer."""
+    front = Front("http://engine")
+    front.close_gate()
+
+    async def ask() -> None:
+        async with front.desk.begin(asking(), nobody):
+            assert front.gate.in_flight == 1
+
+    asked = asyncio.get_running_loop().create_task(ask())
+    await until(lambda: front.gate.waiting == 1)
+    front.store.post(front.store.ledger.gate_open(GateOpen(1), at=0.0))
+    async with asyncio.timeout(10):
+        await asked
+
+
+async def test_a_request_that_gives_up_at_the_gate_began_nothing() -> None:
+    front = Front("http://engine")
+    front.close_gate()
+
+    async def ask() -> None:
+        async with front.desk.begin(asking(), nobody):
+            pass
+
+    asked = asyncio.get_running_loop().create_task(ask())
+    await until(lambda: front.gate.waiting == 1)
+    await leave(asked)
+    assert not front.of(CallStarted) and front.gate.in_flight == front.gate.waiting == 0
+
+
+async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draining() -> None:
+    front = Front("http://engine")
+    front.open("ep")
+    front.store.post(front.store.ledger.seal("ep", at=1.0))
+    with pytest.raises(Conflict):
+        async with front.desk.begin(asking(), nobody):
+            raise AssertionError("an ended episode took a call")
+    assert front.gate.in_flight == 0
+
+
+@pytest.mark.parametrize("how", ["seal", "abort"])
+async def test_what_is_known_of_an_episode_is_forgotten_with_it(how: str) -> None:
+    front, memory = Front("http://engine"), []
+    ledger, desk = front.store.ledger, front.desk
+    async with desk.begin(asking(choices=1), nobody) as begun:
+        desk.remember([(b"end", "")], b"shape", begun.calls[0], "token")
+        memory.append(len(desk._memory))
+        front.store.post(ledger.seal("ep", at=1.0) if how == "seal" else ledger.abort("ep", Abort(), at=1.0))
+        memory.append(len(desk._memory))
+        desk.remember([(b"end", "")], b"shape", begun.calls[0], "token")
+        memory.append(len(desk._memory))
+    assert memory == [1, 0, 0]
+
+
+async def test_a_reward_needs_somebody_to_be_for() -> None:
+    front = Front("http://engine")
+    nobody = asking("/v1/chat/completions", x_ajet_reward="1")
+    with pytest.raises(BadRequest, match="needs an episode"):
+        await front.desk.reward(await front.desk.find(nobody.identity, None, nobody.sent), "rew-1", None)
+
+
+async def test_the_end_of_a_call_that_nobody_began_has_no_effect() -> None:
+    front = Front("http://engine")
+    front.desk.lose([Gone("ep-unknown", "call-unknown", "truncated")])
+    assert not front.store.durable

@@ -1,0 +1,148 @@
+"""A snapshot is the state: whatever happened, whatever happens next, and whatever is shared."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.episode import repeats
+from ajet_proxy.core.ledger.settings import LedgerSettings
+from ajet_proxy.core.ledger.state import State
+from ajet_proxy.io.storage import snapshot
+from ajet_proxy.io.storage.journal import FRAME, MAGIC, JournalDamaged, segments, snapshots
+from tests.kit.histories import everything, histories
+from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
+
+
+def stored(tmp: Path, state: State, group_size: int = 2) -> Ledger:
+    (tmp / "journal").mkdir(exist_ok=True)
+    for path in snapshots(tmp):
+        path.unlink()
+    snapshot.save(tmp, 1, state)
+    return snapshot.load(tmp, dataclasses.replace(SETTINGS, group_size=group_size))
+
+
+@settings(max_examples=60, deadline=None)
+@given(histories(), st.data())
+def test_a_snapshot_anywhere_changes_nothing(
+    tmp_path_factory: pytest.TempPathFactory, rig: LedgerRig, data: Any
+) -> None:
+    """The state comes back whole, and lives on as the one that was never written."""
+    cut = data.draw(st.integers(0, len(rig.events)))
+    live = State(SETTINGS)
+    for event in rig.events[:cut]:
+        live.apply(event)
+    loaded = stored(tmp_path_factory.mktemp("data"), live)
+    assert everything(loaded) == everything(live)
+    for event in rig.events[cut:]:
+        loaded.apply(event)
+        live.apply(event)
+        assert picture(loaded) == picture(live)
+    assert everything(loaded) == everything(live)
+
+
+def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    episode = rig.open(task="t", metadata={"list": [1, {"a": None}], "text": "\ud800"})
+    history: tuple[int, ...] = tuple(range(2000))
+    for turn in range(30):
+        rig.call(episode, history, (turn,))
+        history = (*history, turn, 7)
+    loaded = stored(tmp_path, rig.ledger)
+    assert (tmp_path / "journal/00000001.snapshot").stat().st_size < 20_000
+    known = loaded.episodes[episode]
+    assert len(known.texts.texts) == 1
+    assert {entry.text for entry in known.calls.values()} == {0}
+    assert known.metadata == {"list": [1, {"a": None}], "text": "\ud800"}
+    rig.reward(episode)
+    loaded = stored(tmp_path, rig.ledger)
+    known = loaded.episodes[episode]
+    assert [turn for timeline in known.timelines for turn in timeline.turns] == known.turns()
+    assert all(turn is known.calls[turn.call].turn for timeline in known.timelines for turn in timeline.turns)
+
+
+def test_a_request_costs_the_same_for_each_of_its_choices(tmp_path: Path) -> None:
+    """However many others it has, and however long are the names that it was asked with."""
+    sizes = []
+    for choices in (100, 200, 400):
+        rig = LedgerRig()
+        episode = rig.open()
+        calls = rig.begin(episode, choices=choices, model="m" * 1000, agent="a" * 1000, body="b" * 64, key="k")
+        for call in calls:
+            rig.lose(episode, call, "engine_status_404")
+        known = rig.ledger.episodes[episode]
+        sizes.append((sum(map(len, snapshot.pack_state(rig.ledger))), len(snapshot.pack(known))))
+        for entries in (known.calls, stored(tmp_path, rig.ledger).episodes[episode].calls):
+            assert len({id(entry.asked) for entry in entries.values()}) == 1
+    for first, second, third in zip(*sizes, strict=True):
+        assert 0 < third - second <= 2.1 * (second - first) < 200 * 100
+
+
+def test_requests_that_are_alike_stay_two(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    episode = rig.open()
+    one, two = rig.begin(episode, body="same", choices=2), rig.begin(episode, body="same", choices=3)
+    known = stored(tmp_path, rig.ledger).episodes[episode]
+    assert repeats(known, "same", None, 1) == ()
+    for call in one:
+        rig.lose(episode, call, "retried")
+    known = stored(tmp_path, rig.ledger).episodes[episode]
+    assert repeats(known, "same", None, 1) == two
+
+
+def test_a_turn_that_a_merge_changed_is_kept_as_it_is(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    name = rig.in_state("ready")
+    (chain,) = rig.ledger.episodes[name].chains
+    changed = dataclasses.replace(chain, turns=(structs.replace(chain.turns[0], start=1),))
+    rig.ledger.episodes[name].chains = (changed,)
+    assert stored(tmp_path, rig.ledger).episodes[name].chains == (changed,)
+
+
+def test_groups_are_counted_by_the_size_that_is_set_now(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    for _ in range(3):
+        rig.ready()
+    queues = stored(tmp_path, rig.ledger, group_size=3).queues
+    assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 0)
+
+
+def test_a_field_of_another_version(tmp_path: Path) -> None:
+    """What an older one lacks has its default, what a newer one adds is left out."""
+    rig = LedgerRig()
+    rig.open("e")
+    vars(rig.ledger)["novelty"] = 5
+    del vars(rig.ledger)["leases"]
+    loaded = stored(tmp_path, rig.ledger)
+    assert (list(loaded.episodes), loaded.leases, "novelty" in vars(loaded)) == (["e"], 0, False)
+
+
+def test_what_a_snapshot_cannot_hold_is_an_error() -> None:
+    with pytest.raises(TypeError, match="cannot hold a object"):
+        snapshot.pack(object())
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    rig.in_state("ready")
+    rig.in_state("open")
+    stored(tmp_path, rig.ledger)
+    (path,) = snapshots(tmp_path)
+    whole = path.read_bytes()
+    for damaged in (*(whole[:size] for size in range(0, len(whole), 7)), whole + b"x", MAGIC, whole[:-1],
+                    whole[: len(MAGIC)] + whole[len(MAGIC) + FRAME.size :]):
+        path.write_bytes(damaged)
+        with pytest.raises(JournalDamaged, match="damaged"):
+            snapshot.load(tmp_path, SETTINGS)
+
+
+def test_without_a_snapshot_there_is_an_empty_ledger(tmp_path: Path) -> None:
+    assert snapshot.load(tmp_path, LedgerSettings()).episodes == {}
+    assert segments(tmp_path) == snapshots(tmp_path) == []

@@ -1,0 +1,399 @@
+"""The store: what it says has happened is on disk, and a restart at any byte finds a state that was once live."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.events import CallFinished, EpisodeSealed, EpisodeTouched, Event
+from ajet_proxy.io.storage.codec import decode
+from ajet_proxy.io.storage.journal import FRAME, MAGIC, Journal, JournalDamaged, records, segments
+from ajet_proxy.io.storage.store import SUBSCRIBER_EVENTS, Store
+from ajet_sdk.errors import Conflict, NotReady
+from tests.kit.disk import Disk
+from tests.kit.ledger_rig import SETTINGS, LedgerRig, check, picture
+from tests.proxy.serving import eventually
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk = Disk(monkeypatch)
+    yield disk
+    disk.heal()
+    disk.release()
+
+
+def quick(data: Path, on_progress: Callable[[], None]) -> Journal:
+    return Journal(data, on_progress, retry_s=0.01)
+
+
+def opened(data: Path, metrics: Any = None) -> Store:
+    return Store.open(data, SETTINGS, metrics=metrics, journal=quick)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
+    store = opened(tmp_path)
+    yield store
+    await store.close()
+
+
+def story() -> list[list[Event]]:
+    """What happened, command by command: episodes in every state, a restart, a batch that came back."""
+    rig, out = LedgerRig(), []
+    run = rig.run
+
+    def keep(events: Any) -> Any:
+        out.append(list(events))
+        return run(events)
+
+    rig.run = keep  # type: ignore[method-assign]
+    rig.announce("m", 3, ("http://engine",))
+    for state in ("trained", "leased", "recorded", "discarded", "sealed", "open", "ready"):
+        rig.in_state(state)
+    batch = rig.lease(group_size=1)
+    assert batch is not None
+    rig.nack(batch)
+    rig.restart()
+    rig.ready()
+    return [events for events in out if events]
+
+
+def folded(events: list[Event]) -> Ledger:
+    ledger = Ledger(SETTINGS)
+    for event in events:
+        ledger.apply(event)
+    return ledger
+
+
+async def tell(store: Store) -> list[Event]:
+    """Live through `story`."""
+    events = story()
+    for command in events:
+        await store.commit(command)
+    return [event for command in events for event in command]
+
+
+# ---- restarts
+
+
+async def test_a_restart_finds_the_state_that_was_left(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    events = await tell(store)
+    left = picture(store.ledger)
+    assert left == picture(folded(events))
+    await store.close()
+    store = opened(tmp_path)
+    assert picture(store.ledger) == left
+    await store.close()
+
+
+async def test_a_kill_at_any_byte_leaves_a_state_that_was_live(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After every record, and at every byte of the last one."""
+    caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # the files outlive this process anyway
+    (tmp_path / "live").mkdir()
+    store = opened(tmp_path / "live")
+    events = await tell(store)
+    await store.close()
+    (path,) = segments(tmp_path / "live")
+    whole = path.read_bytes()
+    pictures = [picture(folded(events[:count])) for count in range(len(events) + 1)]
+    ends = [len(MAGIC)]
+    for record in records(tmp_path / "live"):
+        ends.append(ends[-1] + FRAME.size + len(record))
+    data = tmp_path / "cut"
+    (data / "journal").mkdir(parents=True)
+    for size in sorted({0, *ends, *range(ends[-2], ends[-1])}):
+        shutil.rmtree(data / "journal")
+        (data / "journal").mkdir()
+        (data / "journal" / path.name).write_bytes(whole[:size])
+        survivor = opened(data)
+        check(survivor.ledger)
+        assert picture(survivor.ledger) == pictures[max(sum(end <= size for end in ends) - 1, 0)]
+        await survivor.close()
+
+
+async def test_one_proxy_to_a_directory(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(Conflict, match="another proxy"):
+        opened(tmp_path)
+    await store.commit(())
+
+
+async def test_a_journal_of_a_newer_version_is_refused_and_let_go(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, lambda: None)
+    assert list(journal.open()) == []
+    journal.append([msgpack.packb(["EpisodePainted", {"at": 1.0}])])
+    assert journal.close() == 0
+    for _ in range(2):
+        with pytest.raises(JournalDamaged, match="another version"):
+            opened(tmp_path)
+
+
+async def test_a_damaged_journal_is_refused_and_let_go(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "00000001.log").write_bytes(MAGIC[:3])
+    (tmp_path / "journal" / "00000002.log").write_bytes(MAGIC)
+    for _ in range(2):
+        with pytest.raises(JournalDamaged, match=r"00000001\.log"):
+            opened(tmp_path)
+
+
+# ---- durability
+
+
+async def test_a_commit_returns_when_it_is_on_disk(store: Store, disk: Disk, tmp_path: Path) -> None:
+    (command, *_) = story()
+    disk.hold()
+    waiting = asyncio.ensure_future(store.commit(command))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    assert store.ledger.models() == ("m",)
+    disk.release()
+    await waiting
+    assert [decode(record) for record in records(tmp_path)] == command
+
+
+async def test_a_repetition_waits_for_the_first(store: Store, disk: Disk) -> None:
+    """The command had nothing to do, because its first run is applied; but that one is not on disk yet."""
+    disk.hold()
+    store.post(story()[0])
+    repeated = asyncio.ensure_future(store.commit(()))
+    await asyncio.sleep(0.05)
+    assert not repeated.done()
+    disk.release()
+    await repeated
+    await store.commit(())
+
+
+async def test_posting_does_not_wait_and_is_written_all_the_same(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    events = story()
+    for command in events:
+        store.post(command)
+    store.post(())
+    await store.close()
+    assert [decode(record) for record in records(tmp_path)] == [event for command in events for event in command]
+
+
+async def test_many_commits_at_once(store: Store, disk: Disk) -> None:
+    rig = LedgerRig()
+    opens = []
+    for index in range(100):
+        seen = len(rig.events)
+        rig.open(f"e{index}")
+        opens.append(rig.events[seen:])
+    await asyncio.gather(*(store.commit(events) for events in opens))
+    assert store.ledger.status()["episodes"]["open"] == 100
+    assert disk.synced < 50
+
+
+async def test_a_waiter_that_leaves_disturbs_nobody(store: Store, disk: Disk) -> None:
+    first, second, *_ = story()
+    disk.hold()
+    leaver = asyncio.ensure_future(store.commit(first))
+    stayer = asyncio.ensure_future(store.commit(second))
+    await asyncio.sleep(0.02)
+    leaver.cancel()
+    disk.release()
+    await stayer
+    assert leaver.cancelled()
+
+
+async def test_the_time_of_a_commit_is_reported(tmp_path: Path, disk: Disk) -> None:
+    seen: list[tuple[str, float]] = []
+
+    class Metrics:
+        def observe(self, name: str, value: float, **labels: object) -> None:
+            assert not labels
+            seen.append((name, value))
+
+    store = opened(tmp_path, Metrics())
+    disk.hold()
+    waiting = asyncio.ensure_future(store.commit(story()[0]))
+    await asyncio.sleep(0.05)
+    disk.release()
+    await waiting
+    await store.close()
+    [(name, value)] = seen
+    assert name == "ajet_commit_seconds"
+    assert value >= 0.04
+
+
+# ---- a disk that refuses
+
+
+async def broken(store: Store, disk: Disk) -> LedgerRig:
+    """A store with one call in flight whose disk has just failed, and a rig to decide by."""
+    rig = LedgerRig()
+    rig.ledger = store.ledger
+    rig.run = store.post  # type: ignore[method-assign, assignment]
+    rig.open("ep", task="t")
+    rig.begin("ep")
+    await store.commit(())
+    disk.fail("fdatasync")
+    with pytest.raises(NotReady) as caught:
+        await store.commit(rig.ledger.heartbeat("ep", at=rig.at))
+    assert caught.value.retry_after
+    assert not store.healthy
+    return rig
+
+
+async def test_a_full_disk_stops_intake_and_changes_nothing(store: Store, disk: Disk) -> None:
+    rig = await broken(store, disk)
+    before = picture(store.ledger)
+    with pytest.raises(NotReady):
+        rig.open("new")
+    with pytest.raises(NotReady):
+        rig.begin("ep")
+    with pytest.raises(NotReady):
+        await store.commit(())
+    assert picture(store.ledger) == before
+
+
+async def test_what_ends_on_a_full_disk_waits_for_it_and_is_not_lost(store: Store, disk: Disk, tmp_path: Path) -> None:
+    rig = await broken(store, disk)
+    other = LedgerRig()
+    other.open("ep", task="t")
+    other.begin("ep")
+    other.finish("ep", "call-000")
+    (finished,) = [event for event in other.events if isinstance(event, CallFinished)]
+    ending = asyncio.ensure_future(store.commit([finished]))
+    await asyncio.sleep(0.05)
+    assert not ending.done()
+    assert store.ledger.in_flight() == 0
+    disk.heal()
+    await ending
+    while not store.healthy:
+        await store.leasable(store.ledger.leasable(), 0.005)
+    await store.commit(rig.ledger.seal("ep", at=rig.at))
+    written = [decode(record) for record in records(tmp_path)]
+    assert [type(event) for event in written[-2:]] == [CallFinished, EpisodeSealed]
+    assert picture(folded(written)) == picture(store.ledger)
+
+
+async def test_what_was_refused_can_be_asked_again(store: Store, disk: Disk, tmp_path: Path) -> None:
+    """The reward was applied and its answer refused; asked again, it is there once."""
+    rig = LedgerRig()
+    rig.ledger = store.ledger
+    rig.run = store.post  # type: ignore[method-assign, assignment]
+    rig.open("ep", task="t")
+    await store.commit(())
+    disk.fail("pwrite", taken=5)
+    rig.reward("ep", 1.0, id="r", final=False)
+    with pytest.raises(NotReady):
+        await store.commit(())
+    assert rig.reward("ep", 1.0, id="r", final=False) is None
+    disk.heal()
+    while not store.healthy:
+        await store.leasable(store.ledger.leasable(), 0.005)
+    await store.commit(())
+    names = [type(decode(record)).__name__ for record in records(tmp_path)]
+    assert names == ["EpisodeOpened", "RewardGiven"]
+
+
+async def test_closing_on_a_full_disk_tells_those_who_wait(
+    tmp_path: Path, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(tmp_path)
+    await broken(store, disk)
+    other = LedgerRig()
+    other.open("ep")
+    (call,) = other.begin("ep")
+    ending = asyncio.ensure_future(store.commit(other.ledger.lose_call("ep", call, "x", at=2000.0)))
+    await asyncio.sleep(0.02)
+    await store.close()
+    with pytest.raises(NotReady):
+        await ending
+    assert "2 records that the disk did not take" in caplog.text
+
+
+# ---- those who watch
+
+
+async def test_waiting_for_what_a_lease_may_find(store: Store) -> None:
+    """Calls come and go and wake nobody; an episode that becomes ready does, and at once who looked before."""
+    rig = LedgerRig()
+    rig.ready()
+    seen = store.ledger.leasable()
+    waiting = [asyncio.ensure_future(store.leasable(seen, 20.0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    store.post(rig.events[:-1])
+    assert await asyncio.wait(waiting, timeout=0.01) == (set(), set(waiting))
+    store.post(rig.events[-1:])
+    await asyncio.wait_for(asyncio.gather(*waiting, store.leasable(seen, 20.0)), 5)
+
+
+async def test_subscribers_see_every_event_until_the_end(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    seen: list[Event] = []
+
+    async def watch() -> None:
+        async for event in store.subscribe():
+            seen.append(event)  # noqa: PERF401 (what was seen so far must stay when the watcher is stopped)
+
+    watching = asyncio.ensure_future(watch())
+    await asyncio.sleep(0)
+    events = await tell(store)
+    await store.close()
+    await watching
+    assert seen == events
+
+
+async def test_a_subscriber_that_falls_behind_is_let_go(store: Store) -> None:
+    stream = store.subscribe()
+    first = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0)
+    event = story()[0]
+    for _ in range(SUBSCRIBER_EVENTS + 2):
+        store.post(event)
+    assert await first == event[0]
+    rest = [item async for item in stream]
+    assert len(rest) == SUBSCRIBER_EVENTS
+    store.post(event)
+    await store.commit(())
+
+
+async def test_progress_after_the_loop_has_ended_is_ignored(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    own, store._loop = store._loop, loop
+    store._on_progress()
+    store._loop = own
+    await store.close()
+
+
+def touched(store: Store) -> list[Event]:
+    return [EpisodeTouched(store.ledger.now + 1, next(iter(store.ledger.unsettled)))]
+
+
+async def test_what_nobody_waits_for_comes_to_the_disk_by_itself(store: Store, disk: Disk) -> None:
+    await tell(store)
+    before = disk.synced
+    store.post(touched(store))
+    assert store._journal.durable == store._journal.appended - 1
+
+    async def durable() -> bool:
+        return (store._journal.durable, disk.synced) == (store._journal.appended, before + 1)
+
+    await eventually(durable)
+
+
+async def test_what_nobody_waits_for_goes_along_with_what_somebody_does(store: Store, disk: Disk) -> None:
+    await tell(store)
+    before = disk.synced
+    store.post(touched(store))
+    await store.commit(touched(store))
+    assert (store._journal.durable, disk.synced) == (store._journal.appended, before + 1)

@@ -1,0 +1,234 @@
+"""The composition root: what comes up together, what goes down together."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import ipaddress
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from ajet_proxy.core.ledger.events import EpisodeDiscarded, Event
+from ajet_proxy.core.trajectory import drift_rate
+from ajet_proxy.daemon import App, issue_key
+from ajet_proxy.io.http import keyring
+from ajet_proxy.io.storage.store import Store
+from ajet_proxy.settings import Config, ConfigError
+from ajet_sdk.errors import NotReady
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
+
+SECRET = "a secret of the operator"
+OPENAI_AGENT = """
+import openai
+client = openai.OpenAI(default_headers={"X-AJet-Episode": "caught"})
+messages = [{"role": "user", "content": "Say hi"}]
+whole = client.chat.completions.create(model="stub", messages=messages, max_tokens=8)
+chunks = list(client.chat.completions.create(model="stub", messages=messages, max_tokens=8, stream=True))
+print(client.base_url, len(chunks) > 1, bool(whole.choices))
+"""
+
+
+async def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        busy = App(Config(listen=f"127.0.0.1:{taken.getsockname()[1]}", data_dir=str(tmp_path)))
+        with pytest.raises(OSError):
+            await busy.start()
+    async with serving(tmp_path) as client:
+        assert (await client.status())["episodes"]["opened"] == 0
+
+
+async def discarded(client: Client) -> bool:
+    return bool((await client.status())["episodes"]["discarded"])
+
+
+async def test_a_disk_that_refuses_in_the_middle_of_a_tick_does_not_end_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    post, refused = Store.post, list[Sequence[Event]]()
+
+    def refusing(store: Store, events: Sequence[Event]) -> None:
+        if any(isinstance(event, EpisodeDiscarded) for event in events) and not refused:
+            refused.append(events)
+            raise NotReady("the journal cannot write: no space", code="journal")
+        post(store, events)
+
+    monkeypatch.setattr(Store, "post", refusing)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), idle_timeout=0.5) as client:
+        await client.chat("forgotten")
+        await eventually(lambda: discarded(client))
+        assert refused
+
+
+async def test_timeouts_run_out_by_themselves(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), idle_timeout=0.5) as client:
+        await client.chat("forgotten")
+        await eventually(lambda: discarded(client))
+        record = (await client.control("GET", "/episodes/forgotten")).json
+        assert (record["state"], record["reason"]) == ("discarded", "idle_timeout")
+        assert identity_holds(await client.status())
+
+
+def certificate(directory: Path) -> tuple[str, str]:
+    """A self-signed certificate for 127.0.0.1, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "ajet test")])
+    now = datetime.datetime.now(datetime.UTC)
+    cert = (
+        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        .serial_number(1).not_valid_before(now - datetime.timedelta(1)).not_valid_after(now + datetime.timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (directory / "cert.pem").write_bytes(cert.public_bytes(serialization.Encoding.PEM))
+    (directory / "key.pem").write_bytes(key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ))
+    return str(directory / "cert.pem"), str(directory / "key.pem")
+
+
+async def test_with_a_certificate_it_speaks_https_off_loopback(tmp_path: Path) -> None:
+    cert, key = certificate(tmp_path)
+    app = App(Config(listen="0.0.0.0:0", tls_cert=cert, tls_key=key, admin_secret=SECRET, data_dir=str(tmp_path / "d")))
+    await app.start()
+    try:
+        assert app.url.startswith("https://0.0.0.0:")
+        url = app.url.replace("0.0.0.0", "127.0.0.1") + "/ajet/v1/status"
+        context = ssl.create_default_context(cafile=cert)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context)) as session:
+            assert (await session.get(url)).status == 401
+            assert (await session.get(url, headers={"x-api-key": SECRET})).status == 200
+    finally:
+        await app.stop()
+
+
+async def test_a_certificate_that_is_none_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("nothing")
+    app = App(Config(tls_cert=str(tmp_path / "x"), tls_key=str(tmp_path / "x"), data_dir=str(tmp_path / "d")))
+    with pytest.raises(ConfigError, match="tls_cert"):
+        await app.start()
+
+
+async def test_a_program_that_hard_codes_its_provider_is_captured(tmp_path: Path) -> None:
+    settings = {"intercept": ("127.0.0.1:0",), "drain_s": 1.0}
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+        proxy = (await client.status())["intercept"]["url"]
+        clean = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        env = {"HTTPS_PROXY": proxy, "SSL_CERT_FILE": str(tmp_path / "ca/ca-bundle.pem"), "OPENAI_API_KEY": "sk-x"}
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", OPENAI_AGENT, env=clean | env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        out, err = await child.communicate()
+        assert child.returncode == 0, err.decode()
+        assert out.decode().split() == ["https://api.openai.com/v1/", "True", "True"]
+        record = (await client.control("GET", "/episodes/caught?tokens=1")).json
+        assert [call["complete"] for call in record["calls"]] == [True, True]
+        assert all(len(call["token_ids"]) == len(call["logprobs"]) > 0 for call in record["calls"])
+        async with client.session.get("https://api.openai.com/ajet/v1/status", proxy=proxy, ssl=False) as answer:
+            assert answer.status == 404
+
+
+async def test_an_intercepted_answer_is_finished_before_the_daemon_ends(tmp_path: Path) -> None:
+    settings = {"intercept": ("127.0.0.1:0",)}
+    async with EngineStub(delay_s=0.2) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+        body = CHAT | {"stream": True}
+        url = "https://api.openai.com/e/late/v1/chat/completions"
+        proxy = (await client.status())["intercept"]["url"]
+        async with client.session.post(url, json=body, proxy=proxy, ssl=False) as answer:
+            first = await answer.content.readany()
+            stopping = asyncio.create_task(client.app.stop())
+            rest = await answer.content.read()
+        await stopping
+    assert (first + rest).endswith(b"data: [DONE]\n\n")
+    async with serving(tmp_path) as again:
+        record = (await again.control("GET", "/episodes/late")).json
+        assert [call["complete"] for call in record["calls"]] == [True]
+
+
+async def test_the_proxy_never_says_a_key_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(0)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), admin_secret=SECRET) as client:
+        opened = (await client.control("POST", "/episodes", {"task": "t"}, key=SECRET)).json
+        key = opened["api_key"]
+        assert (await client.ask("POST", "/v1/chat/completions", CHAT, key=key)).status == 200
+        assert (await client.ask("POST", f"/e/{key}/v1/chat/completions", CHAT)).status == 200
+        assert (await client.ask("POST", "/v1/chat/completions", CHAT, key=key + "x")).status == 401
+        await client.control("GET", "/nothing", key=key)
+        host, _, port = client.app.url.removeprefix("http://").rpartition(":")
+        for line, header in ((f"/e/{key}/v1/models?\xff", "a: b"), ("/v1/models", f"Authorization: Bearer {key}\1")):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET {line} HTTP/1.1\r\nHost: {host}\r\n{header}\r\n\r\n".encode("latin-1"))
+            assert (await reader.readline()).split()[1] == b"400"
+            writer.close()
+        assert "Error handling request" in caplog.text
+        for request in stub.requests:
+            assert key not in str(request)
+            assert SECRET not in str(request)
+    assert key not in caplog.text
+    assert SECRET not in caplog.text
+
+
+def test_an_issued_key_is_the_proxys_own(tmp_path: Path) -> None:
+    key = issue_key(Config(data_dir=str(tmp_path)), "agent", "team", 60.0)
+    claims = keyring.keys(tmp_path).verify(key, now=0.0)
+    assert (claims.scope, claims.tenant, claims.episode) == ("agent", "team", None)
+
+
+async def test_a_restart_forgets_no_history(tmp_path: Path) -> None:
+    async with EngineStub() as stub:
+        messages = CHAT["messages"]
+        found = []
+        for _ in range(3):
+            async with serving(tmp_path, upstream=(stub.url,)) as client:
+                answer = await client.ask("POST", "/v1/chat/completions", CHAT | {"messages": messages})
+            found.append(answer.headers["X-AJet-Episode"])
+            messages = [*messages, answer.json["choices"][0]["message"], {"role": "user", "content": "more"}]
+        assert len(set(found)) == 1
+
+
+async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metrics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift_rate, "LEAST", 3)
+    settings: dict[str, Any] = {"continuity": "off", "drift_limit": 0.5}
+    async with EngineStub(drift=True) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+        messages = [{"role": "user", "content": "say: go higher, please do"}]
+        for _ in range(4):
+            assert (await client.status())["alerts"] == []
+            body = CHAT | {"messages": messages, "max_tokens": 99}
+            answer = await client.ask("POST", "/e/e/v1/chat/completions", body)
+            messages += [answer.json["choices"][0]["message"], {"role": "user", "content": "say: go lower, please do"}]
+        await client.control("POST", "/episodes/e/rewards", {"value": 1.0})
+        (line,) = (await client.status())["alerts"]
+        assert line.startswith("model 'stub': 3 of the last 3 turns (100.0%)")
+
+        async def logged() -> bool:
+            return f"alert: {line}" in caplog.messages
+
+        await eventually(logged)
+        page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
+        assert {'ajet_broken_timelines_total{model="stub",broken_by="retokenized"} 3', "ajet_alerts 1"} <= set(page)
+        record = (await client.control("GET", "/episodes/e")).json
+        assert record["drift"] == {"stub": {"turns": 3, "broken_by": {"retokenized": 3}}}
+
+
+async def test_how_long_requests_were_held_at_the_gate_is_measured(tmp_path: Path) -> None:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
+        await client.ask("POST", "/e/e/v1/chat/completions", CHAT)
+        page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
+        assert "ajet_gate_wait_seconds_count 1" in page
