@@ -110,7 +110,7 @@ def losses() -> Iterator[str]:
         value for name, value in vars(call).items()
         if name.isupper() and isinstance(value, str) and name != "SCORED"
     )
-    for module in modules("ajet_proxy/core/dialects"):
+    for module in modules("ajet_proxy/core/protocol"):
         for node in tree(module).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SEVERAL_GENERATIONS":
                 yield ast.literal_eval(node.value)

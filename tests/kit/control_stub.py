@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from ajet_proxy.core.ledger.episode import Given, total
+from ajet_proxy.core.trajectory.rewards import Given, total
 from ajet_sdk import routes
 from ajet_sdk.errors import AjetError, Conflict, NotFound, Unauthorized
 

@@ -16,10 +16,9 @@ Marks are part of the journal's events and live as long as their episode is open
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 from ajet_proxy.core.conversation.history import Beginnings, Mark
-from ajet_proxy.core.ledger.episode import Episode
 
 
 class Lineage:
@@ -64,17 +63,14 @@ class Lineage:
         self.add(episode, [Mark(_again(sent)) for sent in (body_hash, idempotency_key) if sent is not None])
 
     def repeated(
-        self, body_hash: str | None, idempotency_key: str | None, episodes: Mapping[str, Episode]
+        self, body_hash: str | None, idempotency_key: str | None, all_lost: Callable[[str], bool]
     ) -> str | None:
         """The episode of an earlier attempt at a request: by its idempotency key, or, if it has none, by its body, if
-        that is given."""
+        that is given, where `all_lost` says that no call of the episode came to anything."""
         if idempotency_key is not None:
             found = list(self._episodes.get(_again(idempotency_key), ()))
         else:
-            found = [
-                name for name in self._episodes.get(_again(body_hash or ""), ())
-                if all(entry.state == "lost" for entry in episodes[name].calls.values())
-            ]
+            found = [name for name in self._episodes.get(_again(body_hash or ""), ()) if all_lost(name)]
         return found[-1] if found else None
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.delivery import delivered
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, repeats, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.gate import GateState, check_version
@@ -27,7 +28,6 @@ from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.settings import LedgerSettings
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
-from ajet_proxy.core.trajectory.samples import delivered
 from ajet_proxy.core.trajectory.timeline import Packed, Turn
 from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
@@ -267,7 +267,7 @@ class Ledger(State):
     ) -> tuple[str, ...]:
         """The open episode that a request continues which nothing names, if there is one; several if nobody can say
         which of them."""
-        again = self.lineage.repeated(body_hash if retries else None, idempotency_key, self.episodes)
+        again = self.lineage.repeated(body_hash if retries else None, idempotency_key, self.all_lost)
         if again is not None:
             return (again,)
         return () if history is None else self.lineage.continued(history)

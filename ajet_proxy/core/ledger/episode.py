@@ -15,13 +15,14 @@ Next: ajet_proxy/core/trajectory/samples.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import Struct
 
 from ajet_proxy.core.ledger.texts import Texts
+from ajet_proxy.core.trajectory.rewards import Given, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import OpenEpisode
@@ -84,38 +85,6 @@ def has_room(episode: Episode, note: str | None) -> None:
     if note and sum(len(given.note or "") for given in episode.rewards.values()) + len(note) > MAX_NOTES:
         message = f"the notes of episode {episode.id} have {MAX_NOTES} characters, as many as they may: leave this out"
         raise Conflict(message, code="too_many_notes")
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """One reward as it was given. A `call` or an `agent` limits the samples it counts for."""
-
-    id: str
-    value: float
-    call: str | None
-    agent: str | None
-    final: bool
-    note: str | None
-    at: float
-
-    def to_json(self) -> dict[str, Any]:
-        out = {"id": self.id, "value": self.value, "final": self.final, "at": self.at}
-        scope = {"call": self.call, "agent": self.agent, "note": self.note}
-        return out | {name: value for name, value in scope.items() if value is not None}
-
-
-def total(rewards: Iterable[Given]) -> float | None:
-    """The sum of `rewards`, of which a final one takes the place of earlier final ones: of those given to the same call
-    or agent, or of all if it is the whole episode's. None for none."""
-    rewards = list(rewards)
-    finals: dict[tuple[str | None, str | None], float] = {}
-    for reward in rewards:
-        scope = (reward.call, reward.agent if reward.call is None else None)
-        if reward.final and scope == (None, None):
-            finals.clear()
-        if reward.final:
-            finals[scope] = reward.value
-    return sum([reward.value for reward in rewards if not reward.final], sum(finals.values())) if rewards else None
 
 
 class Asked(Struct, frozen=True, eq=False):

@@ -14,12 +14,13 @@ from typing import Any, Protocol
 
 from ajet_proxy.core.conversation.lineage import Lineage
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode, Given
+from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.gate import Gate
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Tally
 from ajet_proxy.core.ledger.settings import LedgerSettings
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
+from ajet_proxy.core.trajectory.rewards import Given
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
 from ajet_sdk.routes import EPISODE_STATES
 
@@ -140,6 +141,10 @@ class State:
         """`episode`, wherever it is by now."""
         known = self.episodes.get(episode) or self.leaving.get(episode)
         return known if known is not None or not self.archived else self.archive.episode(episode)
+
+    def all_lost(self, episode: str) -> bool:
+        """Whether no call of `episode`, which is in memory, has come to anything."""
+        return all(entry.state == "lost" for entry in self.episodes[episode].calls.values())
 
     def find_batch(self, batch: str) -> LeasedBatch | None:
         """`batch`, wherever it is by now."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ajet_proxy.core.ledger.episode import Episode, Given, total
 from ajet_proxy.core.tokens import count, cut, unpack_tokens
 from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_proxy.core.trajectory.repair import join
+from ajet_proxy.core.trajectory.rewards import Given, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge, pack
-from ajet_sdk.sample import BatchEpisode, Call, PolicySpans, Sample
+from ajet_sdk.sample import Call, PolicySpans, Sample
 
 
 def samples_of(
@@ -51,20 +51,6 @@ def each_sample(
             repaired_tokens=timeline.repaired_tokens,
         )
         for index, timeline in enumerate(join(timelines))
-    )
-
-
-def delivered(episode: Episode, model: str, given: int | None) -> BatchEpisode:
-    """What `model` learns from an episode that has the first `given` of its rewards."""
-    rewards = tuple(episode.rewards.values())[:given]
-    samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
-    return BatchEpisode(
-        episode=episode.id,
-        task=episode.named_task,
-        model=model,
-        reward=total(rewards) or 0.0,
-        rewards=tuple(reward.to_json() for reward in rewards),
-        samples=tuple(sample for sample in samples if sample.model == model),
     )
 
 

@@ -19,7 +19,6 @@ from yarl import URL
 from ajet_proxy.core.continuity.memory import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
-from ajet_proxy.core.identity.retries import Missed
 from ajet_proxy.core.ledger.engine_alerts import Telling
 from ajet_proxy.core.ledger.episode import takes
 from ajet_proxy.core.ledger.events import (
@@ -33,6 +32,7 @@ from ajet_proxy.core.ledger.events import (
     GateOpened,
     PolicyAnnounced,
 )
+from ajet_proxy.core.ledger.missed import Missed
 from ajet_proxy.core.ledger.session_names import RUNGS, Names
 from ajet_proxy.core.protocol.kept_responses import Retold
 from ajet_proxy.core.protocol.reading import Ask

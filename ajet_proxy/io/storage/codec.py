@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 from msgspec import Struct, structs
@@ -35,7 +35,30 @@ _ARRAYS = (("i", "text"), ("d", "logprobs"))
 """What of a call's record is numbers, with their kind."""
 NONE: Mapping[str, Episode] = MappingProxyType({})
 _packed = Encoder().encode
-_EVENTS: dict[str, Any] = {kind.__name__: kind for kind in get_args(ev.Event)}
+EVENTS: dict[str, Any] = {
+    "EpisodeOpened": ev.EpisodeOpened,
+    "TaskNamed": ev.TaskNamed,
+    "EpisodeMarkedEval": ev.EpisodeMarkedEval,
+    "CallStarted": ev.CallStarted,
+    "CallFinished": ev.CallFinished,
+    "CallLost": ev.CallLost,
+    "AnswersSent": ev.AnswersSent,
+    "RewardGiven": ev.RewardGiven,
+    "EpisodeSealed": ev.EpisodeSealed,
+    "EpisodeDiscarded": ev.EpisodeDiscarded,
+    "EpisodeTouched": ev.EpisodeTouched,
+    "BatchLeased": ev.BatchLeased,
+    "LeaseExtended": ev.LeaseExtended,
+    "BatchReturned": ev.BatchReturned,
+    "BatchTrained": ev.BatchTrained,
+    "EpisodesArchived": ev.EpisodesArchived,
+    "PolicyAnnounced": ev.PolicyAnnounced,
+    "GateClosed": ev.GateClosed,
+    "GateOpened": ev.GateOpened,
+    "ProxyStarted": ev.ProxyStarted,
+}
+"""The names of events on disk, which never change, whatever the classes are called."""
+_NAMES = {kind: name for name, kind in EVENTS.items()}
 
 
 class UnknownRecord(Exception):
@@ -49,7 +72,7 @@ def encode(event: ev.Event, episodes: Mapping[str, Episode] = NONE) -> bytes:
         fields["call"] = _pack_call(event.call, episodes.get(event.episode))
     elif isinstance(event, ev.EpisodeOpened):
         fields["metadata"] = json.dumps(event.metadata)
-    record = [type(event).__name__, fields]
+    record = [_NAMES[type(event)], fields]
     try:
         return _packed(record)
     except UnicodeEncodeError:  # half a character, which msgspec does not write
@@ -60,7 +83,7 @@ def decode(record: bytes, episodes: Mapping[str, Episode] = NONE) -> ev.Event:
     """The event in `record`, or `UnknownRecord`; `episodes` are as the events before it have made them."""
     try:
         name, fields = msgpack.unpackb(record, raw=False, use_list=False, unicode_errors="surrogatepass")
-        kind = _EVENTS[name]
+        kind = EVENTS[name]
         if kind is ev.CallFinished:
             fields["call"] = _unpack_call(fields["call"], fields["episode"], episodes)
         elif kind is ev.EpisodeOpened:

@@ -29,7 +29,7 @@ import msgpack
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.conversation.lineage import Lineage
 from ajet_proxy.core.ledger.commands import Ledger
-from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode, Given
+from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.gate import Gate
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, Tally, TaskRewards
@@ -37,17 +37,19 @@ from ajet_proxy.core.ledger.settings import LedgerSettings
 from ajet_proxy.core.ledger.state import Archive, Served, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.trajectory.drift_rate import Drift
+from ajet_proxy.core.trajectory.rewards import Given
 from ajet_proxy.core.trajectory.timeline import Turn
 from ajet_proxy.io.storage.codec import fields_of, made_of
 from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        Asked, CallEntry, Chain, Curve, Drift, Episode, Gate, Given, LeasedBatch, Lineage, Point, ReadyQueues, Served,
-        Tally, TaskRewards, Text, Texts, Turn,
-    )
+    "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
+    "Gate": Gate, "Given": Given, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
+    "ReadyQueues": ReadyQueues, "Served": Served, "Tally": Tally, "TaskRewards": TaskRewards, "Text": Text,
+    "Texts": Texts, "Turn": Turn,
 }
+"""The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
+_NAMES = {kind: name for name, kind in KINDS.items()}
 HEADER = ("ajet-snapshot-2", sys.byteorder)
 OBJECT, SET = 1, 2
 PIECE = 16 << 20
@@ -156,8 +158,8 @@ def unpack(record: bytes) -> Any:
 def pack(value: Any) -> bytes:
     """Bytes that `unpack` reads. An object is its kind and its fields, and a MessagePack extension only within another
     one: those end at 4 GiB."""
-    kind = type(value).__name__
-    return _packed([kind, _fields(value)] if kind in KINDS else value)
+    name = _NAMES.get(type(value))
+    return _packed(value if name is None else [name, _fields(value)])
 
 
 def _packed(value: Any) -> bytes:
@@ -181,7 +183,7 @@ def _write(value: Any) -> Any:
         return list(value)
     if isinstance(value, set):
         return msgpack.ExtType(SET, _packed(sorted(value)))
-    if type(value).__name__ not in KINDS:
+    if type(value) not in _NAMES:
         raise TypeError(f"a snapshot cannot hold a {type(value).__name__}")
     return msgpack.ExtType(OBJECT, pack(value))
 

@@ -399,8 +399,8 @@ def test_an_attempt_that_nothing_names_is_known_again() -> None:
     for way in ("path", "lineage"):
         rig.run([ev.CallStarted(rig.at, episode, (way,), "m", "", way, f"body by {way}")])
         rig.lose(episode, way)
-    assert rig.ledger.lineage.repeated("body by path", None, rig.ledger.episodes) is None
-    assert rig.ledger.lineage.repeated("body by lineage", None, rig.ledger.episodes) == episode
+    assert rig.ledger.lineage.repeated("body by path", None, rig.ledger.all_lost) is None
+    assert rig.ledger.lineage.repeated("body by lineage", None, rig.ledger.all_lost) == episode
 
 
 def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the_next() -> None:

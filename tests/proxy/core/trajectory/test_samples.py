@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.episode import Given
+from ajet_proxy.core.ledger.delivery import delivered
 from ajet_proxy.core.trajectory.call import prompt_hash
-from ajet_proxy.core.trajectory.samples import delivered, merge_calls, samples_of, tree_rows
+from ajet_proxy.core.trajectory.rewards import Given
+from ajet_proxy.core.trajectory.samples import merge_calls, samples_of, tree_rows
 from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.sample import Call, Sample
 from tests.kit.ledger_rig import LedgerRig

@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
-from ajet_proxy.core.identity.retries import Missed
 from ajet_proxy.core.ledger.events import CallStarted, Event, RewardGiven
+from ajet_proxy.core.ledger.missed import Missed
 from ajet_proxy.io.ledger_port.remote_server import Clerk
 from ajet_sdk.errors import NotReady, OverQuota
 from tests.kit.engine_stub import EngineStub, Fault

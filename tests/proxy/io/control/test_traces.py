@@ -121,7 +121,7 @@ def test_spans_go_where_opentelemetrys_own_variables_say(monkeypatch: pytest.Mon
     provider.shutdown()
 
 
-@pytest.mark.skipif(HERE, reason="the library is here: .venv/bin/python -m pytest tests/proxy/io/control/test_traces.py")
+@pytest.mark.skipif(HERE, reason="the library is here: run tests/proxy/io/control/test_traces.py in .venv")
 async def test_without_the_library_the_setting_is_an_error_that_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="in a clone of ajet"):
         exporting()

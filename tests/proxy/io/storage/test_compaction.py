@@ -197,8 +197,8 @@ def run(data: Path, *arguments: str, file_bytes: int = resource.RLIM_INFINITY) -
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.RLIM_INFINITY))
 
     return subprocess.run(
-        [sys.executable, "-m", "ajet_proxy.io.storage.compaction", str(data), *(arguments or ("0", "0"))], cwd=ROOT, text=True,
-        capture_output=True, check=False, preexec_fn=limit,
+        [sys.executable, "-m", "ajet_proxy.io.storage.compaction", str(data), *(arguments or ("0", "0"))], cwd=ROOT,
+        text=True, capture_output=True, check=False, preexec_fn=limit,
     )
 
 

@@ -1,0 +1,1 @@
+"""The sampled tokens as the next prompt."""

@@ -1,0 +1,1 @@
+"""The control plane as functions of the request and the ledger."""

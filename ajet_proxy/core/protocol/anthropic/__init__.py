@@ -1,0 +1,1 @@
+"""The Messages API, carried over the engine's chat route."""

@@ -1,0 +1,1 @@
+"""The record of a call, timelines, drift, rewards and samples."""

@@ -1,0 +1,39 @@
+"""Rewards as they were given, and what they add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One reward as it was given. A `call` or an `agent` limits the samples it counts for."""
+
+    id: str
+    value: float
+    call: str | None
+    agent: str | None
+    final: bool
+    note: str | None
+    at: float
+
+    def to_json(self) -> dict[str, Any]:
+        out = {"id": self.id, "value": self.value, "final": self.final, "at": self.at}
+        scope = {"call": self.call, "agent": self.agent, "note": self.note}
+        return out | {name: value for name, value in scope.items() if value is not None}
+
+
+def total(rewards: Iterable[Given]) -> float | None:
+    """The sum of `rewards`, of which a final one takes the place of earlier final ones: of those given to the same call
+    or agent, or of all if it is the whole episode's. None for none."""
+    rewards = list(rewards)
+    finals: dict[tuple[str | None, str | None], float] = {}
+    for reward in rewards:
+        scope = (reward.call, reward.agent if reward.call is None else None)
+        if reward.final and scope == (None, None):
+            finals.clear()
+        if reward.final:
+            finals[scope] = reward.value
+    return sum([reward.value for reward in rewards if not reward.final], sum(finals.values())) if rewards else None

@@ -1,0 +1,1 @@
+"""The control routes, the page, gauges and traces."""

@@ -1,0 +1,1 @@
+"""The engines: requests to them, their pool, probes, rendering, rescoring, pausing."""

@@ -1,0 +1,1 @@
+"""Servers, TLS, errors, bodies, keys and the audit log."""

@@ -1,0 +1,1 @@
+"""The one door to the ledger, in this process or in another."""

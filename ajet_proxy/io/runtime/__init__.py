@@ -1,0 +1,1 @@
+"""Clock, processes, metrics, memory: what every other room of io stands on."""

@@ -1,0 +1,1 @@
+"""The journal, snapshots, the archive, and the store that puts ledger and journal together."""

@@ -1,0 +1,1 @@
+"""Processes that take agents' connections."""
