@@ -13,6 +13,7 @@ from ajet_proxy.core.trajectory import drift
 from ajet_proxy.settings import table
 from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, words
 from tests.kit.source import FOLDERS, ROOT, modules, tree
+from tests.test_arrows import CORE, IO
 
 ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_contract_wire.py", "tests/kit/pages.py")
 
@@ -95,3 +96,11 @@ def test_every_citation_of_the_contract_names_a_section_that_is_there(module: Pa
 def test_a_citation_of_no_section_is_found() -> None:
     text = "contract §1, contract §1.1; (the contract)\n# contract\n# §1 contract §9.9 contract section 1"
     assert bad_citations(text, {"1", "1.1"}) == ["contract", "contract §9.9", "contract"]
+
+
+def test_the_architecture_page_lists_the_rooms_and_their_arrows() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    for rooms in (CORE, IO):
+        for room, others in rooms.items():
+            known = ", ".join(f"`{other}`" for other in rooms if other in others) or "nothing"
+            assert f"\n| `{room}` | {known} | " in page, room
