@@ -17,7 +17,7 @@ from ajet_proxy.io.runtime.metrics import MAX_SERIES, METRICS, Metric, Metrics
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps
 
-DOCS = Path(__file__).parents[3] / "docs" / "reference"
+DOCS = Path(__file__).parents[4] / "docs" / "reference"
 ALL = (*METRICS, *READ)
 LINE = re.compile(r'[a-z_]+(\{[a-z_]+="(?:[^"\\\n]|\\.)*"(,[a-z_]+="(?:[^"\\\n]|\\.)*")*\})? -?[0-9.e+-]+')
 

@@ -31,7 +31,7 @@ from tests.kit.disk import Disk
 from tests.kit.histories import encoded, everything, folded, histories, write_segments
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
