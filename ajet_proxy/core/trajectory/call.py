@@ -31,8 +31,8 @@ RESTARTED = "restarted"
 REFUSED = "refused"
 """The engine answered with an error status: nothing was generated."""
 ENGINE_ERROR = "engine_error"
-"""The engine reported an error in the middle of its answer or at its end (finish reason ``error``), or could not be
-reached."""
+"""The engine reported an error in the middle of its answer, at its end (finish reason ``error``) or behind it, or could
+not be reached."""
 ENGINE_ABORTED = "engine_aborted"
 """The engine ended the generation before it was done (finish reason ``abort``)."""
 TRUNCATED = "truncated"
@@ -43,7 +43,8 @@ NO_LOGPROBS = "no_logprobs"
 """The engine did not give one logprob for each sampled token: too few, or a number that is none
 (`core.protocol.logprobs`)."""
 CAPTURE_FAILED = "capture_failed"
-"""The answer is not what this dialect says it should be, or tells a thing twice; the agent got it as it came."""
+"""The answer is not what this dialect says it should be, tells a thing twice or goes on behind its finish; the agent
+got it as it came."""
 UNASKABLE = "unaskable"
 """The engine refuses to be asked for ids or logprobs; the agent got its answer to the request as it was."""
 NO_CHAT_ROUTE = "no_chat_route"

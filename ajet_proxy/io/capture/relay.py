@@ -3,8 +3,8 @@
 Invariant: bytes leave in the order in which they came, and those that complete a captured answer leave only after the
 `Recorder` has made its calls durable. Calls whose client went away before those were written to it are lost. A client
 that goes away ends the engine's request at once. What follows the end of an answer leaves as it comes; calls that it
-contradicts are taken back. An answer that breaks off breaks off for the client too, and so does
-one that the disk does not take in time: nothing is made up to end it well.
+contradicts are taken back. An answer that breaks off breaks off for the client too, and so does one that the disk does
+not take in time: nothing is made up to end it well.
 """
 
 from __future__ import annotations

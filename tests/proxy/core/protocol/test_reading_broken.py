@@ -132,10 +132,20 @@ def test_nothing_is_kept_of_what_stands_behind_the_end(path: str, done: bool) ->
 @BOTH
 def test_an_empty_finish_reason_is_none(path: str) -> None:
     """As servers send it in every event."""
+    begun = start(path, [1, 2])
+    begun["choices"][0]["finish_reason"] = ""
     words = [said(path, "a", 5, finish=""), said(path, "b", 6, finish="")]
-    seen, outcomes = stream(path, [start(path, [1, 2]), *words, said(path, "", 7, finish="stop"), "[DONE]"])
+    seen, outcomes = stream(path, [begun, *words, said(path, "", 7, finish="stop"), "[DONE]"])
     assert ids_of(outcomes) == [(5, 6, 7)] and seen[-3]["choices"][0]["finish_reason"] == ""
     assert reasons(document(path, whole(path, (0, 5, "")))[1]) == ["truncated"]
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_an_event_that_only_the_proxy_asked_for_is_one_whatever_stands_for_no_finish(quiet: bool) -> None:
+    asked = {"include_reasoning": False} if quiet else {}
+    filler = chat_event({}, ids=[5], logprobs=[-0.5], finish="")
+    seen, outcomes = stream(CHAT, [start(CHAT, [1]), filler, said(CHAT, "", 6, finish="stop"), "[DONE]"], asked)
+    assert ids_of(outcomes) == [(5, 6)] and len(seen) == 3
 
 
 @BOTH
