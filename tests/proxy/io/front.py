@@ -199,8 +199,9 @@ class Front:
     @property
     def running(self) -> int:
         """Calls that began and did not end."""
-        begun = sum(len(event.calls) for event in self.of(CallStarted))
-        return begun - len(self.calls) - len(self.lost)
+        begun = {call for event in self.of(CallStarted) for call in event.calls}
+        ended = {event.call.turn.call for event in self.of(CallFinished)} | {event.call for event in self.of(CallLost)}
+        return len(begun - ended)
 
 
 async def leave(asking: asyncio.Task[Any]) -> None:

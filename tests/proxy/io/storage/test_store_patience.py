@@ -19,14 +19,11 @@ from tests.proxy.io.storage.test_store import broken, disk, quick, story
 __all__ = ["disk"]
 
 
-def impatient(data: Path) -> Store:
-    return Store.open(data, SETTINGS, patience_s=0.05, journal=quick)
-
-
 async def test_what_ends_on_a_full_disk_does_not_wait_for_ever(tmp_path: Path, disk: Disk) -> None:
     """It is refused after a while, and on disk all the same once that can be written."""
-    store = impatient(tmp_path)
+    store = Store.open(tmp_path, SETTINGS, journal=quick)
     await broken(store, disk)
+    store.patience_s = 0.05
     other = LedgerRig()
     other.open("ep", task="t")
     other.begin("ep")
@@ -42,7 +39,7 @@ async def test_what_ends_on_a_full_disk_does_not_wait_for_ever(tmp_path: Path, d
 
 
 async def test_a_disk_that_says_nothing_is_not_waited_for_either(tmp_path: Path, disk: Disk) -> None:
-    store = impatient(tmp_path)
+    store = Store.open(tmp_path, SETTINGS, patience_s=0.05, journal=quick)
     disk.hold()
     async with asyncio.timeout(20):
         with pytest.raises(NotReady, match=r"not take this within 0\.05 seconds"):
