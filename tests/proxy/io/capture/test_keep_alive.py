@@ -79,8 +79,10 @@ async def test_nothing_is_said_in_the_middle_of_an_event_or_where_it_is_switched
 async def test_a_client_that_does_not_read_is_told_once() -> None:
     response = Response()
     response.reading.clear()
-    with keeping(response, Exchange()) as silence:
-        await asyncio.sleep(0.08)
+    with keeping(response, Exchange(), 60.0) as silence:
+        for _ in range(3 * LOOKS):
+            silence._look()
+            await asyncio.sleep(0)
         assert response.written == [Exchange.keep_alive]
         response.reading.set()
         assert silence._writing is not None
