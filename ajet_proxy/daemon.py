@@ -44,11 +44,11 @@ from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.intercept.authority import AuthorityError
 from ajet_proxy.io.intercept.tunnels import Interception, Tunnels
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
-from ajet_proxy.io.ledger_port.local import LedgerDesk
+from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import Facts
 from ajet_proxy.io.runtime.alert_log import Alarm
 from ajet_proxy.io.runtime.clock import Clock
-from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.runtime.process import (
     allow_many_connections,
@@ -108,22 +108,22 @@ class App:
             refuse_own(config, self.listening)
         data_dir = open_data_dir(config)
         clock, metrics = Clock(), Metrics()
-        room = Room(metrics)
+        budget = MemoryBudget(metrics)
         store = await self._open_store(data_dir, clock, metrics)
         ledger = store.ledger
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
         gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s, waited=waited)
         engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
-        desk = LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
-        self._stack.callback(desk.close)
+        ledger_port = LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
+        self._stack.callback(ledger_port.close)
         make_front = functools.partial(
-            HttpFront, desk=desk, engines=engines, keys=keys, clock=clock, metrics=metrics,
-            settings=front.settings(config, self.name), room=room,
+            HttpFront, ledger_port=ledger_port, engines=engines, keys=keys, clock=clock, metrics=metrics,
+            settings=front.settings(config, self.name), budget=budget,
         )
         log = AuditLog(data_dir, max_bytes=config.max_audit)
-        workers = self._crew(store, desk, keys, log, metrics, data_dir) if config.workers > 1 else None
-        self._look_after(store, data_dir, clock, metrics, keys, room)
+        workers = self._crew(store, ledger_port, keys, log, metrics, data_dir) if config.workers > 1 else None
+        self._look_after(store, data_dir, clock, metrics, keys, budget)
         audit = functools.partial(audited, log, keys=keys, now=clock.now)
         if config.intercept:
             tunnels = Tunnels(
@@ -138,7 +138,7 @@ class App:
         control = Control(
             store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
-            workers=workers, settings=_control_settings(config), room=room, listening=self.listening,
+            workers=workers, settings=_control_settings(config), budget=budget, listening=self.listening,
         )
         secured, around = front.tls(config), audit(headers=headers_as_sent)
         if workers is None:
@@ -169,11 +169,11 @@ class App:
         return store
 
     def _look_after(
-        self, store: Store, data_dir: Path, clock: Clock, metrics: Metrics, keys: Keys, room: Room
+        self, store: Store, data_dir: Path, clock: Clock, metrics: Metrics, keys: Keys, budget: MemoryBudget
     ) -> None:
         """Start what is done again and again."""
         config = self.config
-        limits = self._limit(store, data_dir, metrics, room)
+        limits = self._limit(store, data_dir, metrics, budget)
         compactor = Compactor(
             store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
             max_bytes=config.archive_max_bytes,
@@ -215,7 +215,7 @@ class App:
         return runner
 
     def _crew(
-        self, store: Store, desk: LedgerDesk, keys: Keys, log: AuditLog, metrics: Metrics, data_dir: Path
+        self, store: Store, ledger_port: LocalPort, keys: Keys, log: AuditLog, metrics: Metrics, data_dir: Path
     ) -> Workers:
         """The worker processes, which know at every moment what the ledger says of weights and engines."""
         config, ledger = self.config, store.ledger
@@ -230,18 +230,18 @@ class App:
                 workers.tell()
 
         self.workers = workers = Workers(
-            config.workers, settings | {"tenants": ()}, desk=desk, facts=facts, audit=log, metrics=metrics,
-            data_dir=data_dir, drain_s=config.drain_s + STOP_MARGIN_S,
+            config.workers, settings | {"tenants": ()}, ledger_port=ledger_port, facts=facts, audit=log,
+            metrics=metrics, data_dir=data_dir, drain_s=config.drain_s + STOP_MARGIN_S,
         )
         store.listen(heard)
         return workers
 
-    def _limit(self, store: Store, data_dir: Path, metrics: Metrics, room: Room) -> DaemonLimits:
+    def _limit(self, store: Store, data_dir: Path, metrics: Metrics, budget: MemoryBudget) -> DaemonLimits:
         """Hold `store`, and what bodies take, to what the operator allows."""
         config = self.config
 
         def measured(left: int) -> None:
-            room.look(left if self.workers is None else self.workers.share(left))
+            budget.look(left if self.workers is None else self.workers.share(left))
 
         def resident() -> int:
             pids = () if self.workers is None else self.workers.pids().values()

@@ -29,9 +29,9 @@ from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http.audit import audited
 from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.ledger_port.channel import Channel
-from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemoteDesk
+from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemotePort
 from ajet_proxy.io.runtime.clock import Clock
-from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.runtime.process import allow_many_connections, endings, log_to_stderr, look_for_garbage_less, program
 from ajet_proxy.settings import Config
@@ -46,14 +46,14 @@ class Worker:
         self.over = asyncio.Event()
         self._channel = channel
         self._metrics = Metrics()
-        self._room = Room(self._metrics)
+        self._budget = MemoryBudget(self._metrics)
         self._runner: Runner | None = None
-        self._desk: RemoteDesk | None = None
+        self._ledger_port: RemotePort | None = None
         self._keys: Keys | None = None
         self._work: set[asyncio.Task[None]] = set()
         self._words: Mapping[str, Callable[..., None]] = {
             "start": lambda *given: self._do(self._start(*given)), "facts": self._take,
-            "over": self._over, "room": self._room.look,
+            "over": self._over, "budget": self._budget.look,
             "drain": lambda: self._do(self._drain()),
         }
 
@@ -92,19 +92,20 @@ class Worker:
         clock = Clock()
         self._keys = keys = Keys(facts.ring.secrets[0], admin_secret=config.admin_secret)
         keys.ring = facts.ring
-        self._desk = desk = RemoteDesk(self._channel, facts)
+        self._ledger_port = ledger_port = RemotePort(self._channel, facts)
         engines = Engines(
-            config.upstreams, lambda model: desk.facts.upstreams(model), lambda: desk.facts.models()
+            config.upstreams, lambda model: ledger_port.facts.upstreams(model), lambda: ledger_port.facts.models()
         )
         audit = audited(self, keys=keys, now=clock.now, headers=headers_as_sent)
         application = front.application(config, keys, audit)
         relay = ControlRelay(
             control, keys=keys, clock=clock, max_body=config.max_body, client_timeout=config.client_timeout,
-            room=self._room,
+            budget=self._budget,
         )
         relay.add_routes(application)
         HttpFront(
-            desk=desk, keys=keys, engines=engines, clock=clock, metrics=self._metrics, room=self._room,
+            ledger_port=ledger_port, keys=keys, engines=engines, clock=clock, metrics=self._metrics,
+            budget=self._budget,
             settings=front.settings(config, facts.daemon),
         ).add_routes(application)
         self._runner = front.runner(config, application)
@@ -116,13 +117,13 @@ class Worker:
             ).start()
 
     def _take(self, facts: Facts) -> None:
-        if self._desk is not None and self._keys is not None:
-            self._desk.facts = facts
+        if self._ledger_port is not None and self._keys is not None:
+            self._ledger_port.facts = facts
             self._keys.ring = facts.ring
 
     def _over(self, entry: int) -> None:
-        if self._desk is not None:
-            self._desk.over(entry)
+        if self._ledger_port is not None:
+            self._ledger_port.over(entry)
 
     async def _figures(self) -> Any:
         return self._metrics.figures()

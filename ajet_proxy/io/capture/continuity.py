@@ -51,7 +51,7 @@ from ajet_proxy.core.trajectory.call import Captured, Origin
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.rendering import CHAT, ROUTES, Engine, Ids, NotRendered, OnChat
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
-from ajet_proxy.io.ledger_port.port import Desk
+from ajet_proxy.io.ledger_port.port import LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError
 
@@ -67,9 +67,9 @@ OUTLINES = {CHAT: outline, responding.ROUTE: responding.outline}
 class Continuity:
     """What all turns share: what is known of the engines."""
 
-    def __init__(self, upstream: Upstream, *, desk: Desk, metrics: Metrics) -> None:
+    def __init__(self, upstream: Upstream, *, ledger_port: LedgerPort, metrics: Metrics) -> None:
         self.upstream = upstream
-        self.desk = desk
+        self.ledger_port = ledger_port
         self.metrics = metrics
         self.mark = f"quick onyx goblins {secrets.token_hex(8)} jump over lazy dwarves"
         """Words that no conversation can hold, because nobody is told them."""
@@ -120,7 +120,7 @@ class Turn:
             with suppress(RecursionError):  # nested too deeply to be known again, as tool calls may be
                 ends, call = tuple(self._asked.ends(answer)), origin.calls[captured.index]
                 how = ended(captured, self._asked.called(answer))
-                self._shared.desk.remember(ends, self._asked.sought.shape, call, how)
+                self._shared.ledger_port.remember(ends, self._asked.sought.shape, call, how)
         altered = origin.altered if self._prompt is None else (*origin.altered, FIELD)
         return replace(origin, altered=altered, continuity=self._word)
 
@@ -146,7 +146,7 @@ class Turn:
             )
         if self._asked is None:
             return UNSUPPORTED, None
-        found = await shared.desk.recall(self._asked.sought, origin.episode)
+        found = await shared.ledger_port.recall(self._asked.sought, origin.episode)
         if isinstance(found, str):
             return found, None
         try:

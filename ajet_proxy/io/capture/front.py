@@ -49,15 +49,15 @@ from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.reward_header import Rewards
 from ajet_proxy.io.engines.chat_route import Foreign
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.engines.probe import Inquiry
+from ajet_proxy.io.engines.probe import EngineProbe
 from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.engines.same_text import SameText
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, request_headers
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import Asking, Begun, Desk
+from ajet_proxy.io.ledger_port.port import Asking, Begun, LedgerPort
 from ajet_proxy.io.runtime.clock import Clock
-from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, BadRequest, LoopDetected, NotFound, NotReady, TooLarge
 from ajet_sdk.routes import KEY_PREFIX
@@ -102,12 +102,13 @@ class HttpFront:
     """Handles every request that is not a control request; `headers` gives those of a request that count."""
 
     def __init__(
-        self, *, desk: Desk, keys: Keys, engines: Engines, clock: Clock, metrics: Metrics, settings: FrontSettings,
-        room: Room, headers: Callable[[web.Request], Headers] = headers_as_sent,
+        self, *, ledger_port: LedgerPort, keys: Keys, engines: Engines, clock: Clock, metrics: Metrics,
+        settings: FrontSettings, budget: MemoryBudget,
+        headers: Callable[[web.Request], Headers] = headers_as_sent,
     ) -> None:
-        self._desk = desk
-        self._rewards = Rewards(desk)
-        self._room = room
+        self._ledger_port = ledger_port
+        self._rewards = Rewards(ledger_port)
+        self._budget = budget
         self._keys = keys
         self._clock = clock
         self._metrics = metrics
@@ -118,12 +119,14 @@ class HttpFront:
             read_timeout=settings.read_timeout, max_header=settings.max_header,
         )
         self._foreign = Foreign(self._upstream, engines)
-        self._templates = Inquiry(self._upstream, engines, questions, template_of, otherwise=Template())
-        self._quiet = Inquiry(self._upstream, engines, trial, withholds, otherwise=True)
+        self._templates = EngineProbe(self._upstream, engines, questions, template_of, otherwise=Template())
+        self._quiet = EngineProbe(self._upstream, engines, trial, withholds, otherwise=True)
         self._misspelt: set[str] = set()
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
-        self._continuity = Continuity(self._upstream, desk=desk, metrics=metrics) if settings.continuity else None
+        self._continuity = (
+            Continuity(self._upstream, ledger_port=ledger_port, metrics=metrics) if settings.continuity else None
+        )
 
     def add_routes(self, app: web.Application) -> None:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
@@ -200,7 +203,7 @@ class HttpFront:
         exchange = self._exchange(dialect, asked)
         known = history() if identity.episode is None else None
         asking = Asking(identity, known, sent, request.model, exchange.choices, dialect.path)
-        async with CallOff(http) as call_off, self._desk.begin(asking, call_off.now) as begun:
+        async with CallOff(http) as call_off, self._ledger_port.begin(asking, call_off.now) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)
             if suited is not dialect or begun.given is not None:
                 asked = asked if suited is dialect else suited.translate(request)
@@ -236,7 +239,7 @@ class HttpFront:
         turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
         scorer = Scorer(self._upstream, request, exchange.cache_salt, self._metrics)
         recorder = Recorder(
-            origin, scorer=scorer, texts=SameText(self._upstream, request), desk=self._desk,
+            origin, scorer=scorer, texts=SameText(self._upstream, request), ledger_port=self._ledger_port,
             marks=self._marks(history, exchange), finished=None if turn is None else turn.finished,
         )
         tail = Tail()
@@ -248,7 +251,7 @@ class HttpFront:
         finally:
             sampled = sum(count for place, count in enumerate(exchange.sampled) if place in recorder.lost)
             if recorder.lost and (used := tail.tokens() or sampled):
-                self._desk.used(tenant, used)
+                self._ledger_port.used(tenant, used)
         if exchange.skip == NO_CHAT_ROUTE:
             self._foreign.note(origin.model)
         if exchange.tells_versions:
@@ -262,7 +265,7 @@ class HttpFront:
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
             for response in answers(exchange):
-                self._desk.keep(response, exchange.ask)
+                self._ledger_port.keep(response, exchange.ask)
             captured = outcome if isinstance(outcome, Captured) else None
             return marks_of(history(), exchange.given[outcome.index], captured)
 
@@ -279,7 +282,7 @@ class HttpFront:
             try:
                 return dialect, dialect.translate(request)
             except BadRequest:
-                async with self._desk.enter(request.model):
+                async with self._ledger_port.enter(request.model):
                     if not await self._foreign.ask(dialect, request.model, look):
                         raise
         return Uncarried(dialect), request
@@ -308,7 +311,7 @@ class HttpFront:
         names = request if http[_HEADERS].labels.reward is not None else None
         identity = await self._rewards.record(http, self._identify(http, names), body)
         model, response = "" if request is None else request.model, fetched(http.method, identity.path)
-        ask = None if response is None else await self._desk.kept(response)
+        ask = None if response is None else await self._ledger_port.kept(response)
         upstream_request = self._engine_request(
             http, identity.path, body or None, model=model, sticky=identity.episode or "", identity=ask is not None
         )
@@ -317,14 +320,14 @@ class HttpFront:
         if http.method != "POST":
             return await relay.passed(http, upstream_request, self._upstream)
         tenant, tail = identity.claims.tenant, Tail()
-        await self._desk.admit(identity)
+        await self._ledger_port.admit(identity)
         try:
             if not identity.path.startswith("/v1/"):
                 return await relay.passed(http, upstream_request, self._upstream, tail.feed)
-            async with CallOff(http) as call_off, self._desk.enter(model, identity.episode or "", call_off.now):
+            async with CallOff(http) as call_off, self._ledger_port.enter(model, identity.episode or "", call_off.now):
                 return await relay.passed(http, upstream_request, self._upstream, tail.feed)
         finally:
-            self._desk.used(tenant, tail.tokens())
+            self._ledger_port.used(tenant, tail.tokens())
 
     async def _permission(self, http: web.Request) -> web.StreamResponse:
         """Pass on what a browser asks before its page may ask anything. It sends no key with that, and no body: all
@@ -387,10 +390,10 @@ class HttpFront:
         settings = self._settings
         try:
             return await body_of.read(
-                http, max_body=settings.max_body, limit_s=settings.client_timeout, room=self._room
+                http, max_body=settings.max_body, limit_s=settings.client_timeout, budget=self._budget
             )
         except (NotReady, ConnectionError, asyncio.CancelledError):
-            self._desk.missed(http[_CLAIMS].tenant)
+            self._ledger_port.missed(http[_CLAIMS].tenant)
             raise
 
 

@@ -28,7 +28,7 @@ from ajet_proxy.core.trajectory.call import (
 from ajet_proxy.core.trajectory.same_text import Found
 from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.engines.same_text import SameText
-from ajet_proxy.io.ledger_port.port import Desk, Ending, Gone, Whole, taken_back
+from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back
 
 Finished = Callable[[Origin, Captured], Origin]
 
@@ -37,7 +37,7 @@ class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, scorer: Scorer, texts: SameText, desk: Desk,
+        self, origin: Origin, *, scorer: Scorer, texts: SameText, ledger_port: LedgerPort,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
     ) -> None:
         """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
@@ -52,7 +52,7 @@ class Recorder:
         """The places of the choices that ended in no whole call."""
         self._scorer = scorer
         self._texts = texts
-        self._desk = desk
+        self._ledger_port = ledger_port
         self._marks = marks
         self._finished = finished
         self._version = origin.policy_version
@@ -66,10 +66,10 @@ class Recorder:
         changed, what comes from now on counts as theirs; of an answer in one piece all counts as the first ones'.
         Either way the call is uncertain, unless the engine itself says which token came from which (see
         `call.versions_of`)."""
-        if (weights := self._desk.weights) is self._weights:
+        if (weights := self._ledger_port.weights) is self._weights:
             return
         self._weights = weights
-        version = self._desk.policy_version(self.origin.model)
+        version = self._ledger_port.policy_version(self.origin.model)
         if version != self._version:
             self._version = version
             self._changes.append(Change(version, exchange.sampled))
@@ -79,24 +79,24 @@ class Recorder:
         if self.ended:
             return
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
-        if self._desk.merge_policy == "repair":
+        if self._ledger_port.merge_policy == "repair":
             for outcome in whole:
                 self._same_text[outcome.index] = await self._repeated(outcome)
         self.ended = True
         self._endings = [self._ending(outcome) for outcome in whole]
-        await self._desk.end(self._endings)
+        await self._ledger_port.end(self._endings)
 
     def sent(self) -> None:
         """The client's connection has taken the bytes that complete the answer."""
         if not self._sent:
             self._sent = True
-            self._desk.sent([end.call.turn.call for end in self._endings if isinstance(end, Whole)])
+            self._ledger_port.sent([end.call.turn.call for end in self._endings if isinstance(end, Whole)])
 
     def lose(self, reason: str = DISCONNECTED) -> None:
         """Record that all calls are lost, unless the client was sent the end."""
         if not self.ended:
             self.ended = True
-            self._desk.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
+            self._ledger_port.lose([self._ending(Lost(index, reason)) for index in range(len(self.origin.calls))])
         elif not self._sent:
             self.take_back(reason)
 
@@ -104,7 +104,7 @@ class Recorder:
         """The calls that were recorded as complete are lost after all, unless their episode has settled with them."""
         if lost := taken_back(self._endings, reason):
             self._endings = []
-            self._desk.lose(lost)
+            self._ledger_port.lose(lost)
 
     async def _scored(self, choice: Unscored) -> Captured | Lost:
         outcome = await self._scorer.score(choice) if self._same_weights() else None
@@ -115,12 +115,12 @@ class Recorder:
         if not isinstance(outcome, Captured):
             return None
         model = self.origin.model or outcome.model
-        calls = await self._desk.complete(self.origin.episode, model, self.origin.agent)
+        calls = await self._ledger_port.complete(self.origin.episode, model, self.origin.agent)
         return await self._texts.find(outcome.prompt_token_ids, calls, model=model) if calls else None
 
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""
-        version = self._desk.policy_version(self.origin.model)
+        version = self._ledger_port.policy_version(self.origin.model)
         return not self._changes and version == self.origin.policy_version
 
     def _ending(self, outcome: Captured | Lost) -> Ending:

@@ -17,14 +17,14 @@ from ajet_proxy.core.conversation.history import History
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.identity.retries import retries, retry_key
 from ajet_proxy.io.http.audit import SUBJECT
-from ajet_proxy.io.ledger_port.port import Desk
+from ajet_proxy.io.ledger_port.port import LedgerPort
 
 
 class Rewards:
-    """Records them at a desk."""
+    """Records them at a ledger_port."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, ledger_port: LedgerPort) -> None:
+        self._ledger_port = ledger_port
 
     async def record(
         self, http: web.Request, identity: Identity, body: bytes, history: History | None = None,
@@ -35,7 +35,7 @@ class Rewards:
         reward = identity.reward
         if identity.episode is not None or sent:
             looking = replace(identity, reward=None) if call and reward is not None and not reward.final else identity
-            identity = replace(await self._desk.find(looking, history, sent or {}), reward=reward)
+            identity = replace(await self._ledger_port.find(looking, history, sent or {}), reward=reward)
         if reward is not None:
             await self._give(http, identity, body)
         return identity
@@ -48,4 +48,4 @@ class Rewards:
         key = retry_key(http.headers)
         said = key or repr((http.method, identity.path, identity.agent, identity.reward))
         digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + sent).hexdigest()
-        await self._desk.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)
+        await self._ledger_port.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)

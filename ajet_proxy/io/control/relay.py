@@ -26,7 +26,7 @@ from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http import client_certificates
 from ajet_proxy.io.http.errors import Handler
 from ajet_proxy.io.runtime.clock import Clock
-from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_sdk.errors import NotReady
 
 PEER, SCHEME, CERTIFICATE = "X-AJet-Relay-Peer", "X-AJet-Relay-Scheme", "X-AJet-Relay-Certificate"
@@ -39,10 +39,10 @@ class ControlRelay:
     """Passes requests on to the socket at `path`."""
 
     def __init__(
-        self, path: str, *, keys: Keys, clock: Clock, max_body: int, client_timeout: float, room: Room
+        self, path: str, *, keys: Keys, clock: Clock, max_body: int, client_timeout: float, budget: MemoryBudget
     ) -> None:
         self._path = path
-        self._room = room
+        self._budget = budget
         self._keys = keys
         self._clock = clock
         self._max_body = max_body
@@ -68,7 +68,7 @@ class ControlRelay:
         if http.body_exists:
             self._keys.authenticate(key_in(http.headers), self._clock.now())
         most = min(self._max_body, body_of.MAX_CONTROL)
-        body = await body_of.read(http, max_body=most, limit_s=self._client_timeout, room=self._room)
+        body = await body_of.read(http, max_body=most, limit_s=self._client_timeout, budget=self._budget)
         headers = CIMultiDict(
             (name, value) for name, value in as_written(http.raw_headers).items()
             if name.lower() not in _OURS and is_text(value)

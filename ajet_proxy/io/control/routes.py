@@ -34,7 +34,7 @@ from ajet_proxy.io.http.server import Unmeasured
 from ajet_proxy.io.intercept.tunnels import Interception
 from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.runtime.clock import Clock
-from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import CONTENT_TYPE, Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.io.workers.supervisor import Workers
@@ -69,11 +69,11 @@ class Control:
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
         clock: Clock, metrics: Metrics, interception: Interception | None,
-        workers: Workers | None, settings: ControlSettings, room: Room, listening: Collection[Address],
+        workers: Workers | None, settings: ControlSettings, budget: MemoryBudget, listening: Collection[Address],
     ) -> None:
         """`listening` are the addresses at which the daemon listens by the time it is asked."""
         self._listening = listening
-        self._room = room
+        self._budget = budget
         self._interception = interception
         self._workers = workers
         self._store = store
@@ -139,7 +139,7 @@ class Control:
         """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
         `ajet_sdk.routes.parse` checks."""
         most = min(self._settings.max_body, most)
-        raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout, room=self._room)
+        raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout, budget=self._budget)
         if not raw.strip():
             return None
         try:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 Questions = Callable[[str], list[tuple[str, dict[str, Any]]]]
 
 
-class Inquiry(Generic[T]):
+class EngineProbe(Generic[T]):
     """Asks `questions` about a model over `upstream`, and remembers what is `read` from the answers for as long as
     `engines` are the same; `otherwise` is assumed of those that say nothing."""
 

@@ -1,5 +1,5 @@
 """A request's body, read with the limits that hold for everybody: its size after decompression, its time, and what all
-of them together may take (`room`).
+of them together may take (`budget`).
 
 A client that waits to be asked for its body is asked here, when the body is about to be read. Who is refused before
 that (no good key, no such route, too long, no room) gets its answer alone, on a connection that closes: what comes next
@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator
 from aiohttp import HttpVersion11, web
 
 from ajet_proxy.io.http.decompression import PIECE, Unpacking, coding_of
-from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_sdk.errors import BadRequest, TooLarge
 
 MAX_CONTROL = 1 << 20
@@ -37,9 +37,9 @@ async def close_unread(http: web.Request, response: web.StreamResponse) -> None:
         response.force_close()
 
 
-async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) -> bytes:
+async def read(http: web.Request, *, max_body: int, limit_s: float, budget: MemoryBudget) -> bytes:
     """The body; `TooLarge` over `max_body` bytes, `BadRequest` if it has not come within `limit_s` seconds, `NotReady`
-    if there is no `room` for it, or no longer."""
+    if there is no space in `budget` for it, or no longer."""
     length = http.content_length or 0
     if length > max_body:
         raise _too_large(max_body)
@@ -49,7 +49,7 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) 
         if len(whole) > max_body:
             raise _too_large(max_body)
         return whole
-    room.check(length, length)
+    budget.check(length, length)
     if _waits(http) and http.transport is not None:
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     parts, size, done = [], 0, False
@@ -58,15 +58,15 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, room: Room) 
             async for piece in pieces:
                 parts.append(piece)
                 size += len(piece)
-                room.take(len(piece))
-                room.check(size)
+                budget.take(len(piece))
+                budget.check(size)
                 if size > max_body:
                     raise _too_large(max_body)
         done = True
     except TimeoutError as error:
         raise BadRequest(f"the request body did not come within {limit_s:g} s", code="slow_body") from error
     finally:
-        room.leave(size, whole=done)
+        budget.leave(size, whole=done)
     return b"".join(parts)
 
 

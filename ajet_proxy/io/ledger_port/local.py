@@ -1,4 +1,4 @@
-"""The `Desk` of the process that has the ledger.
+"""The `LedgerPort` of the process that has the ledger.
 
 Its answers are the ledger's, and what it is told becomes events, which `Store` puts on disk.
 """
@@ -59,8 +59,8 @@ MAX_NOTED = 10
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class LedgerDesk:
-    """The `Desk` of the process that has the ledger."""
+class LocalPort:
+    """The `LedgerPort` of the process that has the ledger."""
 
     def __init__(self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics) -> None:
         self._store = store

@@ -1,8 +1,8 @@
 """What a front asks of the ledger: where a request belongs, when it may go, and that its calls are on disk.
 
-Idea: everything that a request needs of the daemon's one state is one short question to a `Desk`, and nothing of HTTP
-is in it. So the front does not know whether the ledger is in its own process (`ajet_proxy.io.ledger_port.local`) or in
-another one (`ajet_proxy.io.ledger_port.remote`).
+Idea: everything that a request needs of the daemon's one state is one short question to a `LedgerPort`, and nothing of
+HTTP is in it. So the front does not know whether the ledger is in its own process (`ajet_proxy.io.ledger_port.local`)
+or in another one (`ajet_proxy.io.ledger_port.remote`).
 
 Invariant: whoever leaves a ``begin`` block leaves no call running. `end` returns when the calls are on disk; where it
 raises, or whoever waits for it leaves, they are lost, because their client is not sent the end of its answer.
@@ -80,7 +80,7 @@ def taken_back(endings: Sequence[Ending], reason: str) -> list[Ending]:
     return [Gone(end.episode, end.call.turn.call, reason, taken_back=True) for end in endings if isinstance(end, Whole)]
 
 
-class Desk(Protocol):
+class LedgerPort(Protocol):
     """The ledger, as a front sees it."""
 
     @property

@@ -1,4 +1,4 @@
-"""The `Desk` of a worker: the ledger is in another process, and every question to it is a message.
+"""The `LedgerPort` of a worker: the ledger is in another process, and every question to it is a message.
 
 A call costs two round trips: it begins (which may take as long as the gate is closed), and its end is on disk. What a
 worker has to know at every moment (which weights serve, where the engines are, which keys hold) it is told as `Facts`,
@@ -75,7 +75,7 @@ VALUES = Values((
 """What crosses between the ledger's process and its workers."""
 
 
-class RemoteDesk:
+class RemotePort:
     """Asks over `channel`. `facts` are replaced by whoever is told them."""
 
     def __init__(self, channel: Channel, facts: Facts) -> None:

@@ -1,4 +1,4 @@
-"""The ledger's side of a worker's `RemoteDesk`: answers its questions by the `Desk` of this process.
+"""The ledger's side of a worker's `RemotePort`: answers its questions by the `LedgerPort` of this process.
 
 Invariant: what a worker entered, it leaves. When the worker is gone, the calls that it had in flight are lost at once
 and the gate no longer counts them; what it was told to be on disk is. It may have had requests that it never told of.
@@ -16,29 +16,32 @@ from ajet_proxy.core.conversation.history import retold
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.trajectory.call import RESTARTED
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.ledger_port.port import Asking, Begun, Desk, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port.port import Asking, Begun, Ending, Gone, LedgerPort, Whole
 
 Told = Callable[..., None]
 
 
-class Clerk:
+class PortServer:
     """Answers one worker, and tells it by `tell` which of its requests are over. `more` is what it may say besides, by
     name; `gone` is called when it is."""
 
-    def __init__(self, desk: Desk, *, tell: Told, more: Mapping[str, Told], gone: Callable[[], None]) -> None:
-        self._desk = desk
+    def __init__(
+        self, ledger_port: LedgerPort, *, tell: Told, more: Mapping[str, Told], gone: Callable[[], None]
+    ) -> None:
+        self._ledger_port = ledger_port
         self._tell = tell
         self._gone = gone
         self._inside: dict[int, tuple[AbstractAsyncContextManager[Any], Begun | None]] = {}
         self._answered: set[str] = set()
         """Calls on disk whose clients the worker has not sent the end yet, as far as it has told."""
         self._words: Mapping[str, Told] = {
-            "leave": self._leave, "lose": self._lose, "used": desk.used, "remember": desk.remember,
-            "keep": desk.keep, "missed": desk.missed, "sent": self._sent, **more,
+            "leave": self._leave, "lose": self._lose, "used": ledger_port.used, "remember": ledger_port.remember,
+            "keep": ledger_port.keep, "missed": ledger_port.missed, "sent": self._sent, **more,
         }
         self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-            "find": self._find, "reward": desk.reward, "enter": self._enter, "begin": self._begin, "end": self._end,
-            "admit": desk.admit, "recall": self._recall, "kept": desk.kept, "complete": self._complete,
+            "find": self._find, "reward": ledger_port.reward, "enter": self._enter, "begin": self._begin,
+            "end": self._end, "admit": ledger_port.admit, "recall": self._recall, "kept": ledger_port.kept,
+            "complete": self._complete,
         }
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
@@ -50,22 +53,22 @@ class Clerk:
     def lost(self) -> None:
         for entry, (_, begun) in list(self._inside.items()):
             if begun is not None:
-                self._desk.lose([Gone(begun.episode, call, RESTARTED) for call in begun.calls])
+                self._ledger_port.lose([Gone(begun.episode, call, RESTARTED) for call in begun.calls])
             self._leave(entry)
-        self._desk.missed(None)
-        self._desk.unknown(tuple(self._answered))
+        self._ledger_port.missed(None)
+        self._ledger_port.unknown(tuple(self._answered))
         self._gone()
 
     async def _find(self, identity: Identity, told: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:
-        return (await self._desk.find(identity, None if told is None else retold(told), sent)).episode
+        return (await self._ledger_port.find(identity, None if told is None else retold(told), sent)).episode
 
     async def _enter(self, entry: int, model: str, episode: str) -> None:
-        inside = self._desk.enter(model, episode, partial(self._tell, "over", entry))
+        inside = self._ledger_port.enter(model, episode, partial(self._tell, "over", entry))
         await inside.__aenter__()
         self._inside[entry] = inside, None
 
     async def _begin(self, entry: int, asking: Asking) -> Begun:
-        inside = self._desk.begin(asking, partial(self._tell, "over", entry))
+        inside = self._ledger_port.begin(asking, partial(self._tell, "over", entry))
         begun = await inside.__aenter__()
         self._inside[entry] = inside, begun
         return begun
@@ -77,22 +80,22 @@ class Clerk:
             run(inside.__aexit__(None, None, None))
 
     async def _end(self, *endings: Ending) -> None:
-        await self._desk.end(endings)
+        await self._ledger_port.end(endings)
         self._answered.update(ending.call.turn.call for ending in endings if isinstance(ending, Whole))
 
     def _sent(self, *calls: str) -> None:
         self._answered.difference_update(calls)
-        self._desk.sent(calls)
+        self._ledger_port.sent(calls)
 
     def _lose(self, *endings: Ending) -> None:
         self._answered.difference_update(ending.call for ending in endings if isinstance(ending, Gone))
-        self._desk.lose(endings)
+        self._ledger_port.lose(endings)
 
     async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | str:
-        return await self._desk.recall(Sought(*sought), episode)
+        return await self._ledger_port.recall(Sought(*sought), episode)
 
     async def _complete(self, episode: str, model: str, agent: str) -> tuple[Packed, ...]:
-        return tuple(await self._desk.complete(episode, model, agent))
+        return tuple(await self._ledger_port.complete(episode, model, agent))
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:

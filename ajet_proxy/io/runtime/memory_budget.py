@@ -17,7 +17,7 @@ SMALL = 64 << 10
 """Bodies of so many bytes are not asked whether there is room. aiohttp takes in about as much of each unasked."""
 
 
-class Room:
+class MemoryBudget:
     """What is left for bodies in this process; without a `look`, all they want."""
 
     def __init__(self, metrics: Metrics) -> None:

@@ -26,9 +26,9 @@ from typing import Any
 
 from ajet_proxy.io.http.audit import AuditLog
 from ajet_proxy.io.ledger_port.channel import Channel
-from ajet_proxy.io.ledger_port.local import LedgerDesk
+from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import VALUES, Facts
-from ajet_proxy.io.ledger_port.remote_server import Clerk, Told
+from ajet_proxy.io.ledger_port.remote_server import PortServer, Told
 from ajet_proxy.io.runtime.metrics import Figures, Metrics
 from ajet_proxy.io.runtime.process import cannot_listen, program
 
@@ -61,14 +61,14 @@ class _Slot:
 
 
 class Workers:
-    """`number` workers with the configuration `settings`, each of which asks `desk`; `facts` gives what they know."""
+    """`number` workers with the configuration `settings`. Each asks `ledger_port`; `facts` gives what they know."""
 
     def __init__(
-        self, number: int, settings: Mapping[str, Any], *, desk: LedgerDesk, facts: Callable[[], Facts],
+        self, number: int, settings: Mapping[str, Any], *, ledger_port: LocalPort, facts: Callable[[], Facts],
         audit: AuditLog, metrics: Metrics, data_dir: Path, drain_s: float,
     ) -> None:
         self._settings = settings
-        self._desk = desk
+        self._ledger_port = ledger_port
         self._facts = facts
         self._known = facts()
         self._audit = audit
@@ -80,7 +80,7 @@ class Workers:
         self._held: list[socket.socket] = []
         self._addresses: list[Address] = []
         self._stopping = False
-        self._room: int | None = None
+        self._budget: int | None = None
         loop = asyncio.get_running_loop()
         self._slots = [_Slot(number, loop.create_future()) for number in range(1, number + 1)]
         self._keepers: list[asyncio.Task[None]] = []
@@ -134,10 +134,10 @@ class Workers:
 
     def share(self, left: int) -> int:
         """Divide so many bytes of memory among all processes: the share of each, that of this one too."""
-        self._room = left // (1 + len(self._slots))
+        self._budget = left // (1 + len(self._slots))
         for channel in self._channels():
-            channel.tell("room", self._room)
-        return self._room
+            channel.tell("budget", self._budget)
+        return self._budget
 
     async def told(self) -> None:
         """Return once every worker knows what it was told; its figures come with that."""
@@ -205,11 +205,11 @@ class Workers:
         try:
             loop = asyncio.get_running_loop()
             _, channel = await loop.create_connection(
-                lambda: Channel(VALUES, lambda made: self._clerk(slot, made)), sock=ours
+                lambda: Channel(VALUES, lambda made: self._port_server(slot, made)), sock=ours
             )
             slot.channel = channel
-            if self._room is not None:
-                channel.tell("room", self._room)
+            if self._budget is not None:
+                channel.tell("budget", self._budget)
             channel.tell("start", self._settings, self._known, self._addresses, self._control)
             watch = loop.create_task(self._watch(slot, process))
             try:
@@ -234,7 +234,7 @@ class Workers:
                 return
             await asyncio.sleep(WATCH_S)
 
-    def _clerk(self, slot: _Slot, channel: Channel) -> Clerk:
+    def _port_server(self, slot: _Slot, channel: Channel) -> PortServer:
         def gone() -> None:
             slot.channel, slot.listening = None, False
             self._gone.add(slot.figures)
@@ -251,7 +251,7 @@ class Workers:
                     slot.ready.set_exception(OSError(problem))
 
         more: dict[str, Told] = {"listening": ready, "failed": ready, "audit": self._audit.write}
-        return Clerk(self._desk, tell=channel.tell, more=more, gone=gone)
+        return PortServer(self._ledger_port, tell=channel.tell, more=more, gone=gone)
 
 
 async def _reserve(address: Address) -> list[socket.socket]:

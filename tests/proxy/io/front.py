@@ -24,11 +24,11 @@ from ajet_proxy.io.http.errors import error_middleware, http_logger
 from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.ledger_port.channel import Channel
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
-from ajet_proxy.io.ledger_port.local import LedgerDesk
-from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemoteDesk
-from ajet_proxy.io.ledger_port.remote_server import Clerk
+from ajet_proxy.io.ledger_port.local import LocalPort
+from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemotePort
+from ajet_proxy.io.ledger_port.remote_server import PortServer
 from ajet_proxy.io.runtime.clock import Clock
-from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import NotReady
 from ajet_sdk.routes import GateClose, GateOpen, OpenEpisode
@@ -74,19 +74,19 @@ class MemoryStore:
 
 
 class Listening:
-    """What a worker hears, as far as its desk is concerned."""
+    """What a worker hears, as far as its ledger_port is concerned."""
 
     def __init__(self, channel: Channel, facts: Facts) -> None:
-        self.desk = RemoteDesk(channel, facts)
+        self.ledger_port = RemotePort(channel, facts)
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
         raise AssertionError(f"nobody asks a front for {what}")
 
     def told(self, what: str, values: Sequence[Any]) -> None:
         if what == "over":
-            self.desk.over(*values)
+            self.ledger_port.over(*values)
         else:
-            (self.desk.facts,) = values
+            (self.ledger_port.facts,) = values
 
     def lost(self) -> None:
         """The front is closed."""
@@ -102,21 +102,21 @@ class Front:
         self.store = MemoryStore()
         self.clock = Clock()
         self.metrics = Metrics()
-        self.room = Room(self.metrics)
+        self.budget = MemoryBudget(self.metrics)
         self.keys = Keys(b"k" * 32, admin_secret=admin_secret)
         self.gate = Gatekeeper(is_open=lambda: self.store.ledger.gate == "open", hold_s=hold_s)
         self.fixed: dict[str, tuple[str, ...]] = {"": upstreams} if upstreams else {}
         ledger = self.store.ledger
         engines = Engines(self.fixed, ledger.upstreams, ledger.models)
-        self.desk = LedgerDesk(
+        self.ledger_port = LocalPort(
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
         self._make = partial(
             HttpFront, keys=self.keys, clock=self.clock, metrics=self.metrics, settings=FrontSettings(**settings),
-            room=self.room,
+            budget=self.budget,
         )
         self._hung_up = asyncio.Event()
-        self.front = self._make(desk=self.desk, engines=engines)
+        self.front = self._make(ledger_port=self.ledger_port, engines=engines)
         self.url = ""
 
     async def __aenter__(self) -> Front:
@@ -145,26 +145,28 @@ class Front:
             assert not self.gate.in_flight, "whoever enters leaves, at the latest with its process"
 
     async def _behind_a_socket(self) -> HttpFront:
-        """A front whose desk is the real one at the other end of a socket."""
+        """A front whose ledger_port is the real one at the other end of a socket."""
         loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
         facts = self.facts()
         _, ledger = await loop.create_connection(
-            lambda: Channel(VALUES, lambda made: self.clerk(made, self._hung_up.set)), sock=ours
+            lambda: Channel(VALUES, lambda made: self.port_server(made, self._hung_up.set)), sock=ours
         )
         _, self.worker = await loop.create_connection(
             lambda: Channel(VALUES, lambda made: Listening(made, facts)), sock=theirs
         )
         assert isinstance(self.worker.peer, Listening)
-        desk = self.worker.peer.desk
+        ledger_port = self.worker.peer.ledger_port
         self.store.tell = lambda: ledger.tell("facts", self.facts())
         return self._make(
-            desk=desk,
-            engines=Engines(self.fixed, lambda model: desk.facts.upstreams(model), lambda: desk.facts.models()),
+            ledger_port=ledger_port,
+            engines=Engines(
+                self.fixed, lambda model: ledger_port.facts.upstreams(model), lambda: ledger_port.facts.models()
+            ),
         )
 
-    def clerk(self, channel: Channel, gone: Callable[[], None] = lambda: None) -> Clerk:
+    def port_server(self, channel: Channel, gone: Callable[[], None] = lambda: None) -> PortServer:
         """Who answers a worker at the other end of `channel`."""
-        return Clerk(self.desk, tell=channel.tell, more={}, gone=gone)
+        return PortServer(self.ledger_port, tell=channel.tell, more={}, gone=gone)
 
     def facts(self) -> Facts:
         ledger = self.store.ledger

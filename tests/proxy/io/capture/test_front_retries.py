@@ -10,7 +10,7 @@ import pytest
 
 from ajet_proxy.core.ledger.events import CallStarted, Event, RewardGiven
 from ajet_proxy.core.ledger.missed import Missed
-from ajet_proxy.io.ledger_port.remote_server import Clerk
+from ajet_proxy.io.ledger_port.remote_server import PortServer
 from ajet_sdk.errors import NotReady, OverQuota
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.wire import Answer, send
@@ -202,11 +202,11 @@ async def test_a_retry_of_what_may_never_have_been_read_takes_no_sibling_out(why
         await until(lambda: not front.store.ledger.unsent)
         if why == "the daemon was away":
             front.store.post(front.store.ledger.restarted(front.clock.now()))
-            front.desk._missed = Missed(front.clock.now())  # as a daemon has it that has just started
+            front.ledger_port._missed = Missed(front.clock.now())  # as a daemon has it that has just started
         elif why == "a worker died":
-            Clerk(front.desk, tell=print, more={}, gone=lambda: None).lost()
+            PortServer(front.ledger_port, tell=print, more={}, gone=lambda: None).lost()
         else:
-            front.room.look(0)
+            front.budget.look(0)
             refused = await send(url, body=BODY | {"user": "u" * 2_000_000})
             assert refused.status == 503
         again = await send(url, body=BODY, headers=AGAIN)

@@ -10,7 +10,7 @@ from ajet_proxy.core.trajectory.call import Captured, Lost, Origin, Unscored, pr
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
-from ajet_proxy.io.ledger_port.local import LedgerDesk
+from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.routes import Policy
@@ -41,11 +41,11 @@ def announce(store: MemoryStore, version: int) -> None:
     store.post(store.ledger.announce(Policy("m", version), at=2.0))
 
 
-def desk_of(store: MemoryStore) -> LedgerDesk:
+def port_of(store: MemoryStore) -> LocalPort:
     ledger, clock = store.ledger, Clock()
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
     engines = Engines({}, ledger.upstreams, ledger.models)
-    return LedgerDesk(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type]
+    return LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type]
 
 
 def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
@@ -54,7 +54,7 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
         tenant="", body_hash="", idempotency_key=None, retries=0,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    return Recorder(origin, scorer=scoring, texts=None, desk=desk_of(store))  # type: ignore[arg-type]
+    return Recorder(origin, scorer=scoring, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -117,7 +117,7 @@ async def test_losing_takes_every_choice() -> None:
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
     origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
-    recorder = Recorder(origin, scorer=None, texts=None, desk=desk_of(store))  # type: ignore[arg-type]
+    recorder = Recorder(origin, scorer=None, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type]
     await recorder.end(WHOLE[:1])
     assert recorder.ended and store.durable == []
 

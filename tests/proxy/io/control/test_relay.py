@@ -15,7 +15,7 @@ from ajet_proxy.io.control.relay import CERTIFICATE, PEER, SCHEME, ControlRelay,
 from ajet_proxy.io.http.errors import error_middleware
 from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.runtime.clock import Clock
-from ajet_proxy.io.runtime.memory_budget import Room
+from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from tests.proxy.io.front import until
 
@@ -54,7 +54,7 @@ async def relay(path: Path, ledger: Ledger | None, secret: str | None = None) ->
     worker = web.Application(middlewares=[error_middleware])
     keys = Keys(b"k" * 32, admin_secret=secret)
     ControlRelay(
-        str(path), keys=keys, clock=Clock(), max_body=1000, client_timeout=5.0, room=Room(Metrics())
+        str(path), keys=keys, clock=Clock(), max_body=1000, client_timeout=5.0, budget=MemoryBudget(Metrics())
     ).add_routes(worker)
     runners = [Runner(worker, handler_cancellation=True, shutdown_timeout=0.1)]
     await runners[0].setup()

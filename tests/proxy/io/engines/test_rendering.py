@@ -11,14 +11,15 @@ from tests.proxy.io.front import CHAT, Front
 
 
 class Second(Front):
-    """The front of another process, which shares its desk with the `first` one."""
+    """The front of another process, which shares its ledger_port with the `first` one."""
 
     remote = False
 
     def __init__(self, first: Front, *upstreams: str, **settings: Any) -> None:
         super().__init__(*upstreams, **settings)
         ledger = first.store.ledger
-        self.front = self._make(desk=first.desk, engines=Engines(self.fixed, ledger.upstreams, ledger.models))
+        engines = Engines(self.fixed, ledger.upstreams, ledger.models)
+        self.front = self._make(ledger_port=first.ledger_port, engines=engines)
 
 
 async def test_a_process_that_has_only_seen_exact_turns_asks_the_chat_route_once() -> None:

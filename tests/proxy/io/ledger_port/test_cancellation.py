@@ -132,7 +132,7 @@ async def test_only_what_runs_in_that_episode_ends() -> None:
             ledger, now = front.store.ledger, front.clock.now()
             front.store.post(ledger.abort("other", Abort(), at=now))
             front.store.post(ledger.seal("sealed", at=now))
-            front.desk._heard((EpisodeDiscarded(now, "ep", "stale", None, ("one of its models",)),))
+            front.ledger_port._heard((EpisodeDiscarded(now, "ep", "stale", None, ("one of its models",)),))
             front.store.post(ledger.seal("ep", at=now))
             stub.paused.set()  # type: ignore[union-attr]
             assert (await asking).status == 200

@@ -71,8 +71,8 @@ async def test_an_engine_that_serves_no_more_is_not_spoken_of() -> None:
 async def test_an_engine_is_known_however_its_address_is_written(engine: str) -> None:
     front = Front(engine)
     answered = str(URL(f"{engine}{CHAT}", encoded=True))
-    async with front.desk.begin(asking(choices=1), nobody) as begun:
-        front.desk.lose([Gone(begun.episode, begun.calls[0], "no_token_ids", engine=answered)])
+    async with front.ledger_port.begin(asking(choices=1), nobody) as begun:
+        front.ledger_port.lose([Gone(begun.episode, begun.calls[0], "no_token_ids", engine=answered)])
     for closed in (True, False):
         front.close_gate() if closed else front.open_gate(1)
         assert [line.partition(" ")[0] for line in front.store.trouble.values()] == [answered]

@@ -38,14 +38,14 @@ def losses(front: Front) -> list[tuple[str, str]]:
 async def test_whoever_leaves_leaves_no_call_running(error: BaseException | None, reason: str) -> None:
     front = Front("http://engine")
     with contextlib.suppress(AjetError, asyncio.CancelledError):
-        async with front.desk.begin(asking(), nobody) as begun:
+        async with front.ledger_port.begin(asking(), nobody) as begun:
             assert front.gate.in_flight == 1 and front.running == 2
-            front.desk.lose([Gone(begun.episode, begun.calls[0], "truncated")])
+            front.ledger_port.lose([Gone(begun.episode, begun.calls[0], "truncated")])
             if error is not None:
                 raise error
     assert losses(front) == [(begun.calls[0], "truncated"), (begun.calls[1], reason)]
     assert front.gate.in_flight == 0
-    assert front.desk._under_way._of == {}
+    assert front.ledger_port._under_way._of == {}
 
 
 async def test_who_waits_comes_in_when_the_ledger_says_that_the_gate_is_open() -> None:
@@ -54,7 +54,7 @@ async def test_who_waits_comes_in_when_the_ledger_says_that_the_gate_is_open() -
     front.close_gate()
 
     async def ask() -> None:
-        async with front.desk.begin(asking(), nobody):
+        async with front.ledger_port.begin(asking(), nobody):
             assert front.gate.in_flight == 1
 
     asked = asyncio.get_running_loop().create_task(ask())
@@ -69,7 +69,7 @@ async def test_a_request_that_gives_up_at_the_gate_began_nothing() -> None:
     front.close_gate()
 
     async def ask() -> None:
-        async with front.desk.begin(asking(), nobody):
+        async with front.ledger_port.begin(asking(), nobody):
             pass
 
     asked = asyncio.get_running_loop().create_task(ask())
@@ -83,7 +83,7 @@ async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draini
     front.open("ep")
     front.store.post(front.store.ledger.seal("ep", at=1.0))
     with pytest.raises(Conflict):
-        async with front.desk.begin(asking(), nobody):
+        async with front.ledger_port.begin(asking(), nobody):
             raise AssertionError("an ended episode took a call")
     assert front.gate.in_flight == 0
 
@@ -91,14 +91,14 @@ async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draini
 @pytest.mark.parametrize("how", ["seal", "abort"])
 async def test_what_is_known_of_an_episode_is_forgotten_with_it(how: str) -> None:
     front, memory = Front("http://engine"), []
-    ledger, desk = front.store.ledger, front.desk
-    async with desk.begin(asking(choices=1), nobody) as begun:
-        desk.remember([(b"end", "")], b"shape", begun.calls[0], "token")
-        memory.append(len(desk._memory))
+    ledger, ledger_port = front.store.ledger, front.ledger_port
+    async with ledger_port.begin(asking(choices=1), nobody) as begun:
+        ledger_port.remember([(b"end", "")], b"shape", begun.calls[0], "token")
+        memory.append(len(ledger_port._memory))
         front.store.post(ledger.seal("ep", at=1.0) if how == "seal" else ledger.abort("ep", Abort(), at=1.0))
-        memory.append(len(desk._memory))
-        desk.remember([(b"end", "")], b"shape", begun.calls[0], "token")
-        memory.append(len(desk._memory))
+        memory.append(len(ledger_port._memory))
+        ledger_port.remember([(b"end", "")], b"shape", begun.calls[0], "token")
+        memory.append(len(ledger_port._memory))
     assert memory == [1, 0, 0]
 
 
@@ -106,10 +106,10 @@ async def test_a_reward_needs_somebody_to_be_for() -> None:
     front = Front("http://engine")
     nobody = asking("/v1/chat/completions", x_ajet_reward="1")
     with pytest.raises(BadRequest, match="needs an episode"):
-        await front.desk.reward(await front.desk.find(nobody.identity, None, nobody.sent), "rew-1", None)
+        await front.ledger_port.reward(await front.ledger_port.find(nobody.identity, None, nobody.sent), "rew-1", None)
 
 
 async def test_the_end_of_a_call_that_nobody_began_has_no_effect() -> None:
     front = Front("http://engine")
-    front.desk.lose([Gone("ep-unknown", "call-unknown", "truncated")])
+    front.ledger_port.lose([Gone("ep-unknown", "call-unknown", "truncated")])
     assert not front.store.durable

@@ -13,33 +13,33 @@ from msgspec.structs import asdict
 from ajet_proxy.core.ledger.events import CallLost
 from ajet_proxy.io.ledger_port.channel import Channel
 from ajet_proxy.io.ledger_port.port import Asking, Begun, Whole
-from ajet_proxy.io.ledger_port.remote import VALUES, RemoteDesk
+from ajet_proxy.io.ledger_port.remote import VALUES, RemotePort
 from ajet_proxy.io.ledger_port.remote_server import run
 from tests.kit.strategies import packed_call
 from tests.proxy.io.front import Front, Listening, until
 from tests.proxy.io.ledger_port.test_local import asking, nobody
 
 
-async def behind(front: Front) -> tuple[RemoteDesk, Channel]:
-    """The desk of `front` as a worker has it, and the worker's connection."""
+async def behind(front: Front) -> tuple[RemotePort, Channel]:
+    """The ledger_port of `front` as a worker has it, and the worker's connection."""
     loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
-    await loop.create_connection(lambda: Channel(VALUES, front.clerk), sock=ours)
+    await loop.create_connection(lambda: Channel(VALUES, front.port_server), sock=ours)
     facts = front.facts()
     _, worker = await loop.create_connection(lambda: Channel(VALUES, lambda made: Listening(made, facts)), sock=theirs)
     assert isinstance(worker.peer, Listening)
-    return worker.peer.desk, worker
+    return worker.peer.ledger_port, worker
 
 
 async def test_the_calls_of_a_worker_that_dies_are_lost_and_the_gate_lets_go_of_them() -> None:
     front = Front("http://engine")
-    desk, worker = await behind(front)
+    ledger_port, worker = await behind(front)
 
     async def call(request: Asking) -> None:
-        async with desk.begin(request, nobody):
+        async with ledger_port.begin(request, nobody):
             await asyncio.Event().wait()
 
     async def passing() -> None:
-        async with desk.enter("m"):
+        async with ledger_port.enter("m"):
             await asyncio.Event().wait()
 
     loop = asyncio.get_running_loop()
@@ -61,12 +61,12 @@ async def test_the_calls_of_a_worker_that_dies_are_lost_and_the_gate_lets_go_of_
 async def test_a_call_that_a_worker_dies_with_before_it_is_on_disk_is_lost() -> None:
     """Its client has not been sent the end, although the ledger has it already."""
     front = Front("http://engine")
-    desk, worker = await behind(front)
+    ledger_port, worker = await behind(front)
     front.store.slow.clear()
 
     async def call() -> None:
-        async with desk.begin(asking(choices=1), nobody) as begun:
-            await desk.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
+        async with ledger_port.begin(asking(choices=1), nobody) as begun:
+            await ledger_port.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
 
     task = asyncio.get_running_loop().create_task(call())
     await until(lambda: front.calls)
@@ -80,11 +80,11 @@ async def test_a_call_that_a_worker_dies_with_before_it_is_on_disk_is_lost() -> 
 @pytest.mark.parametrize("told", [False, True])
 async def test_of_a_call_whose_worker_dies_nobody_knows_whether_its_client_was_sent_the_end(told: bool) -> None:
     front = Front("http://engine")
-    desk, worker = await behind(front)
-    async with desk.begin(asking(choices=1), nobody) as begun:
-        await desk.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
+    ledger_port, worker = await behind(front)
+    async with ledger_port.begin(asking(choices=1), nobody) as begun:
+        await ledger_port.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
         if told:
-            desk.sent(begun.calls)
+            ledger_port.sent(begun.calls)
             await until(lambda: not front.store.ledger.unsent)
     worker.close()
     await until(lambda: not front.store.ledger.unsent)
@@ -95,8 +95,8 @@ async def test_of_a_call_whose_worker_dies_nobody_knows_whether_its_client_was_s
 async def test_a_begun_call_crosses_as_it_is() -> None:
     front = Front("http://engine")
     front.open("ep", model="given")
-    desk, worker = await behind(front)
-    async with desk.begin(asking(x_ajet_agent="planner"), nobody) as begun:
+    ledger_port, worker = await behind(front)
+    async with ledger_port.begin(asking(x_ajet_agent="planner"), nobody) as begun:
         assert isinstance(begun, Begun) and (begun.episode, begun.given, begun.agent) == ("ep", "given", "planner")
         assert len(begun.calls) == 2 and front.running == 2
     worker.close()

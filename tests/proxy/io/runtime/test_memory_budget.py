@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from ajet_proxy.io.runtime.memory_budget import SMALL, Room
+from ajet_proxy.io.runtime.memory_budget import SMALL, MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import NotReady
 from tests.kit.engine_stub import EngineStub
@@ -18,38 +18,38 @@ from tests.proxy.serving import CHAT
 LARGE = 10 * SMALL
 
 
-def full(room: Room, size: int = LARGE, more: int = 1) -> bool:
+def full(budget: MemoryBudget, size: int = LARGE, more: int = 1) -> bool:
     try:
-        room.check(size, more)
+        budget.check(size, more)
     except NotReady as error:
         return (error.code, error.retry_after) == ("memory_limit", 10.0)
     return False
 
 
 def test_without_a_limit_there_is_room_for_all() -> None:
-    room = Room(Metrics())
-    room.take(1 << 40)
-    assert not full(room)
-    room.leave(1 << 40, whole=True)
-    room.look(0)
-    assert full(room) and not full(room, more=0), "what was taken before does not count as taken since"
+    budget = MemoryBudget(Metrics())
+    budget.take(1 << 40)
+    assert not full(budget)
+    budget.leave(1 << 40, whole=True)
+    budget.look(0)
+    assert full(budget) and not full(budget, more=0), "what was taken before does not count as taken since"
 
 
 def test_what_is_let_go_of_makes_room_and_what_is_whole_counts_until_the_next_look() -> None:
     metrics = Metrics()
-    room = Room(metrics)
-    room.look(100)
-    room.take(60)
-    room.take(40)
-    assert full(room) and not full(room, more=0) and not full(room, SMALL), "small ones are always read"
-    room.leave(60, whole=True)
-    assert full(room)
-    room.leave(40, whole=False)
-    assert full(room, more=41) and not full(room, more=40)
-    room.look(10)
-    assert full(room, more=11) and not full(room, more=10)
-    room.look(-5)
-    assert full(room) and not full(room, more=0)
+    budget = MemoryBudget(metrics)
+    budget.look(100)
+    budget.take(60)
+    budget.take(40)
+    assert full(budget) and not full(budget, more=0) and not full(budget, SMALL), "small ones are always read"
+    budget.leave(60, whole=True)
+    assert full(budget)
+    budget.leave(40, whole=False)
+    assert full(budget, more=41) and not full(budget, more=40)
+    budget.look(10)
+    assert full(budget, more=11) and not full(budget, more=10)
+    budget.look(-5)
+    assert full(budget) and not full(budget, more=0)
     assert 'ajet_refused_total{reason="memory"} 5' in metrics.render()
 
 
@@ -88,26 +88,26 @@ PATHS = ("/v1/chat/completions", "/v1/embeddings")
 @pytest.mark.parametrize("path", PATHS)
 async def test_unfinished_bodies_take_no_more_than_is_left(path: str) -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
-        room = front.room
-        room.look(6 * LARGE)
+        budget = front.budget
+        budget.look(6 * LARGE)
         async with Sending(front.url, path, 4 * LARGE) as (_, first), Sending(front.url, path, 4 * LARGE) as second:
             first.write(b" " * 3 * LARGE)
-            await until(lambda: room._taken == 3 * LARGE)
+            await until(lambda: budget._taken == 3 * LARGE)
             reader, writer = second
             writer.write(b" " * 4 * LARGE)
             assert await told(reader) == (503, "10", "memory_limit")
-            await until(lambda: room._taken == 3 * LARGE)
+            await until(lambda: budget._taken == 3 * LARGE)
             async with Sending(front.url, path, 4 * LARGE) as (reader, writer):  # answered before a byte of it
                 assert await told(reader) == (503, "10", "memory_limit")
                 writer.write(b" " * 4 * LARGE)  # which a client sends all the same, and is heard
                 await writer.drain()
-        await until(lambda: room._taken == 0)
+        await until(lambda: budget._taken == 0)
         assert not stub.requests
 
 
 async def test_a_body_for_which_there_is_room_is_read_whole() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
-        front.room.look(2 * LARGE)
+        front.budget.look(2 * LARGE)
         body = json.dumps(CHAT).encode() + b" " * LARGE
         for code in (200, 503, 200):
             async with Sending(front.url, PATHS[0], len(body)) as (reader, writer):
@@ -115,11 +115,11 @@ async def test_a_body_for_which_there_is_room_is_read_whole() -> None:
                 status = (await reader.readuntil(b"\r\n")).split()[1]
                 assert int(status) == code
             if code == 503:
-                front.room.look(2 * LARGE)
+                front.budget.look(2 * LARGE)
 
 
 async def test_nobody_is_asked_for_a_body_for_which_there_is_no_room() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
-        front.room.look(0)
+        front.budget.look(0)
         async with Sending(front.url, PATHS[1], LARGE, "Expect: 100-continue") as (reader, _):
             assert await told(reader) == (503, "10", "memory_limit")
