@@ -2,8 +2,8 @@
 
     ajet run --task product/17x25 --repeat 8 --parallel 4 -- python integrations/with_agentscope.py 17 25
 
-Its client finds the proxy by OPENAI_BASE_URL; the key, which is its episode, AgentScope wants to be handed. The exit
-code becomes the reward.
+Its client finds the proxy by OPENAI_BASE_URL. AgentScope takes the key, which names the episode, as an argument. The
+exit code becomes the reward.
 """
 
 import asyncio

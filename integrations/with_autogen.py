@@ -1,9 +1,9 @@
-"""An AutoGen assistant with a tool; nothing in it knows ajet.
+"""An AutoGen assistant with a tool. Nothing in it knows ajet.
 
     ajet run --task product/17x25 --repeat 8 --parallel 4 -- python integrations/with_autogen.py 17 25
 
 Its client finds the proxy by OPENAI_BASE_URL and its episode by OPENAI_API_KEY. The exit code becomes the reward.
-AutoGen knows OpenAI's models by name; for any other it asks to be told what the model can do.
+AutoGen knows OpenAI's models by name. For any other model the program must say what it can do.
 """
 
 import asyncio

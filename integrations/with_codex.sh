@@ -3,9 +3,9 @@
 #
 #   ajet run --task greeting --repeat 8 --parallel 4 -- sh integrations/with_codex.sh
 #
-# Codex is told of a server by its configuration: OPENAI_BASE_URL leads it to the proxy, OPENAI_API_KEY is its episode.
-# The exit code of the last line, a check of what the agent has done, becomes the reward. Without its sandbox the model
-# can run any command: give it a container of its own.
+# Its configuration names the server: OPENAI_BASE_URL leads to the proxy, and OPENAI_API_KEY names the episode. The
+# last line checks the agent's work, and its exit code becomes the reward. Without its sandbox the model can run any
+# command, so run it in a container.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

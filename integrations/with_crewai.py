@@ -1,4 +1,4 @@
-"""A crew of one CrewAI agent with a tool; nothing in it knows ajet.
+"""A crew of one CrewAI agent with a tool. Nothing in it knows ajet.
 
     ajet run --task product/17x25 --repeat 8 --parallel 4 -- python integrations/with_crewai.py 17 25
 

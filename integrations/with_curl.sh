@@ -1,10 +1,11 @@
 #!/bin/sh
-# An agent in a shell script, with curl alone: its base URL names the episode, a header rewards it.
+# An agent in a shell script, with only curl. Its base URL names the episode, and a header rewards it.
 #
 #   AJET_PROXY_URL=http://127.0.0.1:8484 sh integrations/with_curl.sh 'What is 17 + 25?' 42
 #
-# No SDK and no `ajet run`: an episode that is named in the path opens on its first call. The reward, 1 if the answer
-# holds the second argument and else 0, rides on a request for the list of models and, being final, seals the episode.
+# It needs no SDK and no `ajet run`: an episode in the path opens on its first call. The reward is 1 if the answer
+# holds the second argument, else 0. It comes with a request for the list of models. It is final, so it seals the
+# episode.
 set -eu
 question=$1
 wanted=$2

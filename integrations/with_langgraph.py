@@ -1,9 +1,9 @@
-"""A LangGraph graph of one's own, run for many tasks in one process, each time as an episode.
+"""Your own LangGraph graph, run for many tasks in one process, each time as an episode.
 
     AJET_PROXY_URL=http://127.0.0.1:8484 python integrations/with_langgraph.py 17x25 12x12
 
-One process means many episodes, so the environment cannot name them: the model is given the episode's address and key.
-What `agent` returns is the reward; an exception aborts its episode and leaves the others alone.
+One process has many episodes, so the environment cannot name them. The model gets the episode's address and key
+instead. The reward is what `agent` returns. An exception aborts only its own episode.
 """
 
 import sys

@@ -1,9 +1,10 @@
-"""An agent on MetaGPT: its DataInterpreter writes Python, runs it in a notebook, and looks at what came out.
+"""An agent on MetaGPT: its DataInterpreter writes Python, runs it in a notebook, and looks at the result.
 
     ajet run --task product/17x25 --repeat 8 --parallel 4 -- python integrations/with_metagpt.py 17 25
 
-MetaGPT reads its configuration from a file, while it is imported: the file is made of OPENAI_BASE_URL, the proxy, and
-OPENAI_API_KEY, the episode. The exit code becomes the reward. The model's code runs here: give it a container.
+MetaGPT reads its configuration from a file when it is imported. This program writes that file from OPENAI_BASE_URL
+(the proxy) and OPENAI_API_KEY (the episode). The exit code becomes the reward. The model's code runs here, so use a
+container.
 """
 
 import asyncio

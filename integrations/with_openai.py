@@ -1,4 +1,4 @@
-"""An agent on the plain `openai` package; nothing in it knows ajet.
+"""An agent on the plain `openai` package. Nothing in it knows ajet.
 
     ajet run --task sum/17+25 --repeat 8 --parallel 4 -- python integrations/with_openai.py 17 25
 

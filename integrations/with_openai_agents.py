@@ -1,9 +1,9 @@
-"""An agent on OpenAI's Agents SDK; nothing in it knows ajet.
+"""An agent on OpenAI's Agents SDK. Nothing in it knows ajet.
 
     ajet run --task product/17x25 --repeat 8 --parallel 4 -- python integrations/with_openai_agents.py 17 25
 
 Its client finds the proxy by OPENAI_BASE_URL and its episode by OPENAI_API_KEY. The exit code becomes the reward.
-It speaks `/v1/responses`. Tracing, which would report to OpenAI, is off.
+It uses `/v1/responses`. Tracing is off, because it would report to OpenAI.
 """
 
 import sys

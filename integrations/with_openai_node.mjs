@@ -1,4 +1,4 @@
-// An agent on the `openai` package for Node.js; nothing in it knows ajet.
+// An agent on the `openai` package for Node.js. Nothing in it knows ajet.
 //
 //   ajet run --task product/17x25 --repeat 8 --parallel 4 -- node integrations/with_openai_node.mjs 17 25
 //

@@ -3,10 +3,10 @@
 #
 #   ajet run --task greeting --repeat 8 --parallel 4 -- sh integrations/with_opencode.sh
 #
-# opencode is told of a server by its configuration, which can refer to the environment: OPENAI_BASE_URL leads it to the
-# proxy, OPENAI_API_KEY is its episode. The exit code of the last line, a check of what the agent has done, becomes the
-# reward. It has a title, which opencode asks the model for otherwise: a call beside the task would be trained with it.
-# The permission lets the model run any command: give it a container of its own.
+# Its configuration names the server and refers to the environment: OPENAI_BASE_URL leads to the proxy, and
+# OPENAI_API_KEY names the episode. The last line checks the agent's work, and its exit code becomes the reward. The
+# title is given, or opencode would ask the model for one, and that call would be trained too. The permission lets the
+# model run any command, so run it in a container.
 set -eu
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -1,4 +1,4 @@
-"""A Pydantic AI agent with a tool and a typed result; nothing in it knows ajet.
+"""A Pydantic AI agent with a tool and a typed result. Nothing in it knows ajet.
 
     ajet run --task product/17x25 --repeat 8 --reward-from stdout -- python integrations/with_pydantic_ai.py 17 25
 

@@ -1,4 +1,4 @@
-"""A smolagents agent that calls tools; nothing in it knows ajet.
+"""A smolagents agent that calls tools. Nothing in it knows ajet.
 
     ajet run --task product/17x25 --repeat 8 --parallel 4 -- python integrations/with_smolagents.py 17 25
 
