@@ -64,16 +64,16 @@ def _load(file: str | None, flags: dict[str, Any], env: Mapping[str, str] = os.e
 )
 @click.version_option(package_name="ajet", prog_name="ajet-proxy", message="%(prog)s %(version)s")
 def cli() -> None:
-    """The proxy between LLM agents and the engine: records, rewards, delivers to the trainer."""
+    """Run and inspect the proxy between LLM agents and their engine."""
 
 
 @cli.command()
 @config_options()
 def serve(file: str | None, **flags: Any) -> None:
-    """Run the proxy until SIGTERM, which lets requests in flight finish.
+    """Run the proxy until SIGTERM.
 
-    Every option is also a key of the TOML file and a variable: --group-size is group_size and AJET_GROUP_SIZE. Options
-    win over variables, and variables over the file.
+    Requests in flight finish before it ends. Every option is also a key of the TOML file and a variable: --group-size
+    is group_size and AJET_GROUP_SIZE. Options override variables, and variables override the file.
     """
     config = _load(file, flags)
     from ajet_proxy import daemon as app
@@ -83,12 +83,16 @@ def serve(file: str | None, **flags: Any) -> None:
 
 @cli.command()
 @click.argument("calls", type=click.File("rb"))
-@click.option("--policy", type=click.Choice(["strict", "repair", "off"]), default="strict", help="How calls join.")
-@click.option("--tree", is_flag=True, help="One row per tree, with `parents`; every shared token once.")
+@click.option("--policy", type=click.Choice(["strict", "repair", "off"]), default="strict",
+              help="How calls become samples.")
+@click.option("--tree", is_flag=True, help="Write one row per tree, with `parents`. Every shared token appears once.")
 @click.option("--upstream", metavar="URL", help="With --policy repair: an engine that knows the text of the tokens, "
-              "for calls that say nothing of it (same_text).")
+              "for calls without same_text.")
 def merge(calls: BinaryIO, policy: Policy, tree: bool, upstream: str | None) -> None:
-    """Turn calls (JSON lines; - is stdin) into samples on stdout."""
+    """Turn recorded calls into samples.
+
+    CALLS is a file of JSON lines, or - for stdin. The samples go to stdout.
+    """
     from ajet_proxy import offline
     from ajet_sdk.address import is_key
     from ajet_sdk.errors import BadRequest
@@ -109,7 +113,10 @@ def merge(calls: BinaryIO, policy: Policy, tree: bool, upstream: str | None) -> 
 @cli.command()
 @click.argument("data_dir", type=click.Path(exists=True, file_okay=False))
 def replay(data_dir: str) -> None:
-    """Rebuild samples from a journal, bit for bit what was delivered."""
+    """Rebuild what was delivered, bit for bit.
+
+    The samples of the journal in DATA_DIR go to stdout.
+    """
     from ajet_proxy import offline
 
     _write(offline.replay_lines(data_dir, partial(_say_removed, "batches, whole or in part")))
@@ -118,19 +125,24 @@ def replay(data_dir: str) -> None:
 @cli.command()
 @click.argument("data_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--as", "form", type=click.Choice(["samples", "sft", "preferences"]), default="samples",
-              show_default=True, help="Samples as they are delivered, rows for fine-tuning, or pairs.")
+              show_default=True, help="Samples as they were delivered, rows for fine-tuning, or preference pairs.")
 @click.option("--format", "kind", type=click.Choice(["jsonl", "parquet"]), default="jsonl", show_default=True,
               help="JSON lines, or Parquet, which needs pyarrow.")
-@click.option("--out", type=click.File("wb", lazy=True), default="-", metavar="FILE", help="Instead of stdout.")
+@click.option("--out", type=click.File("wb", lazy=True), default="-", metavar="FILE",
+              help="Write to FILE instead of stdout.")
 @click.option("--state", "states", multiple=True, type=click.Choice(["ready", "leased", "trained", "recorded"]),
-              default=("ready", "leased", "trained"), show_default=True, help="Of which episodes; repeatable.")
-@click.option("--task", help="Of this task alone.")
+              default=("ready", "leased", "trained"), show_default=True,
+              help="Only episodes in this state. Repeatable.")
+@click.option("--task", help="Only episodes of this task.")
 @click.option("--min-reward", type=float, help="Only samples with this reward or a higher one.")
 def export(
     data_dir: Path, form: str, kind: str, out: BinaryIO, states: tuple[str, ...], task: str | None,
     min_reward: float | None,
 ) -> None:
-    """Write the samples of a data directory, live and archived, for other programs."""
+    """Write samples for other programs.
+
+    It reads the live and archived episodes of DATA_DIR.
+    """
     from ajet_proxy import export as exported
 
     if min_reward is not None and math.isnan(min_reward):
@@ -145,9 +157,12 @@ def export(
 
 @cli.command()
 @config_options()
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of lines.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
-    """Check the engines, the disk, permissions and the clock; say what to do about each fault."""
+    """Check the engines, disk, permissions and clock.
+
+    For each fault it says what to do.
+    """
     config = _load(file, flags)
     from ajet_proxy import doctor as checks
 
@@ -160,11 +175,14 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
 @cli.command("issue-key")
 @config_options("data_dir")
 @click.option("--scope", type=click.Choice(["agent", "trainer", "admin"]), required=True, help="What the key may do.")
-@click.option("--tenant", default="", help="Whose episodes an agent's key reaches.")
+@click.option("--tenant", default="", help="The tenant whose episodes an agent's key reaches.")
 @click.option("--ttl", type=click.FloatRange(0, TTL_MAX, min_open=True), default=30 * 86400.0, show_default=True,
               help="Lifetime in seconds.")
 def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: Any) -> None:
-    """Print a signed key for the proxy that uses this data directory."""
+    """Print a signed key.
+
+    The key is valid at the proxy that uses this data directory.
+    """
     config = _load(file, flags)
     from ajet_proxy import daemon as app
     from ajet_proxy.io.http import keyring
@@ -172,36 +190,39 @@ def issue_key(file: str | None, scope: str, tenant: str, ttl: float, **flags: An
     if math.isnan(ttl):
         raise click.UsageError("--ttl must be a number of seconds")
     if not keyring.used(Path(config.data_dir)):
-        click.echo(f"ajet-proxy: no proxy has used {config.data_dir} yet: the key will hold at one that does; for that "
-                   "of another user or of systemd, say --data-dir", err=True)
+        click.echo(f"ajet-proxy: no proxy has used {config.data_dir} yet: the key is valid at one that will; for the "
+                   "proxy of another user or of systemd, give its --data-dir", err=True)
     click.echo(app.issue_key(config, scope, tenant, ttl))
 
 
 @cli.command("rotate-secret")
 @config_options("data_dir")
-@click.option("--drop-old", is_flag=True, help="Keys that were signed before hold no longer.")
+@click.option("--drop-old", is_flag=True, help="Make all earlier keys void.")
 def rotate_secret(file: str | None, drop_old: bool, **flags: Any) -> None:
-    """Sign keys with a new secret; a running proxy takes it up within seconds.
+    """Sign keys with a new secret.
 
-    Keys signed before hold until they expire.
+    A running proxy takes it up within seconds. Earlier keys stay valid until they expire.
     """
     config = _load(file, flags)
     from ajet_proxy.io.http import keyring
 
     old = keyring.rotate(_used_data_dir(config), drop_old=drop_old)
     older = "an older one" if old == 1 else f"{old} older ones"
-    still = f"those that {older} signed hold until they expire" if old else "those signed before are void"
+    still = f"keys that {older} signed are valid until they expire" if old else "earlier keys are void"
     click.echo(f"keys are signed with a new secret; {still}")
 
 
 @cli.command()
 @config_options("data_dir")
-@click.option("--key-id", metavar="ID", help="A key, named as in the audit log.")
-@click.option("--key-file", type=click.File("r"), metavar="FILE", help="The key in FILE; - is stdin.")
-@click.option("--tenant", help="Every key issued so far for this tenant ('': for none, trainers' and admins' too).")
+@click.option("--key-id", metavar="ID", help="The key's id, as in the audit log.")
+@click.option("--key-file", type=click.File("r"), metavar="FILE", help="A file that holds the key; - is stdin.")
+@click.option("--tenant", help="Every key issued so far for this tenant; '' means every key without a tenant.")
 @click.option("--episode", help="Every key issued so far for this episode.")
 def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
-    """Make keys void; a running proxy takes it up within seconds."""
+    """Make keys void.
+
+    A running proxy takes this up within seconds.
+    """
     chosen = {"key": flags.pop("key_id"), "tenant": flags.pop("tenant"), "episode": flags.pop("episode")}
     config = _load(file, flags)
     from ajet_proxy.core.identity.keys import KEY_ID, key_id
@@ -227,26 +248,29 @@ def revoke(file: str | None, key_file: TextIO | None, **flags: Any) -> None:
 
 
 @cli.command("install-service", context_settings={"ignore_unknown_options": True})
-@click.option("--user", is_flag=True, help="For the user's own systemd instead of the machine's.")
+@click.option("--user", is_flag=True, help="Use the user's own systemd instead of the machine's.")
 @click.option("--print", "only_print", is_flag=True, help="Print the unit and write nothing.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) -> None:
-    """Write the hardened systemd unit; ARGUMENTS are those of `serve`."""
+    """Write a hardened systemd unit.
+
+    ARGUMENTS are the options of `serve`.
+    """
     from ajet_proxy import systemd as service
 
     given = serve.make_context("ajet-proxy serve", list(arguments)).params
     names = ("file", "tls_cert", "tls_key", "tls_client_ca", "admin_secret_file")
     files = {name: given[name] for name in names if given[name]}
     if not all(map(os.path.isabs, files.values())):
-        raise click.UsageError("a service starts in no particular directory: give files by absolute paths")
+        raise click.UsageError("a service has no working directory: give absolute paths of files")
     settings = service.environment_file(user=user, env=os.environ)
     try:
         config = _load(given.pop("file"), given, service.environment(settings))
     except ConfigError as error:
-        raise ConfigError(f"{error} (of variables, the service has those in {settings} alone)") from error
+        raise ConfigError(f"{error} (the service has only the variables in {settings})") from error
     if config.data_dir != service.STATE_DIRECTORY:
-        raise click.UsageError("the service keeps its data in systemd's state directory: leave --data-dir out, "
-                               f"data_dir of the TOML file and AJET_DATA_DIR of {settings} too")
+        raise click.UsageError("the service keeps its data in systemd's state directory: leave out --data-dir, "
+                               f"data_dir in the TOML file and AJET_DATA_DIR in {settings}")
     text = service.unit(arguments, user=user, drain_s=config.drain_s, files=files)
     program = Path(sys.executable)
     folder = None if user else service.out_of_reach(program) or service.out_of_reach(program.resolve())
@@ -303,7 +327,7 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except UnicodeDecodeError as error:
-        _fail(1, f"what was to be read is no UTF-8 text: {error}")
+        _fail(1, f"the input is not UTF-8 text: {error}")
     except OSError as error:
         advice = ": run it as the user that runs the proxy, or as root" if isinstance(error, PermissionError) else ""
         _fail(1, f"{error.strerror or error}" + (f": {error.filename}{advice}" if error.filename else ""))

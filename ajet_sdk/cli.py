@@ -69,17 +69,17 @@ def proxy_option(command: F) -> F:
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def ajet() -> None:
-    """Run agents against an ajet proxy and reward what they did.
+    """Run agents through an ajet proxy, and reward them.
 
     The key comes from AJET_API_KEY, or from OPENAI_API_KEY if ajet issued it.
     """
 
 
 @ajet.command(context_settings={"allow_interspersed_args": False})
-@click.option("--task", required=True, callback=text, help="What the program attempts; runs of one task form a group.")
+@click.option("--task", required=True, callback=text, help="What the program attempts. Runs of one task form a group.")
 @click.option("--repeat", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="How many episodes.")
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, metavar="P", help="How many at once.")
-@click.option("--reward-cmd", metavar="CMD", help="Run CMD by a shell after the program; its last number counts.")
+@click.option("--reward-cmd", metavar="CMD", help="A shell runs CMD after the program. The reward is its last number.")
 @click.option(
     "--reward-from",
     type=click.Choice(["exit-code", "stdout", "file"]),
@@ -88,22 +88,25 @@ def ajet() -> None:
 )
 @click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")
 @click.option("--agent", metavar="NAME", callback=text, help="The agent's name in the records.")
-@click.option("--model", metavar="NAME", callback=text, help="Answer with this model, but for others served by name.")
+@click.option(
+    "--model", metavar="NAME", callback=text,
+    help="Answer every call with this model, except calls to models that the proxy serves by name.",
+)
 @click.option(
     "--intercept", is_flag=True,
-    help="Catch PROGRAM at its provider's address, for one that takes no base URL; needs ajet-proxy serve --intercept.",
+    help="Catch a PROGRAM that takes no base URL at its provider's address. The proxy needs --intercept too.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Show no output of the programs, only the table.")
+@click.option("--quiet", "-q", is_flag=True, help="Show only the table, and no output of the programs.")
 @proxy_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     task: str, repeat: int, parallel: int, reward_cmd: str | None, reward_from: str | None, is_eval: bool,
     agent: str | None, model: str | None, intercept: bool, quiet: bool, proxy: str | None, program: tuple[str, ...],
 ) -> int:
-    """Run PROGRAM once per episode, unmodified, then reward and seal the episode.
+    """Run an unmodified program once per episode, and reward it.
 
     The program finds its model by OPENAI_BASE_URL and OPENAI_API_KEY (or their ANTHROPIC_ twins), and its task in
-    AJET_TASK. It fails when no episode was rewarded, or none can be trained since the engine tells no token ids.
+    AJET_TASK. The exit code is 1 if no episode was rewarded, or if the engine reports nothing that can be trained.
 
     Example: ajet run --task sum/1 --repeat 8 -- python agent.py
     """
@@ -114,7 +117,7 @@ def run(
     from ajet_sdk.runner import Program
 
     if reward_cmd is not None and reward_from is not None:
-        raise click.UsageError("--reward-cmd and --reward-from cannot both say what the reward is")
+        raise click.UsageError("give --reward-cmd or --reward-from, not both")
     if not task:
         raise click.UsageError("--task is empty: an unset variable?")
     check_program(program[0])
@@ -132,12 +135,15 @@ def run(
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
 @click.option("--call", metavar="ID", callback=text, help="Reward this call only.")
 @click.option("--agent", metavar="NAME", callback=text, help="Reward this agent's samples only.")
-@click.option("--not-final", is_flag=True, help="More rewards will come: do not seal the episode.")
+@click.option("--not-final", is_flag=True, help="Do not seal the episode, because more rewards will come.")
 @proxy_option
 def reward(
     value: float, episode: str | None, call: str | None, agent: str | None, not_final: bool, proxy: str | None
 ) -> None:
-    """Give an episode the reward VALUE (a finite number; -1 is one too)."""
+    """Give an episode a reward.
+
+    VALUE is a finite number. It may be negative.
+    """
     from ajet_sdk.episodes import current_episode, finite, rewarding
     from ajet_sdk.routes import check_id
 
@@ -155,10 +161,10 @@ def reward(
 
 @ajet.command()
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
-@click.option("--reason", callback=text, help="Why, in your own words.")
+@click.option("--reason", callback=text, help="The reason, in your own words.")
 @proxy_option
 def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
-    """Give an episode up: none of it is trained."""
+    """End an episode without training on it."""
     from ajet_sdk.episodes import aborting, current_episode
     from ajet_sdk.routes import check_id
 
@@ -169,10 +175,10 @@ def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
 
 
 @ajet.command()
-@click.option("--json", "as_json", is_flag=True, help="Print what the proxy answered.")
+@click.option("--json", "as_json", is_flag=True, help="Print the proxy's answer as JSON.")
 @proxy_option
 def status(as_json: bool, proxy: str | None) -> None:
-    """Show the proxy's models, gate, and episodes by state."""
+    """Show models, the gate, and episodes by state."""
     from ajet_sdk.views import status_view
 
     with client_for(proxy, LOOK_S) as client:
@@ -181,10 +187,10 @@ def status(as_json: bool, proxy: str | None) -> None:
 
 @ajet.command()
 @click.argument("episode", callback=episode_id)
-@click.option("--json", "as_json", is_flag=True, help="Print the record, with token ids and logprobs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record as JSON, with token ids and logprobs.")
 @proxy_option
 def show(episode: str, as_json: bool, proxy: str | None) -> None:
-    """Show one episode: its rewards, its calls, and the timelines they form."""
+    """Show the rewards, calls and timelines of one episode."""
     from ajet_sdk.episodes import reading
     from ajet_sdk.views import episode_view
 
@@ -196,7 +202,10 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
 @click.option("--every", type=click.FloatRange(0.1, EVERY_MAX_S), default=2.0, show_default=True, metavar="SECONDS")
 @proxy_option
 def top(every: float, proxy: str | None) -> None:
-    """Watch the run: throughput, rewards, queue, drift, slow agents; until Ctrl-C."""
+    """Watch the run until Ctrl-C.
+
+    The screen shows throughput, rewards, the queue, drift and slow agents.
+    """
     from ajet_sdk.top import watch
 
     if math.isnan(every):

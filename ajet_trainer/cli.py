@@ -30,16 +30,17 @@ class Commands(click.Group):
 @click.group(cls=Commands, no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ajet", prog_name="ajet-trainer", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Trains a model on the episodes that ajet-proxy collects."""
+    """Train a model on the episodes that ajet-proxy records."""
 
 
 @cli.command(epilog="\b\nKeys of [trainer] in the file:\n" + describe().replace("\n", "\n\n").replace("\n\n", "\n"))
 @click.option("--config", "path", metavar="FILE", required=True, help="TOML file with the tables [trainer] and [verl].")
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
 def run(path: str, assignments: tuple[str, ...]) -> None:
-    """Trains until told otherwise; goes on from the last checkpoint where there is one.
+    """Train a model.
 
-    A KEY without a dot is one of [trainer], a KEY with dots is one of verl's own.
+    It continues from the last checkpoint of run_dir, if there is one. A KEY without a dot is one of [trainer]. A KEY
+    with dots is verl's.
     """
     config = load(path, assignments, os.environ)
     from ajet_trainer.verl_backend.main import run as train

@@ -19,22 +19,22 @@ STEPS, PROOF_STEPS = 30, 12
 @click.option(
     "--steps", type=click.IntRange(min=6), help=f"Training steps. [default: {STEPS}, for a proof {PROOF_STEPS}]"
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the secrets; a proof uses --seeds.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Choose the secrets. A proof uses --seeds.")
 @click.option("--lr", type=click.FloatRange(min=0), default=LEARNING_RATE, show_default=True, help="Learning rate.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False),
-              help="Where everything is written. [default: a new folder in runs/; for a proof runs/proof]")  # fmt: skip
+              help="Folder for all output. [default: a new folder in runs/; for a proof runs/proof]")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="The proxy's port. [default: a free one]")
 @click.option("--keep", is_flag=True, help="Keep the last checkpoint (about 1.6 GB).")
-@click.option("--proof", is_flag=True, help="Repeat with several seeds and against a control that cannot learn.")
-@click.option("--seeds", default="3", show_default=True, help="How many seeds a proof takes, or which: 0,1,2.")
+@click.option("--proof", is_flag=True, help="Repeat with several seeds, and compare with a control that cannot learn.")
+@click.option("--seeds", default="3", show_default=True, help="Number of seeds of a proof, or a list such as 0,1,2.")
 def quickstart(
     steps: int | None, seed: int, lr: float, run_dir: Path | None, port: int, keep: bool, proof: bool, seeds: str
 ) -> None:
-    """Train SmolLM2-135M-Instruct from an unmodified agent, on this machine.
+    """Train a small model on this machine.
 
-    The agent plays guess-the-number through ajet-proxy and vLLM; verl trains on what it played. Takes about a quarter
-    of an hour on two cores without a GPU, and ends with reward.png, episodes.html and summary.json in the run folder.
-    With --proof it takes about three quarters of an hour; finished runs of an interrupted proof are not repeated.
+    An unmodified agent plays guess-the-number with SmolLM2-135M-Instruct, through ajet-proxy and vLLM. verl trains on
+    the games. It takes about a quarter of an hour on two cores without a GPU, and writes reward.png, episodes.html and
+    summary.json. With --proof it takes about three quarters of an hour. An interrupted proof repeats no finished run.
     """
     screen = Screen(sys.stdout.isatty())
     if proof:

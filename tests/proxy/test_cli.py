@@ -86,7 +86,7 @@ def test_version() -> None:
         (("rotate-secret", "--data-dir", "/nonexistent"), "/nonexistent holds no proxy's keys"),
         (("install-service", "--print", "--listen", "x"), "HOST:PORT"),
         (("install-service", "--print", "--", "--upsteam", "x"), "(see 'ajet-proxy serve --help')"),
-        (("install-service", "--print", "--data-dir", "/x"), "leave --data-dir out"),
+        (("install-service", "--print", "--data-dir", "/x"), "leave out --data-dir"),
         (("install-service", "--print", "--config", "a.toml"), "absolute paths"),
         (("install-service", "--print", "--", "--config=a.toml"), "absolute paths"),
         (("doctor", "--upstream", "ftp://x"), "upstream must be"),
@@ -201,7 +201,7 @@ def test_secrets_are_rotated_and_keys_revoked_without_naming_them(tmp_path: Path
     rotated = run("rotate-secret", *where)
     assert rotated.returncode == 0
     assert (tmp_path / "secret").read_bytes()[32:] == secret
-    assert "those that an older one signed hold until they expire" in rotated.stdout
+    assert "keys that an older one signed are valid until they expire" in rotated.stdout
     (tmp_path / "key").write_text(key + "\n")
     in_file = ("--key-file", str(tmp_path / "key"))
     for arguments in (in_file, ("--tenant", "t"), ("--episode", "ep"), ("--key-id", "1f" * 8)):
@@ -216,7 +216,7 @@ def test_secrets_are_rotated_and_keys_revoked_without_naming_them(tmp_path: Path
     assert kinds == [["key", key_id(key)], ["tenant", "t"], ["episode", "ep"], ["key", "1f" * 8]]
     for arguments in ((), ("--tenant", "t", "--episode", "ep")):
         assert run("revoke", *arguments, *where).returncode == 2
-    assert "those signed before are void" in run("rotate-secret", "--drop-old", *where).stdout
+    assert "earlier keys are void" in run("rotate-secret", "--drop-old", *where).stdout
 
 
 def test_the_unit_can_be_printed_and_written(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_the_services_settings_are_those_of_its_environment_file(tmp_path: Path)
     refused = run(*exposed, **shell)
     assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
     assert "needs an admin secret" in refused.stderr
-    assert f"the service has those in {tmp_path}/ajet/proxy.env alone" in refused.stderr
+    assert f"the service has only the variables in {tmp_path}/ajet/proxy.env" in refused.stderr
     (tmp_path / "ajet").mkdir()
     (tmp_path / "ajet/proxy.env").write_text("# ours\nAJET_ADMIN_SECRET='sixteen characters'\nAJET_DRAIN_S=600\n")
     printed = run(*exposed, **shell)
