@@ -52,7 +52,7 @@ def merge_lines(
             continue
         known = episodes.setdefault(call.episode, {}).setdefault(call.call, call)
         if known is not call and repr(known) != repr(call):  # 0.0 equals -0.0 and is another sample
-            raise BadRequest(f"line {number}: call {call.call} stands before with other contents", param="call")
+            raise BadRequest(f"line {number}: call {call.call} is in an earlier line with other contents", param="call")
     ordered = sorted(episodes.values(), key=lambda calls: min((c.started_at, c.episode) for c in calls.values()))
     for calls in ordered:
         members = tuple(calls.values())
@@ -135,7 +135,7 @@ def _call(line: str | bytes, number: int) -> Call | None:
             return None
         return Call.from_json(record)
     except UnicodeDecodeError as error:
-        raise BadRequest(f"line {number} is no UTF-8 text: {error}") from error
+        raise BadRequest(f"line {number} is not UTF-8 text: {error}") from error
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"line {number} is not JSON: {error}") from error
     except BadRequest as error:

@@ -81,7 +81,7 @@ class Config:
     tls_cert: str | None = _opt(None, "Certificate chain (PEM); the front then speaks HTTPS.", metavar="FILE")
     tls_key: str | None = _opt(None, "Private key of the certificate (PEM).", metavar="FILE")
     tls_client_ca: str | None = _opt(
-        None, "CA (PEM) of client certificates: a trainer must then show one besides its key; agents need none.",
+        None, "CA (PEM) of client certificates: a trainer then needs one in addition to its key; agents need none.",
         metavar="FILE",
     )
     trusted_front: bool = _opt(False, "A reverse proxy of yours terminates TLS and is the only one to reach us.")
@@ -109,7 +109,7 @@ class Config:
     )
     gate_mode: str = _opt(
         "drain", "While weights change: drain (wait for calls in flight: each is sampled by one version) or pause "
-        "(freeze them in the engine; they go on under the new version, upon what the old one computed)."
+        "(freeze them in the engine; they continue under the new version, from what the old one computed)."
     )
     gate_hold_s: float = _opt(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
     connect_timeout: float = _opt(10.0, "Limit for connecting to an engine.")

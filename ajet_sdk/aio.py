@@ -299,7 +299,7 @@ class _Rollouts:
             async with found:
                 answer = self._agent(attempt.task, found)
                 if not inspect.isawaitable(answer):
-                    raise BadRequest("the agent is no coroutine function: run it by ajet_sdk.run", param="agent")
+                    raise BadRequest("the agent is not a coroutine function: use ajet_sdk.run", param="agent")
                 value = await answer
                 if value is not None:
                     await found.reward(value)

@@ -67,7 +67,7 @@ def opening(target: Target, body: routes.OpenEpisode, patience: Patience) -> Tal
             env={str(name): str(value) for name, value in (answer.get("env") or {}).items()},
         )
     except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise AjetError(f"{target.url} is no ajet proxy: it answered {repr(answer)[:120]}") from error
+        raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}") from error
 
 
 def rewarding(
@@ -128,7 +128,7 @@ def _told(target: Target, reply: Reply) -> dict[str, Any]:
     """The object that a proxy acknowledges with; whatever else answers acknowledges nothing."""
     answer = reply.json()
     if not isinstance(answer, dict):
-        raise AjetError(f"{target.url} is no ajet proxy: it answered {repr(answer)[:120]}")
+        raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}")
     return answer
 
 

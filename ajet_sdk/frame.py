@@ -261,7 +261,7 @@ def _little(values: array[Any]) -> bytes:
 
 def _array(kind: str, data: bytes, name: str) -> array[Any]:
     if len(data) % 4:
-        raise FrameError(f"{name}: {len(data)} bytes is no whole number of 4-byte items")
+        raise FrameError(f"{name}: {len(data)} bytes is not a whole number of 4-byte items")
     values = array(kind)
     values.frombytes(data)
     if sys.byteorder == "big":

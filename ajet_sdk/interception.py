@@ -81,7 +81,7 @@ def intercepting(client: Client) -> Iterator[Interception]:
     known: dict[str, Any] = client.ask("status").json()["intercept"]
     url, kinds = known["url"], [mode["kind"] for mode in known["modes"]]
     if url is None and not set(kinds) & set(BY_THEMSELVES):
-        raise NotFound(f"this proxy intercepts as {' and '.join(kinds)} alone: start it with --intercept HOST:PORT too")
+        raise NotFound(f"this proxy intercepts as {' and '.join(kinds)} only: start it with --intercept HOST:PORT too")
     with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
         ca, trusted = Path(folder, "ca.pem"), Path(folder, "trusted.pem")
         ca.write_bytes(certificate)

@@ -66,7 +66,7 @@ class Target:
         issued = environ.get("OPENAI_API_KEY", "")
         key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(routes.KEY_PREFIX) else None)
         if key is not None and not is_key(key):
-            raise BadRequest("the API key holds characters that no key has", param="AJET_API_KEY")
+            raise BadRequest("the API key has characters that a key cannot have", param="AJET_API_KEY")
         return cls(url=url, key=key)
 
     @property
@@ -195,7 +195,7 @@ def _failure(outcome: Reply | NoReply | None) -> AjetError:
     if not isinstance(outcome, Reply):
         reason = outcome.reason if outcome else "not tried"
         if UNTRUSTED in reason and "mismatch" in reason:
-            reason += ": the proxy's certificate is for other names: ask it by one of those"
+            reason += ": the proxy's certificate is for other names: use one of those"
         elif UNTRUSTED in reason:
             reason += ": the proxy's certificate is not trusted here. Name the file of its CA in SSL_CERT_FILE"
         return ProxyUnreachable(reason)
@@ -215,6 +215,6 @@ def _gave_up(failure: AjetError, send: Send, attempts: int, deadline: float) -> 
         )
     return ProxyUnreachable(
         f"no proxy acknowledged {tried}; the last one: {failure.message}. "
-        "Is `ajet-proxy serve` running, and is AJET_PROXY_URL the address that it said?",
+        "Is `ajet-proxy serve` running, and is AJET_PROXY_URL the address that it printed?",
         code="unreachable",
     )

@@ -130,7 +130,7 @@ class Rollouts:
     ) -> None:
         check_counts(repeat, parallel)
         if inspect.iscoroutinefunction(agent):
-            raise BadRequest("the agent is a coroutine function: run it by ajet_sdk.aio.run", param="agent")
+            raise BadRequest("the agent is a coroutine function: use ajet_sdk.aio.run", param="agent")
         self._client, self._agent, self._opening = client, agent, opening
         self._on_result, self._on_stop = on_result, on_stop
         self._attempts = attempts_at(tasks, repeat)

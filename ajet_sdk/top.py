@@ -52,7 +52,7 @@ def frame(
     lines: Lines = _top(status, rates)
     rest: list[Lines] = [] if seen is None else [_tasks(seen, width), _quiet(seen, width)]
     if seen is None:
-        lines.append(("quiet", "rewards and agents: with an admin's key"))
+        lines.append(("quiet", "rewards and agents need an admin's key"))
     else:
         lines += _rewards(seen, width) + _leases(seen)
     lines += _drift(status)

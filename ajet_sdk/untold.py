@@ -19,11 +19,11 @@ UNTOLD = {
     "no_token_ids": Untold("gives no token ids", GIVES_TOKEN_IDS),
     "no_logprobs": Untold("does not give a logprob for each token", GIVES_LOGPROBS),
     "unaskable": Untold(
-        "refuses to be asked for token ids and logprobs",
+        "refuses requests for token ids and logprobs",
         f"{GIVES_TOKEN_IDS}, or {GIVES_LOGPROBS}: 'ajet-proxy doctor' says which it refuses",
     ),
     "no_chat_route": Untold(
-        "has no chat route, on which it would be asked for token ids", "use vLLM ≥ 0.10.2, which has one"
+        "has no chat route, so it cannot be asked for token ids", "use vLLM ≥ 0.10.2, which has one"
     ),
 }
 """The reasons for which such calls are lost."""

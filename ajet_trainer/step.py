@@ -262,8 +262,8 @@ class Run:
             except Away:
                 missed.add(entry.daemon)
                 if last:
-                    self.progress.say(f"batch {entry.batch} of {entry.daemon} is trained and saved, which it cannot be "
-                                      "told now; the next start does")  # fmt: skip
+                    self.progress.say(f"batch {entry.batch} of {entry.daemon} is trained and saved, but cannot be "
+                                      "acknowledged now; the next start does that")  # fmt: skip
                 continue
             else:
                 self.history.acknowledged(entry)

@@ -55,7 +55,7 @@ class Judge:
         self._hang_ups = self._hang_ups + 1 if hung_up else 0
         if found is None and self._hang_ups == HANG_UPS:
             return TlsRefused(
-                f"{self._url} hangs up on us, as proxies do on a certificate that they do not accept: "
+                f"{self._url} closes our connections, as a proxy does with a certificate that it does not accept: "
                 "tls_cert must be of the proxy's tls_client_ca, and hold today (the proxy's log says more)"
             )
         return found
@@ -77,5 +77,5 @@ def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
         said = reason.partition("ALERT_")[2].replace("_", " ").lower()
         return TlsRefused(f"{url} refuses our certificate ({said}): tls_cert must be of the proxy's tls_client_ca")
     if reason == "WRONG_VERSION_NUMBER":
-        return TlsRefused(f"{url} speaks no TLS: write http:// for it")
+        return TlsRefused(f"{url} does not speak TLS: use http://")
     return None

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
+from ajet_proxy.cli import cli as proxy_command
 from ajet_proxy.core.continuity.memory import OUTCOMES
 from ajet_proxy.core.trajectory import drift
 from ajet_proxy.settings import table
+from ajet_sdk.cli import ajet as sdk_command
+from ajet_trainer.cli import cli as trainer_command
+from tests.kit.english import faults, paragraphs
 from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, words
-from tests.kit.source import FOLDERS, ROOT, modules, tree
+from tests.kit.source import FOLDERS, PACKAGES, ROOT, modules, tree
 from tests.test_arrows import CORE, IO
 
+COMMANDS: dict[str, click.Command] = {"ajet": sdk_command, "ajet-proxy": proxy_command, "ajet-trainer": trainer_command}
 ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_contract_wire.py", "tests/kit/pages.py")
 
 
@@ -104,3 +111,58 @@ def test_the_architecture_page_lists_the_rooms_and_their_arrows() -> None:
         for room, others in rooms.items():
             known = ", ".join(f"`{other}`" for other in rooms if other in others) or "nothing"
             assert f"\n| `{room}` | {known} | " in page, room
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_begins_with_what_it_is_for_and_is_plain(page: Path) -> None:
+    text = page.read_text()
+    title, _, rest = text.partition("\n\n")
+    assert title.startswith("# ") and re.match(r"[A-Z`*a-z]", rest), "the first lines say what the reader gets"
+    assert [fault for paragraph in paragraphs(text) for fault in faults(paragraph)] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("name", ["ajet", "ajet-proxy", "ajet-trainer"])
+def test_help_is_plain_and_its_summaries_are_whole_sentences(name: str) -> None:
+    for path, command in shown(COMMANDS[name], name):
+        whole = (command.help or "").split("\n\n")
+        summary = " ".join(whole[0].split())
+        assert re.fullmatch(r"[A-Z][a-z]+ [^.]*\.", summary), f"{path}: {summary!r}"
+        if isinstance(command, click.Group):
+            listed = command.get_help(click.Context(command, terminal_width=80)).partition("Commands:")[2]
+            assert listed and "..." not in listed, f"{path}: a summary is cut off"
+        options = [option.help for option in command.params if isinstance(option, click.Option) and option.help]
+        assert [fault for part in (*whole, *options) for fault in faults(part)] == [], path
+
+
+def shown(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    """`command` and all commands below it, by what a user types."""
+    yield path, command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from shown(below, f"{path} {name}")
+
+
+def test_messages_are_plain() -> None:
+    """What the programs print, log and answer: every literal but docstrings."""
+    assert [(str(module), fault) for module in modules(*PACKAGES) for text in literals(module) for fault in faults(text)
+            if "words:" not in fault] == []
+
+
+def literals(module: Path) -> Iterator[str]:
+    documented = {id(node.value) for node in ast.walk(tree(module)) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+            yield node.value
+
+
+def test_what_is_not_plain_is_found() -> None:
+    page = f"# Upon\n\n| upon |\n\n- Whoever reads\n  `upon` this.\n\nA [b c](d) e. {'word ' * 36}\n```\nupon\n```\n"
+    found = [fault for paragraph in paragraphs(page) for fault in faults(paragraph)]
+    assert [fault.partition(" ")[0] for fault in found] == ["'Whoever'", "36"]

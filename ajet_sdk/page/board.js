@@ -7,7 +7,7 @@ class Refused extends Error {}
 
 async function ask(path, options = {}) {
   const key = sessionStorage.getItem("ajet-key");
-  if (key && !/^[!-~]+$/.test(key)) throw new Refused("this is no key: it holds characters that no key has");
+  if (key && !/^[!-~]+$/.test(key)) throw new Refused("this is no key: it has characters that a key cannot have");
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const answer = await fetch(path, { ...options, headers: { ...headers, ...options.headers }, credentials: "omit", cache: "no-store", referrerPolicy: "no-referrer" });
   if (answer.ok) return answer.json();
@@ -153,7 +153,7 @@ function broken(status) {
   const counts = Object.entries(status.drift).sort((a, b) => b[1] - a[1]), most = Math.max(1, ...counts.map(([, count]) => count));
   const lost = Object.entries(status.discarded || {}).map(([reason, count]) => `${reason} ${whole(count)}`).join(", ");
   return h("section", { class: "card" }, h("h2", {}, "Broken chains"),
-    rows(["reason", "", ">timelines", "~what happened"], counts.map(([reason, count]) => [reason, h("div", { class: "meter" }, h("i", { "--share": count / most })), whole(count), REASONS[reason] || ""]), "None: every turn went on from the one before."),
+    rows(["reason", "", ">timelines", "~what happened"], counts.map(([reason, count]) => [reason, h("div", { class: "meter" }, h("i", { "--share": count / most })), whole(count), REASONS[reason] || ""]), "None: every turn continued the one before."),
     lost ? h("p", { class: "note" }, `Discarded episodes: ${lost}.`) : null);
 }
 
@@ -277,7 +277,7 @@ class Live {
     sessionStorage.removeItem("ajet-key");
     this.leave.hidden = true;
     this.said.textContent = "";
-    this.body.replaceChildren(h("section", { class: "card" }, h("h2", {}, "An admin key, please"),
+    this.body.replaceChildren(h("section", { class: "card" }, h("h2", {}, "Enter an admin key"),
       h("form", { submit: (event) => { event.preventDefault(); sessionStorage.setItem("ajet-key", key.value.trim()); this.route(); } }, key, h("button", {}, "open")),
       had ? h("p", { class: "note bad" }, error.message) : null,
       h("p", { class: "note" }, "ajet-proxy issue-key --scope admin --ttl 28800 prints one on the proxy's machine. It stays in this tab until you close it, and goes to this proxy alone.")));

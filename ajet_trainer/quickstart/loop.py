@@ -74,7 +74,7 @@ class Loop:
                     self._run(children, proxy)
                     self.record.episodes = self._sample_episodes(proxy, keep_episodes)
                 except KeyboardInterrupt:
-                    self.screen.line("  stopping: the programs are being ended, which can take half a minute")
+                    self.screen.line("  stopping: the programs end, which can take half a minute")
                     self.screen.line(f"  metrics, logs and episodes of {self._shown} steps stay in {self.folder}")
                     raise
         finally:
@@ -153,7 +153,7 @@ class Loop:
         ]
         checked = time.monotonic()
         played = 0
-        for _ in ticks(STALLED_S, "the agents do not come to an end"):
+        for _ in ticks(STALLED_S, "the agents did not end"):
             if all(command.status is not None for command in commands):
                 break
             if time.monotonic() - checked > 1.0:
@@ -186,14 +186,14 @@ class Loop:
         return sorted(records.values(), key=lambda record: float(record["opened_at"]))
 
     def _wait_for_steps(self, children: Children) -> None:
-        for _ in ticks(STALLED_S, "the trainer does not make its last step"):
+        for _ in ticks(STALLED_S, "the trainer did not make its last step"):
             self._show(0)
             if self._shown >= self.plan.steps:
                 return
             children.check()
 
     def _wait_for_end(self, children: Children, trainer: Program) -> None:
-        for _ in ticks(STALLED_S, "the trainer does not end"):
+        for _ in ticks(STALLED_S, "the trainer did not end"):
             children.check()
             if trainer.status == 0:
                 return

@@ -27,8 +27,8 @@ ESTIMATORS = {
     "tir_optimal_token_baseline": _NO_SQUARES,
 }
 LOSSES = {
-    "bypass_mode": "it takes no micro-batch of padding alone; set algorithm.rollout_correction.bypass_mode = true, and "
-    "use vanilla or gpg",
+    "bypass_mode": "it fails on a micro-batch of padding only; set algorithm.rollout_correction.bypass_mode = true, "
+    "and use vanilla or gpg",
 }
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 """verl's ``loss_agg_mode``, of which it keeps no registry."""
@@ -61,7 +61,7 @@ def named(key: str, name: Any, known: Collection[str], refused: Mapping[str, str
     if name in refused:
         raise ConfigError(f"{key} = {name!r} ends a run at a step: {refused[name]}", param=key)
     if name not in known:
-        raise ConfigError(f"{key} = {name!r} is nothing that verl has{nearest(str(name), known)}", param=key)
+        raise ConfigError(f"{key} = {name!r} is not in verl{nearest(str(name), known)}", param=key)
 
 
 def lacks(key: str, name: str, what: str) -> None:
@@ -74,7 +74,7 @@ def check_kl(key: str, name: Any) -> None:
     try:
         core_algos.kl_penalty(torch.zeros(1), torch.zeros(1), str(name))
     except NotImplementedError:
-        raise ConfigError(f"{key} = {name!r} is nothing that verl computes: use low_var_kl", param=key) from None
+        raise ConfigError(f"{key} = {name!r} is not computed by verl: use low_var_kl", param=key) from None
 
 
 def check_correction(key: str, correction: DictConfig | None) -> None:

@@ -30,13 +30,13 @@ OURS = {
     "trainer.default_local_dir": "set run_dir in [trainer]",
     "trainer.max_actor_ckpt_to_keep": KEEP,
     "trainer.max_critic_ckpt_to_keep": KEEP,
-    "trainer.resume_mode": "a run goes on from its last checkpoint; for a new one set another run_dir in [trainer]",
-    "trainer.resume_from_path": "a run goes on from its last checkpoint; set run_dir in [trainer] to the run's folder",
+    "trainer.resume_mode": "a run continues from its last checkpoint; for a new one set another run_dir in [trainer]",
+    "trainer.resume_from_path": "a run continues from its last checkpoint; set run_dir in [trainer] to its folder",
     "actor_rollout_ref.actor.checkpoint.async_save": NOT_ASYNC,
     "critic.checkpoint.async_save": NOT_ASYNC,
     "trainer.v1.trainer_mode": "the trainer is ajet's own; where its engines run is placement in [trainer]",
     "transfer_queue.enable": "batches reach verl's workers through TransferQueue",
-    "algorithm.filter_groups.enable": "no dataset has groups to take instead; set no_signal = 'drop' in [trainer]",
+    "algorithm.filter_groups.enable": "there is no dataset with other groups; set no_signal = 'drop' in [trainer]",
     "algorithm.use_pf_ppo": "verl's V1 trainer would give rows the advantages of others",
 }
 """Keys on which it rests that batches are whole and that each is trained once, for its own rewards; and what to do
@@ -148,7 +148,7 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     OmegaConf.resolve(tree)
     for name, value in ours.items():
         if OmegaConf.select(tree, name) != value:
-            raise ConfigError(f"{name} is not to be changed: {OURS[name]}", param=name)
+            raise ConfigError(f"{name} cannot be changed: {OURS[name]}", param=name)
     check(tree)
     refused.check(tree, config.group_size)
     return tree
@@ -164,7 +164,7 @@ def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:
         except (ConfigAttributeError, ConfigKeyError):
             names = list(_leaves(OmegaConf.to_container(tree)))
             raise ConfigError(
-                f"verl has no key {key!r}{nearest(key, names)} (write '+{key}' to add it all the same)", param=key
+                f"verl has no key {key!r}{nearest(key, names)} (write '+{key}' to add it anyway)", param=key
             ) from None
 
 
@@ -194,7 +194,7 @@ def check_contents(name: str, checkpoint: DictConfig) -> None:
     for key in ("save_contents", "load_contents"):
         missing = [part for part in ("model", "optimizer", "extra") if part not in (checkpoint.get(key) or ())]
         if missing:
-            said = f"{name}.{key} lacks {', '.join(missing)}: a run goes on from its checkpoint alone"
+            said = f"{name}.{key} lacks {', '.join(missing)}: a run continues only from its checkpoint"
             raise ConfigError(said, param=f"{name}.{key}")
 
 
@@ -211,7 +211,7 @@ def check_schedule(name: str, optim: DictConfig) -> None:
     for key in ("lr_scheduler_type", "warmup_style", "lr_decay_style"):
         if optim.get(key) in ("cosine", "linear", "WSD"):
             raise ConfigError(
-                f"{name}.{key} = {optim.get(key)!r} goes by the number of all steps: set total_steps in [trainer]",
+                f"{name}.{key} = {optim.get(key)!r} depends on the number of all steps: set total_steps in [trainer]",
                 param=f"{name}.{key}",
             )
 

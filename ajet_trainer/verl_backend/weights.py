@@ -152,7 +152,7 @@ def _load(url: str, folder: Path, version: int, timeout_s: float) -> None:
         try:
             _ask(engine, "/resume")
         except httpx.HTTPError as error:
-            raise PushFailed(f"the engine at {url} took the weights but does not go on: {_words(error)}") from error
+            raise PushFailed(f"the engine at {url} took the weights but does not continue: {_words(error)}") from error
 
 
 @cache

@@ -138,7 +138,7 @@ def test_what_is_no_text_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "calls").write_bytes(b"\n\xff\xfe")
     done = run("merge", str(tmp_path / "calls"))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert "line 2 is no UTF-8 text" in done.stderr
+    assert "line 2 is not UTF-8 text" in done.stderr
 
 
 def test_files_of_another_user_are_an_error_with_advice(

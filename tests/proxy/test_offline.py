@@ -90,8 +90,8 @@ def test_incomplete_calls_of_a_record_have_nothing_to_merge() -> None:
     [
         ("{", "line 2 is not JSON"), ("[]", "line 2: a call must be a JSON object"), ("NaN", "line 2"),
         ('{"call": "b", "episode": "e"}', "line 2: token_ids"),
-        (lines([make_call("a", [1], [3])])[0], "line 2: call a stands before with other contents"),
-        (b'{"call": "\xff"}', "line 2 is no UTF-8 text"),
+        (lines([make_call("a", [1], [3])])[0], "line 2: call a is in an earlier line with other contents"),
+        (b'{"call": "\xff"}', "line 2 is not UTF-8 text"),
         (lines([replace(make_call("b", [1], [2]), logprobs=(1e300,))])[0], "line 2: logprobs .* found 1e[+]300"),
     ],
 )

@@ -92,7 +92,7 @@ def test_eighty_columns_hold_every_figure() -> None:
 
 def test_without_an_admins_key_it_shows_what_the_status_has() -> None:
     shown = text(STATUS, None, None, 80, 24)
-    assert "with an admin's key" in shown and "opened 5" in shown
+    assert "need an admin's key" in shown and "opened 5" in shown
     assert "tokens/s" not in shown
 
 

@@ -62,7 +62,7 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(("kind", "said", "remedy"), [
     ("no_token_ids", "gives no token ids (no_token_ids)", GIVES_TOKEN_IDS),
-    ("refuses_ids", "refuses to be asked for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
+    ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
 ])  # fmt: skip
 def test_a_run_of_which_nothing_can_be_trained_fails_and_says_why(
     proxy: ProxyProcess, engine: str, kind: str, said: str, remedy: str

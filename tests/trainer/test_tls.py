@@ -100,7 +100,7 @@ def test_a_proxy_that_cannot_be_trusted_is_not_asked_twice(site: Site) -> None:
 def test_a_proxy_without_tls_is_named(tmp_path: Path) -> None:
     with ProxyProcess("http://127.0.0.1:1", tmp_path / "data") as proxy:
         url = proxy.url.replace("http:", "https:")
-        with pytest.raises(TlsRefused, match=f"{url} speaks no TLS: write http:// for it"):
+        with pytest.raises(TlsRefused, match=f"{url} does not speak TLS: use http://"):
             meet(Config(proxy_url=(url,), connect_timeout_s=20.0))
 
 

@@ -118,7 +118,7 @@ class Headers:
                 raise BadRequest(f"{HEADER_FINAL} and {HEADER_REWARD_CALL} need {HEADER_REWARD}", param=HEADER_REWARD)
             return None
         if any(name.lower() == HEADER_REWARD.lower() and value != text for name, value in self.sent.items()):
-            raise BadRequest(f"{HEADER_REWARD} is there twice, and says two things", param=HEADER_REWARD)
+            raise BadRequest(f"{HEADER_REWARD} is there twice, with two values", param=HEADER_REWARD)
         try:
             value = math.nan if "_" in text else float(text)
         except ValueError:

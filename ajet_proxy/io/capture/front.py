@@ -339,7 +339,7 @@ class HttpFront:
     def _key(self, http: web.Request) -> str | None:
         """The caller's key, and note the headers that count: before the body is read, which costs memory."""
         if holds_key(http.rel_url.raw_query_string):  # which servers on the way write down
-            raise BadRequest("a key has no place in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
+            raise BadRequest("a key must not be in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
         http[_HEADERS] = headers = self._headers(http)
         if headers.came_through(self._settings.daemon):
             raise LoopDetected(LOOP, code="loop_detected")

@@ -45,12 +45,12 @@ READ: tuple[Metric, ...] = (
         "ajet_tokens_total", "counter", "Tokens by kind. generated: sampled by any call, as it ends. Of settled "
         "episodes: prompt and sampled as the calls had them, merged: prompt tokens that merging saved.", ("kind",),
     ),
-    Metric("ajet_turns_total", "counter", "Settled calls that had an earlier one to go on from.", ("model",)),
+    Metric("ajet_turns_total", "counter", "Settled calls that continue an earlier one.", ("model",)),
     Metric(
         "ajet_broken_timelines_total", "counter", "Timelines of settled episodes by what broke the one before.",
         ("model", "broken_by"),
     ),
-    Metric("ajet_drift_ratio", "gauge", "Share of a model's latest turns that were read otherwise.", ("model",)),
+    Metric("ajet_drift_ratio", "gauge", "Share of a model's latest turns that drifted.", ("model",)),
     Metric("ajet_alerts", "gauge", "Alerts that are on; GET status has their lines."),
     Metric("ajet_policy_version", "gauge", "Weights that serve a model; *: each that has no engines of its own.",
            ("model",)),

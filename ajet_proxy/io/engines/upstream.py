@@ -282,7 +282,7 @@ class Upstream:
         self._metrics.inc("ajet_upstream_errors_total", kind=kind)
         what = "cannot be reached" if kind == "connect" else "closed the connection without an answer"
         if isinstance(error, aiohttp.ClientResponseError):
-            what = "gave an answer whose head is too long, or no HTTP"
+            what = "gave an answer that is not HTTP, or whose head is too long"
         return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
 
 

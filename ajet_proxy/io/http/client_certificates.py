@@ -48,7 +48,7 @@ def demand(http: web.BaseRequest) -> None:
     """`Forbidden` for a client that showed no certificate."""
     if subject(http) is None:
         raise Forbidden(
-            "this route takes a client certificate besides the key: show one of the CA in the proxy's tls_client_ca "
+            "this route also needs a client certificate: show one of the CA in the proxy's tls_client_ca "
             "(ajet-trainer: tls_cert and tls_key)", code="client_certificate_required",
         )
 

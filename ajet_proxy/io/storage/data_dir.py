@@ -44,7 +44,7 @@ def refuse_lost(data_dir: Path) -> None:
     traces = [name for name in TRACES if (data_dir / name).exists()]
     if traces and (not has_journal(data_dir) or _is_blank(data_dir)):
         raise JournalDamaged(
-            f"{folder_of(data_dir)} holds no journal, and {' and '.join(traces)} beside it show that there was one: "
+            f"{folder_of(data_dir)} holds no journal, and {' and '.join(traces)} next to it show that there was one: "
             f"restore it from a copy; or, to begin anew, move {data_dir} away, or {' and '.join(traces)} alone to keep "
             "the keys", code="journal_missing",
         )

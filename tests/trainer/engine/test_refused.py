@@ -133,8 +133,8 @@ def test_a_refusal_says_what_to_use_instead(key: str, name: str, words: str, ver
     [(ESTIMATOR, "grop", "grpo"), (LOSS, "clip-cov", "clip_cov"), (MEAN, "token_mean", "token-mean")],
 )
 def test_a_name_that_verl_does_not_know_is_no_choice(key: str, name: str, near: str, verl_here: None) -> None:
-    assert refused({key: name}) == f"{key} = {name!r} is nothing that verl has; did you mean {near!r}?"
-    assert refused({key: None}) == f"{key} = None is nothing that verl has"
+    assert refused({key: name}) == f"{key} = {name!r} is not in verl; did you mean {near!r}?"
+    assert refused({key: None}) == f"{key} = None is not in verl"
 
 
 def test_what_a_library_of_the_users_registers_is_a_choice(
@@ -149,7 +149,7 @@ def test_what_a_library_of_the_users_registers_is_a_choice(
         "register_adv_est('my_estimator')(print)\nregister_policy_loss('my_loss')(print)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert "is nothing that verl has" in refused({LOSS: "my_loss"})
+    assert "is not in verl" in refused({LOSS: "my_loss"})
     library = {"actor_rollout_ref.model.external_lib": "of_the_users"}
     composed(library | {ESTIMATOR: "my_estimator", LOSS: "my_loss"})
 
@@ -179,7 +179,7 @@ def test_gae_needs_a_critic(verl_here: None) -> None:
 )
 def test_a_kl_that_verl_cannot_compute_is_refused(key: str, switch: str, verl_here: None) -> None:
     for name in ("full", "k4"):
-        assert refused({switch: True, key: name}) == f"{key} = {name!r} is nothing that verl computes: use low_var_kl"
+        assert refused({switch: True, key: name}) == f"{key} = {name!r} is not computed by verl: use low_var_kl"
         composed({key: name})
     for name in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "k3+"):
         composed({switch: True, key: name})

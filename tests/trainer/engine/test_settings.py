@@ -45,7 +45,7 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
 )
 def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object, words: str, verl_here: None) -> None:
     said = refused({key: value})
-    assert said.startswith(f"{key} is not to be changed: ")
+    assert said.startswith(f"{key} cannot be changed: ")
     assert words in said
 
 

@@ -23,8 +23,8 @@ MESSAGES = "/v1/messages"
 @pytest.mark.parametrize(("kind", "said", "remedy"), [
     ("no_token_ids", "gives no token ids (no_token_ids)", GIVES_TOKEN_IDS),
     ("no_logprobs", "does not give a logprob for each token (no_logprobs)", GIVES_LOGPROBS),
-    ("refuses_ids", "refuses to be asked for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
-    ("refuses_logprobs", "refuses to be asked for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
+    ("refuses_ids", "refuses requests for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
+    ("refuses_logprobs", "refuses requests for token ids and logprobs (unaskable)", UNTOLD["unaskable"].remedy),
 ])  # fmt: skip
 async def test_an_alert_names_the_engine_until_it_tells(kind: str, said: str, remedy: str, stream: bool) -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
