@@ -86,7 +86,7 @@ def verdict(proof: Proof) -> str:
             f"Learning beats the control: the reward rises by {difference} (95 % interval) more than without learning."
         )
     return (
-        f"Learning does NOT beat the control: the difference of gains is {difference}, and its 95 % interval holds 0."
+        f"Learning does NOT beat the control: the difference of gains is {difference}, and its 95 % interval contains 0."
     )
 
 
@@ -108,9 +108,10 @@ def report(plan: Plan, proof: Proof, machine: Sequence[str]) -> str:
             "",
             verdict(proof),
             "",
-            f"{plan.steps} steps of {plan.groups} secrets with {plan.group_size} games each, GRPO, learning rate "
-            f"{plan.lr:g}; the control is the same with learning rate 0. Gain: mean reward of the last third of the "
-            "steps less that of the first. The interval is Student's t over the differences paired by seed.",
+            f"A run has {plan.steps} steps of {plan.groups} secrets with {plan.group_size} games each, GRPO, and learning "
+            f"rate {plan.lr:g}. The control is the same with learning rate 0. The gain is the mean reward of the last "
+            "third of the steps minus that of the first. The interval is Student's t over the differences, paired by "
+            "seed.",
             "",
             head,
             "|---|---|---|---|---|---|---|",
@@ -120,7 +121,7 @@ def report(plan: Plan, proof: Proof, machine: Sequence[str]) -> str:
             f"{figures.number(max(drifts, default=None))} on average in the worst run, by "
             f"{figures.number(max(most, default=None))} at most.",
             f"- Trained tokens were at most {stale} weight updates old.",
-            f"- A run took {min(minutes):.1f} to {max(minutes):.1f} minutes, starting and ending included.",
+            f"- A run took {min(minutes):.1f} to {max(minutes):.1f} minutes, including start and end.",
             *(f"- {line}" for line in machine),
             "",
         ]

@@ -73,8 +73,8 @@ def write_results(plan: Plan, folder: Path, model: Path, record: Record, summary
     half = (len(record.episodes) + 1) // 2
     early, late = record.episodes[:half], record.episodes[half:]
     intro = (
-        "Episodes of this run's first and last step, evenly picked, with their tokens exactly as the engine reported "
-        "them and the trainer used them. The agent sent text; ids and logprobs were recorded on the way."
+        "Episodes of this run's first and last step, picked evenly. The tokens are those that the engine reported and "
+        "the trainer used. The agent sent text, and the proxy recorded ids and logprobs."
     )
     sections = [("Episodes of the first step", early), ("Episodes of the last step", late)]
     html = page.page_html("Episodes, token by token", intro, sections, page.decoder(model))
