@@ -86,7 +86,7 @@ def verdict(proof: Proof) -> str:
             f"Learning beats the control: the reward rises by {difference} (95 % interval) more than without learning."
         )
     return (
-        f"Learning does NOT beat the control: the difference of gains is {difference}, and its 95 % interval contains 0."
+        f"Learning does NOT beat the control: the difference of gains is {difference}, and its 95 % interval holds 0."
     )
 
 
@@ -108,10 +108,10 @@ def report(plan: Plan, proof: Proof, machine: Sequence[str]) -> str:
             "",
             verdict(proof),
             "",
-            f"A run has {plan.steps} steps of {plan.groups} secrets with {plan.group_size} games each, GRPO, and learning "
-            f"rate {plan.lr:g}. The control is the same with learning rate 0. The gain is the mean reward of the last "
-            "third of the steps minus that of the first. The interval is Student's t over the differences, paired by "
-            "seed.",
+            f"A run has {plan.steps} steps of {plan.groups} secrets with {plan.group_size} games each, GRPO, and "
+            f"learning rate {plan.lr:g}. The control is the same with learning rate 0. The gain is the mean reward of "
+            "the last third of the steps minus that of the first. The interval is Student's t over the differences, "
+            "paired by seed.",
             "",
             head,
             "|---|---|---|---|---|---|---|",
