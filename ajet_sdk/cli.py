@@ -280,7 +280,7 @@ def run_and_tell(
         some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"
         say(f"{some} be trained: the engine {UNTOLD[why].fault} ({why}); {UNTOLD[why].remedy}")
     if empty := [item for item in done if item.ok and item.reason is not None and item.untold is None]:
-        needs = "use OPENAI_BASE_URL" if program.interception is None else "heed HTTPS_PROXY, and trust SSL_CERT_FILE"
+        needs = "use OPENAI_BASE_URL" if program.interception is None else "use HTTPS_PROXY, and trust SSL_CERT_FILE"
         lacking = f"{len(empty)} of them had no whole answer of a model"
         variable = None if program.interception else proxy_variable(client.target.url, os.environ)
         between = f" {variable} is set: does that proxy lead to {client.target.url}?" if variable else ""

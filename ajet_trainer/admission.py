@@ -79,7 +79,7 @@ def admit(
             rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
         if no_signal == "drop" and len(kept) > 1 and not has_signal(Group(group.task, tuple(kept))):
             rejected.extend(
-                Rejection(episode.episode, "no_signal", f"all rewards of task {group.task} are alike")
+                Rejection(episode.episode, "no_signal", f"all rewards of task {group.task} are equal")
                 for episode in kept
             )
             kept = []
@@ -109,7 +109,7 @@ def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: i
             return "too_long", f"{sample.sample}: {len(sample.token_ids)} tokens, more than {max_tokens}"
         doubled = seen.intersection(sample.calls)
         if doubled:
-            return "unlawful_sample", f"{sample.sample}: call {min(doubled)} stands in two samples"
+            return "unlawful_sample", f"{sample.sample}: call {min(doubled)} is in two samples"
         seen.update(sample.calls)
     if not trainable(episode):
         return "no_samples", "nothing was sampled in what was rewarded"

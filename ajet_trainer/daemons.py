@@ -304,7 +304,7 @@ class Daemons:
         if not member.away:
             member.since = now
             rest = len(self._here()) - 1
-            word = f"training goes on with {rest} of {len(self._members)}" if rest else "no other is left"
+            word = f"training continues with {rest} of {len(self._members)}" if rest else "no other is left"
             self._say(f"the daemon at {member.url} is away, {word}: {error.message}")
         member.away = error.message
         member.pause = min(max(first, 2 * member.pause), longest)

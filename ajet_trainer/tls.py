@@ -56,7 +56,7 @@ class Judge:
         if found is None and self._hang_ups == HANG_UPS:
             return TlsRefused(
                 f"{self._url} closes our connections, as a proxy does with a certificate that it does not accept: "
-                "tls_cert must be of the proxy's tls_client_ca, and hold today (the proxy's log says more)"
+                "its tls_client_ca must have signed tls_cert, which must be valid today (the proxy's log says more)"
             )
         return found
 
@@ -75,7 +75,7 @@ def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
         return TlsRefused(f"the certificate of {url} is not trusted ({cause.verify_message}): name its CA in tls_ca")
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         said = reason.partition("ALERT_")[2].replace("_", " ").lower()
-        return TlsRefused(f"{url} refuses our certificate ({said}): tls_cert must be of the proxy's tls_client_ca")
+        return TlsRefused(f"{url} refuses our certificate ({said}): its tls_client_ca must have signed tls_cert")
     if reason == "WRONG_VERSION_NUMBER":
         return TlsRefused(f"{url} does not speak TLS: use http://")
     return None

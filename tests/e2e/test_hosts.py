@@ -281,7 +281,7 @@ def test_a_trainer_that_cannot_reach_a_daemon_trains_everything_once(site: Site)
     learner = Learner(*moments, whole=site.whole)
     site.train(learner, site.config(groups=1), lambda: len(learner.rows) == len(seen) and site.whole())
     a = site.daemons["a"].url
-    away = [line.startswith(f"the daemon at {a} is away, training goes on with 1 of 2") for line in site.said]
+    away = [line.startswith(f"the daemon at {a} is away, training continues with 1 of 2") for line in site.said]
     back = [line == f"the daemon at {a} is back" for line in site.said]
     assert sum(away) == sum(back) == len(moments), site.said
     assert any(line.startswith("step ") for line in site.said[away.index(True) : back.index(True)]), site.said

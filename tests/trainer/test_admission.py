@@ -55,7 +55,7 @@ def test_every_broken_law_is_named(bad: Sample, words: str) -> None:
 def test_a_call_may_stand_in_one_sample_only() -> None:
     double = BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, replace(GOOD, sample="e/1")))
     fault = episode_fault(double, (), None)
-    assert fault == ("unlawful_sample", "e/1: call e/0/c0 stands in two samples")
+    assert fault == ("unlawful_sample", "e/1: call e/0/c0 is in two samples")
 
 
 SILENT = broken(

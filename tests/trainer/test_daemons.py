@@ -126,7 +126,7 @@ def test_a_daemon_that_is_gone_is_done_without_and_asked_again_with_growing_paus
     two.all.open_gate(1)
     two.fakes[0].down = True
     assert [leased.daemon[-1] for _ in range(2) if (leased := two.all.lease(ASK))] == ["b", "b"]
-    assert two.said == ["the daemon at http://a is away, training goes on with 1 of 2: no answer from http://a"]
+    assert two.said == ["the daemon at http://a is away, training continues with 1 of 2: no answer from http://a"]
     two.fakes[0].log.clear()
     for _ in range(40):
         two.clock.now += 1.0
@@ -296,7 +296,7 @@ def test_a_run_starts_without_a_daemon_that_is_away() -> None:
     two.fakes[1].down = True
     two.all.meet()
     assert two.said == [
-        "the daemon at http://b is away, training goes on with 1 of 2: no answer from http://b"
+        "the daemon at http://b is away, training continues with 1 of 2: no answer from http://b"
     ]
     two.all.announce("policy", 3)
     assert two.logs == [["meet", "announce"], ["meet"]]

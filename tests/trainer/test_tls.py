@@ -70,7 +70,7 @@ def test_without_one_the_first_meeting_says_so(site: Site) -> None:
 
 def test_one_of_another_authority_is_soon_known_to_be_refused(site: Site) -> None:
     shown = Authority(site.folder, "others").sign("stranger")
-    with pytest.raises(TlsRefused, match=r"https://127\..* hangs up on us, .* tls_cert must be of the proxy's"):
+    with pytest.raises(TlsRefused, match=r"https://127\..* closes our connections, .* its tls_client_ca must"):
         meet(replace(site.config, tls_cert=shown.cert, tls_key=shown.key, connect_timeout_s=1e6))
 
 

@@ -128,7 +128,7 @@ def test_one_that_is_killed_while_its_batch_is_trained_has_everything_trained_on
     a, b = two
     late: list[threading.Thread] = []
     said: list[str] = []
-    away = f"the daemon at {b.url} is away, training goes on with 1 of 2"
+    away = f"the daemon at {b.url} is away, training continues with 1 of 2"
 
     def kill() -> None:
         """Its batch is trained, unsaved and leased: it dies, its lease runs out, it is missed and comes back."""

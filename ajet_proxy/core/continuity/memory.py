@@ -53,7 +53,7 @@ IGNORED = "ignored"
 OUTCOMES: Mapping[str, str] = {
     EXACT: "sent as the exact ids",
     SAME: "the engine's own rendering already begins with the exact ids, so nothing was altered",
-    FIRST_TURN: "no answer stands in the history",
+    FIRST_TURN: "the history has no answer",
     UNSUPPORTED: "the request is more than a plain turn: images, echo, truncation, a prefilled answer, ids of its own, "
     "or it asks for its prompt's text, which an engine that was sent ids does not have",
     UNKNOWN_HISTORY: "this episode was not given the last answer in the history, or not after this beginning",

@@ -136,7 +136,7 @@ class Tunnels:
             if not self.lists(host):
                 raise Forbidden(
                     f"requests to {host[:100]} are not carried, only those to {', '.join(sorted(self.hosts))}; for the "
-                    "tunnels to other hosts set HTTPS_PROXY alone, and not HTTP_PROXY", code="foreign_host",
+                    "tunnels to other hosts set HTTPS_PROXY only, not HTTP_PROXY", code="foreign_host",
                 )
             if http.headers.get("Upgrade", "").lower() == "websocket":
                 wanted = BadRequest("WebSockets are not carried here; ask by plain HTTP", code="no_websockets")

@@ -143,8 +143,8 @@ def refuse_missing(data_dir: Path, compacted: State) -> None:
     path, episodes = data_dir / NAME, sum(compacted.archived.values())
     if episodes and not path.exists():
         raise JournalDamaged(
-            f"{path} is missing, which took in {episodes} ended episodes: restore it from a copy, or `touch` it to go "
-            "on without them", code="archive_missing",
+            f"{path} is missing; it held {episodes} ended episodes: restore it from a copy, or `touch` it to "
+            "continue without them", code="archive_missing",
         )
 
 

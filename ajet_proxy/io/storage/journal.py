@@ -85,8 +85,8 @@ def segments(data_dir: Path) -> list[Path]:
     if behind.strip("0") and not found:
         path = folder_of(data_dir) / f"{int(behind) + 1:08d}.log"
         raise JournalDamaged(
-            f"{path} is missing, which begins where the snapshot before it ends: restore it from a copy, or `touch` it "
-            "to go on without what happened since", code="journal_damaged",
+            f"{path} is missing; it begins where the snapshot before it ends: restore it from a copy, or `touch` it "
+            "to continue without what happened since", code="journal_damaged",
         )
     for number, path in enumerate(found, int(behind) + 1):
         if int(path.stem) != number:
@@ -333,7 +333,7 @@ class Journal:
                 return
         raise JournalGone(
             f"{self._path} was moved, removed, replaced or cut short under the proxy: put {self._folder} back as it "
-            "was, and it goes on; if that is gone, stop the proxy and restore it from a copy"
+            "was, and it continues; if that is gone, stop the proxy and restore it from a copy"
         )
 
     def _cut_back(self) -> None:

@@ -240,7 +240,7 @@ def test_an_archive_that_is_removed_is_not_made_anew(tmp_path: Path) -> None:
     write_segments(tmp_path, encoded(rig.events), [len(rig.events) - 1])
     compact(tmp_path)
     (tmp_path / NAME).unlink()
-    with pytest.raises(JournalDamaged, match=f"{NAME} is missing, which took in 1 ended episodes"):
+    with pytest.raises(JournalDamaged, match=f"{NAME} is missing; it held 1 ended episodes"):
         compact(tmp_path)
     assert not (tmp_path / NAME).exists()
 
@@ -258,7 +258,7 @@ def test_an_archive_that_is_missing_is_refused_until_somebody_wants_it_so(tmp_pa
         await Store.open(tmp_path, SETTINGS).close()
 
     for begin in (lambda: list(replay_lines(tmp_path)), lambda: asyncio.run(start())):
-        with pytest.raises(JournalDamaged, match=f"{NAME} is missing, which took in 1 ended episodes"):
+        with pytest.raises(JournalDamaged, match=f"{NAME} is missing; it held 1 ended episodes"):
             begin()
     (tmp_path / NAME).touch()
     assert list(replay_lines(tmp_path)) == []
