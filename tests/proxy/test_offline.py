@@ -102,7 +102,7 @@ def test_what_is_no_call_is_named_by_its_line(bad: str | bytes, message: str) ->
 
 def test_zeros_of_both_signs_are_other_contents() -> None:
     calls = [replace(make_call("a", [1], [2]), logprobs=(zero,)) for zero in (0.0, -0.0)]
-    with pytest.raises(BadRequest, match="line 2: call a stands before"):
+    with pytest.raises(BadRequest, match="line 2: call a is in an earlier line"):
         list(merge_lines(lines(calls)))
 
 

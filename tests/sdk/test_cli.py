@@ -97,7 +97,7 @@ def test_version(ajet: Ajet) -> None:
         (("show", "../status"), {}, 2, "letters, digits"),
         (("run", "--task", "t", "--", "/no/such"), {}, 2, "there is no program '/no/such'"),
         (("run", "--task", "t", "--", cli.__file__), {}, 2, "cli.py' is not executable"),
-        (("status",), {"AJET_API_KEY": "a b"}, 2, "characters that no key has"),
+        (("status",), {"AJET_API_KEY": "a b"}, 2, "characters that a key cannot have"),
         (("show", "ep-none"), {}, 1, "no such episode"),
         (("reward", "1", "--episode", "ep-none"), {}, 1, "no such episode"),
         (("status", "--proxy", "http://xn--a:1"), {}, 1, "http://xn--a:1 cannot be asked"),

@@ -175,7 +175,7 @@ def test_a_ca_of_ones_own_is_named_in_the_environment(
     assert time.monotonic() - began < 20, "what no waiting changes was waited for"
     monkeypatch.setenv("SSL_CERT_FILE", authority.file)
     assert ask(face, url, "status").status == 200
-    with pytest.raises(errors.ProxyUnreachable, match="is for other names: ask it by one of those"):
+    with pytest.raises(errors.ProxyUnreachable, match="is for other names: use one of those"):
         ask(face, url.replace("127.0.0.1", "localhost"), "status", deadline=60.0)
 
 

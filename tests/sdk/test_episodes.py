@@ -232,13 +232,13 @@ async def test_what_is_no_reward_is_refused_here(face: Any, stub: ControlStub, v
 async def test_opening_at_what_is_no_proxy(face: Any, stub: ControlStub) -> None:
     for answer in ({"hello": 1}, [], "text", {"episode": "e", "base_url": "u", "api_key": "k", "policy_version": None}):
         stub.faults.append(Say(200, answer))
-        with pytest.raises(errors.AjetError, match="no ajet proxy"):
+        with pytest.raises(errors.AjetError, match="not an ajet proxy"):
             await face.episode("t")
     ep = await face.episode("t")
     for answer in ([], "OK", ""):
         for ask in (ep.record, lambda: ep.reward(1.0), ep.seal, ep.abort):
             stub.faults.append(Say(200, answer))
-            with pytest.raises(errors.AjetError, match="no ajet proxy"):
+            with pytest.raises(errors.AjetError, match="not an ajet proxy"):
                 await ask()
     await ep.aclose()
 

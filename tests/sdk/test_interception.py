@@ -191,7 +191,7 @@ def test_the_certificates_are_gone_when_the_run_is(proxy: ProxyProcess) -> None:
     ("options", "said"),
     [
         ((), "this proxy intercepts nothing: start it with --intercept"),
-        (("--intercept", "socks5@127.0.0.1:0"), "this proxy intercepts as socks5 alone"),
+        (("--intercept", "socks5@127.0.0.1:0"), "this proxy intercepts as socks5 only"),
     ],
 )
 def test_a_proxy_that_does_not_intercept_programs_is_one_clear_line(

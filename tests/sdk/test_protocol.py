@@ -111,7 +111,7 @@ def test_a_refusal_is_raised_at_once(status: int) -> None:
 
 def test_a_web_page_is_no_acknowledgement() -> None:
     script = Script([Reply(200, {"content-type": "text/html; charset=utf-8"}, b"<html>")])
-    with pytest.raises(errors.AjetError, match=r"HTTP 200: <html> \(no ajet proxy answers so"):
+    with pytest.raises(errors.AjetError, match=r"HTTP 200: <html> \(an ajet proxy does not answer like this"):
         script.ask()
     assert len(script.sent) == 1
 

@@ -173,7 +173,7 @@ async def test_an_agent_of_the_other_face_is_told_where_it_belongs(stub: Control
     with pytest.raises(errors.BadRequest, match=r"ajet_sdk\.aio\.run"):
         ajet_sdk.run(asynchronous, ["a"])
     results = await aio.run(lambda task, episode: 1.0, ["a"], repeat=1)  # type: ignore[arg-type,return-value]
-    assert "run it by ajet_sdk.run" in str(results[0].reason)
+    assert "use ajet_sdk.run" in str(results[0].reason)
 
 
 @pytest.mark.parametrize("counts", [{"repeat": 0}, {"parallel": 0}])

@@ -72,7 +72,7 @@ def _context(config: Config) -> ssl.SSLContext:
 
 
 def _passphrase() -> str:
-    raise OSError("the key is encrypted, and nobody can enter its passphrase; give one without")
+    raise OSError("the key is encrypted, and nobody can type a passphrase; give one without a passphrase")
 
 
 def _own_names(config: Config) -> tuple[str, ...] | None:

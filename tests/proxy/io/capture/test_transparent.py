@@ -357,7 +357,7 @@ async def test_a_head_that_cannot_be_read_is_said_to_be_that(head: bytes) -> Non
     async with wire(b"HTTP/1.1 " + head + b"\r\nContent-Length: 2\r\n\r\nok") as made:
         proxied = await made.ask(made.front, CHAT)
     assert proxied.line == b"HTTP/1.1 502 Bad Gateway"
-    assert b"whose head is too long, or no HTTP" in proxied.body
+    assert b"that is not HTTP, or whose head is too long" in proxied.body
     assert [event.reason for event in made.events if isinstance(event, CallLost)] == ["engine_error"]
 
 
