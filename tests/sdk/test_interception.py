@@ -174,7 +174,7 @@ def test_a_program_that_rewards_itself_goes_to_the_proxy_without_a_proxy(proxy: 
     agent = "import ajet_sdk; ajet_sdk.reward(0.25)"
     done = ajet(proxy, "run", "--task", "own", "--intercept", "--", sys.executable, "-c", agent)
     assert "mean reward 0.25" in done.stdout
-    assert "does the program heed HTTPS_PROXY" in done.stderr
+    assert "does the program use HTTPS_PROXY" in done.stderr
 
 
 @NEEDS_PROXY

@@ -87,13 +87,13 @@ def test_a_schedule_by_the_number_of_steps_needs_one(optim: str, verl_here: None
     composed(ratio, total_steps=100)
     for key in ("lr_scheduler_type", "warmup_style"):
         cosine = {f"{optim}.{key}": "cosine"}
-        assert refused(cosine | {f"{optim}.lr_warmup_steps": 20}).startswith(f"{optim}.{key} = 'cosine' goes by")
+        assert refused(cosine | {f"{optim}.lr_warmup_steps": 20}).startswith(f"{optim}.{key} = 'cosine' depends on")
         composed(cosine, total_steps=100)
 
 
 def test_megatrons_schedule_may_have_an_end_of_its_own(verl_here: None) -> None:
     linear = {"model_engine": "megatron", f"{ACTOR}.optim.lr_decay_style": "linear"}
-    assert refused(linear).startswith(f"{ACTOR}.optim.lr_decay_style = 'linear' goes by")
+    assert refused(linear).startswith(f"{ACTOR}.optim.lr_decay_style = 'linear' depends on")
     composed(linear | {f"{ACTOR}.optim.lr_decay_steps": 500})
     composed(linear | {f"{ACTOR}.optim.lr_decay_style": "inverse-square-root"})
 

@@ -174,7 +174,7 @@ def test_an_engine_that_takes_no_version_is_woken_all_the_same(engine: Engine, t
         ("/pause", 404, "start vLLM with VLLM_SERVER_DEV_MODE=1"),
         ("/collective_rpc", 500, "HTTP 500 from /collective_rpc"),
         ("/collective_rpc", -1, "timed out"),
-        ("/resume", 500, "took the weights but does not go on"),
+        ("/resume", 500, "took the weights but does not continue"),
     ],
 )
 def test_an_engine_that_does_not_take_them_is_woken_all_the_same(
