@@ -21,19 +21,21 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.protocol.coercion import flag, unread
-from ajet_proxy.core.protocol.content_parts import beyond_text
-from ajet_proxy.core.protocol.event_patterns import ID, INDEX, ROW, STRING, WHOLE
 from ajet_proxy.core.protocol.hidden_reasoning import QuietReading, wants_quiet
 from ajet_proxy.core.protocol.json_edits import Spanned
 from ajet_proxy.core.protocol.reading import (
+    ID,
+    INDEX,
     KEEP_ALIVE,
+    ROW,
+    STRING,
+    WHOLE,
     Ask,
     Echo,
     Reading,
     choices_of,
 )
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import Request, beyond_text, flag, unread
 
 
 class Chat:

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet_proxy.core.protocol.choice import UNREADABLE
-from ajet_proxy.core.protocol.coercion import flag
 from ajet_proxy.core.protocol.json_edits import Edits, Spanned, scan_at
-from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
+from ajet_proxy.core.protocol.request import flag
 
 _BEFORE = ("role", "content")
 """What stands before ``reasoning`` in a message."""

@@ -8,28 +8,57 @@ Invariant: a choice is `Captured` only if all of it was told (see `choice`) and 
 event, nothing of a choice behind its finish, no second prompt in place of the first. What contradicts may come behind
 the end of all choices, so that is watched as well, and nothing of it is kept. A prompt may be told once for all of its
 choices. An empty finish reason is none, and an empty prompt tells nothing against another.
+
+One choice of an answer: what its parts add up to, and what became of it.
+
+Invariant: a choice is `Captured` only if every part of it came with ids, and if its prompt's ids, one logprob for each
+sampled token and the word of a good end are there.
+
+Logprobs as an engine tells them: one number for each sampled token, which can be the logarithm of a probability.
+
+Invariant: what comes out can be trained as it is; `ajet_sdk.sample.are_logprobs` says what that means.
+
+What one choice said, put together from the pieces in which the engine told it.
+
+A piece is the object that held the words (``delta`` or ``message`` of a chat, ``{"text": …}`` of a completion), or the
+raw bytes of its one member, which is how the fast way through a stream keeps it. Texts of one name follow one another,
+and so do the arguments of one tool call, as clients of such a stream put them together. The result is what a client
+that keeps history sends back: the assistant's message, or the text.
+
+Regular expressions of what vLLM writes, as bytes: each matches JSON in that form and nothing else.
+
+They backtrack nowhere (possessive quantifiers), so a hostile text costs no more than its length.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
-from ajet_proxy.core.protocol.answer_text import joined
-from ajet_proxy.core.protocol.choice import LOSSES, UNREADABLE, Tally
-from ajet_proxy.core.protocol.coercion import flag, integer
-from ajet_proxy.core.protocol.event_patterns import is_utf8
 from ajet_proxy.core.protocol.json_edits import Edits, Spanned, scan, splice
 from ajet_proxy.core.protocol.long_documents import read
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import Request, flag, integer
 from ajet_proxy.core.protocol.sse import SseEvent
-from ajet_proxy.core.tokens import are_tokens
-from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, ENGINE_ERROR, TRUNCATED, Lost, Outcome
+from ajet_proxy.core.tokens import NOT_SO, are_tokens
+from ajet_proxy.core.trajectory.call import (
+    CAPTURE_FAILED,
+    ENGINE_ABORTED,
+    ENGINE_ERROR,
+    NO_LOGPROBS,
+    NO_TOKEN_IDS,
+    TRUNCATED,
+    Captured,
+    Lost,
+    Outcome,
+)
+from ajet_sdk.sample import are_logprobs
 
 DONE = b"[DONE]"
 KEEP_ALIVE = b": waiting for the engine\n\n"
@@ -366,3 +395,150 @@ class Reading:
     def _is_filler(self, choices: list[Spanned]) -> bool:
         """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""
         return self._hides_all and all(map(self._dialect.is_filler, choices))
+
+
+# --- choice
+
+
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
+"""What reading an answer may raise that is not of the dialect."""
+LOSSES = {"abort": ENGINE_ABORTED, "error": ENGINE_ERROR}
+"""The finish reasons of a generation that did not come to its end."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of one choice so far."""
+
+    ids: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    said: list[Piece] = field(default_factory=list, compare=False)
+    versions: Any = None
+    finish_reason: Any = None
+    stop_reason: Any = None
+    told: bool = False
+    silent: bool = False
+
+    def outcome(self, index: int, model: str, prompt: Any) -> Captured | Lost:
+        """What became of choice number `index`, whose `prompt` is a tuple of ids if the engine told it well, and None
+        if it did not tell it."""
+        if not isinstance(self.finish_reason, str):
+            return Lost(index, CAPTURE_FAILED)
+        if (loss := LOSSES.get(self.finish_reason)) is not None:
+            return Lost(index, loss)
+        if self.silent or not self.told or prompt is None:
+            return Lost(index, NO_TOKEN_IDS)
+        if not isinstance(prompt, tuple) or not are_tokens(self.ids):
+            return Lost(index, CAPTURE_FAILED)
+        logprobs = logprobs_of(self.logprobs)
+        if logprobs is None or len(logprobs) != len(self.ids):
+            return Lost(index, NO_LOGPROBS)
+        return Captured(
+            index=index, model=model,
+            prompt_token_ids=prompt,
+            token_ids=tuple(self.ids),
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_string=self.stop_reason if isinstance(self.stop_reason, str) else None,
+            labels=_labels(self.versions, len(self.ids)),
+        )
+
+
+def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
+    """vLLM's ``weight_versions`` as runs of `sampled` tokens; none where they are not that."""
+    out, at = [], 0
+    try:
+        for span in spans or ():
+            label, start, end = span["version"], span["start"], span["end"]
+            if not (isinstance(label, str) and type(end) is int and start == at < end):
+                return ()
+            out.append((label, end - start))
+            at = end
+    except UNREADABLE:
+        return ()
+    return tuple(out) if at == sampled else ()
+
+
+# --- logprobs
+
+
+def logprobs_of(values: Any) -> tuple[float, ...] | None:
+    """The list `values` as floats; None if it is none, or holds anything that is no logprob."""
+    try:
+        numbers = convert(values, list[float])
+    except NOT_SO:
+        return None
+    return tuple(numbers) if are_logprobs(numbers) else None
+
+
+# --- answer text
+
+
+Piece = bytes | Mapping[str, Any]
+
+
+def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:
+    """The whole of `pieces`; None if they are not what clients could put together."""
+    whole: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    try:
+        for piece in _decoded(pieces):
+            for name, value in piece.items():
+                if name == "tool_calls":
+                    _call(calls, value or ())
+                elif isinstance(value, str) and name != "role":
+                    whole[name] = whole.get(name, "") + value
+                elif value is not None:
+                    whole[name] = value
+        return whole | ({"tool_calls": [calls[place] for place in sorted(calls)]} if calls else {})
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _decoded(pieces: Sequence[Piece]) -> Iterator[Mapping[str, Any]]:
+    for raw, run in groupby(pieces, lambda piece: isinstance(piece, bytes)):
+        if raw:
+            members: list[Any] = list(run)
+            yield from json.loads(b"[{%b}]" % b"},{".join(members))
+        else:
+            yield from run  # type: ignore[misc]
+
+
+def _call(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
+    """Add `pieces` of tool calls to `calls`; a piece without an index is the next call whole."""
+    for piece in pieces:
+        call = calls.setdefault(piece.get("index", len(calls)), {})
+        for name, value in piece.items():
+            if name == "function":
+                function = call.setdefault(name, {})
+                for part, text in value.items():
+                    function[part] = function.get(part, "") + (text or "")
+            elif name != "index" and value is not None:
+                call.setdefault(name, value)
+
+
+# --- event patterns
+
+
+STRING = rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"'
+NUMBER = rb"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?"
+WHOLE = rb"(?:0|[1-9]\d*+)"
+INDEX = rb"(?:0|[1-9]\d{0,5})"
+ID = rb"(?:0|[1-9]\d{0,9})"
+IDS = rb"\[" + ID + rb"(?:," + ID + rb")*+\]"
+ROW = (
+    rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:' + IDS + rb'|\[\]|null)'
+    rb',"top_logprobs":\[\]\}'
+)
+"""What a chat answer tells of one token; its group is the logprob."""
+
+
+def is_utf8(raw: bytes) -> bool:
+    """Whether `raw` is UTF-8, which no pattern of bytes can tell."""
+    if raw.isascii():
+        return True
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -12,22 +12,36 @@ generations, calling tools of its own in between, is one answer with several pro
 come later than they are asked for (``background``) and prompts that are more than text.
 
 vLLM reports an aborted generation on this route as a complete one.
+
+Responses that the engine keeps, told to the agent as if nothing more had been asked for.
+
+vLLM can store a response and gives it out again under its id (``GET /v1/responses/ID``), with everything that was asked
+for: what only the proxy asked for, too. So it is remembered how each of the latest `LIMIT` responses was asked for, and
+one that is fetched is read once more in the same way. What is not remembered stays as it is.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
-from ajet_proxy.core.protocol.choice import UNREADABLE
-from ajet_proxy.core.protocol.content_parts import beyond_text
-from ajet_proxy.core.protocol.event_patterns import NUMBER, STRING, WHOLE, is_utf8
+from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.json_edits import Spanned, scan, scan_at, scan_list, splice
-from ajet_proxy.core.protocol.logprobs import logprobs_of
-from ajet_proxy.core.protocol.reading import DONE, KEEP_ALIVE, Ask
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.reading import (
+    DONE,
+    KEEP_ALIVE,
+    NUMBER,
+    STRING,
+    UNREADABLE,
+    WHOLE,
+    Ask,
+    is_utf8,
+    logprobs_of,
+)
+from ajet_proxy.core.protocol.request import Request, beyond_text
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import (
@@ -273,3 +287,50 @@ def _told_logprobs(output: list[dict[str, Any]]) -> list[Any]:
 
 
 RESPONSES = Responses()
+
+
+# --- kept responses
+
+
+LIMIT = 10_000
+_KEPT = re.compile(re.escape(RESPONSES.path) + "/([^/]+)/?").fullmatch
+
+
+class Retold:
+    """How responses were asked for, by their ids."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._asks: dict[str, Ask] = {}
+
+    def keep(self, response: str, ask: Ask) -> None:
+        """Remember that `response` answered `ask`."""
+        self._asks[response] = ask
+        if len(self._asks) > self._limit:
+            del self._asks[next(iter(self._asks))]
+
+    def kept(self, response: str) -> Ask | None:
+        """How `response` was asked for, if that is remembered."""
+        return self._asks.get(response)
+
+
+def answers(exchange: Exchange) -> Iterator[str]:
+    """The ids of the responses that `exchange` gave and that the engine may keep."""
+    if exchange.target == RESPONSES.path and exchange.asked.fields.get("store") is not False:
+        for given in exchange.given:
+            if given is not None and isinstance(given["id"], str):
+                yield given["id"]
+
+
+def fetched(method: str, path: str) -> str | None:
+    """The id of the response that a request to the engine's route `path`, as it is written, is for."""
+    found = _KEPT(unquote(path)) if method == "GET" else None
+    return None if found is None else found[1]
+
+
+def shown(ask: Ask, body: bytes) -> bytes:
+    """What the agent sees of `body`, a response to `ask`; all of it where it cannot be read."""
+    try:
+        return RESPONSES.reader(ask).document(body)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return body

@@ -1,10 +1,20 @@
-"""Which of an engine's routes agents may use: those of the protocols, and no control route, however it is spelled."""
+"""Which of an engine's routes agents may use: those of the protocols, and no control route, however it is spelled.
+
+One file a protocol: what to ask the engine for on the agent's behalf, and where the answer stands.
+
+A dialect is stateless and knows field names only. `reading.Reading` holds what has been read of one answer, and
+`exchange.Exchange` drives it. A protocol that is not the engine's own is translated on the way (`messages`).
+"""
 
 from __future__ import annotations
 
 from urllib.parse import unquote
 
-from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
+from ajet_proxy.core.protocol.chat import CHAT
+from ajet_proxy.core.protocol.completions import COMPLETIONS
+from ajet_proxy.core.protocol.reading import Dialect
+from ajet_proxy.core.protocol.responses import RESPONSES
 
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset((
@@ -43,3 +53,10 @@ _IN_V1 = ": the base URL of an OpenAI client ends in /v1"
 
 def _plain(path: str) -> str:
     return path.rstrip("/") or "/"
+
+
+# --- dialects
+
+
+CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
+"""The routes whose POST requests are captured."""

@@ -25,22 +25,19 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Deferred, History, Mark, marks_of
-from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.headers import Headers, attempt
 from ajet_proxy.core.identity.keys import Claims, Keys, holds_key
 from ajet_proxy.core.identity.ladder import Identity, identify, key_of, split_path
-from ajet_proxy.core.identity.retries import attempt
-from ajet_proxy.core.protocol.anthropic.messages import Messages
+from ajet_proxy.core.protocol.anthropic.messages import Messages, Uncarried
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
 from ajet_proxy.core.protocol.chat import Chat
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.hidden_reasoning import trial, wants_quiet, withholds
-from ajet_proxy.core.protocol.kept_responses import answers, fetched, shown
-from ajet_proxy.core.protocol.passthrough import Uncarried
 from ajet_proxy.core.protocol.reading import Dialect
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.request_size import check as check_extent
-from ajet_proxy.core.protocol.routes import described, open_route
+from ajet_proxy.core.protocol.request import check as check_extent
+from ajet_proxy.core.protocol.responses import answers, fetched, shown
+from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.io.capture import relay

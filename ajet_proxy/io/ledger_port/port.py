@@ -26,7 +26,7 @@ from ajet_proxy.io.ledger_port.cancellation import OverTold, nobody
 
 class Asking(Struct, frozen=True):
     """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts where nothing names
-    an episode; ``sent`` is its `core.identity.retries`; ``model`` the one that it asks for."""
+    an episode; ``sent`` is its retry keys (`core.identity.headers`); ``model`` the one that it asks for."""
 
     identity: Identity
     history: Beginnings | None

@@ -28,10 +28,19 @@ from contextlib import suppress
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.errors import error_body
-from ajet_proxy.core.protocol.choice import UNREADABLE
-from ajet_proxy.core.protocol.event_patterns import ID, ROW, STRING, WHOLE, is_utf8
 from ajet_proxy.core.protocol.json_edits import scan
-from ajet_proxy.core.protocol.reading import DONE, Ask, OpenAIDialect, Reading
+from ajet_proxy.core.protocol.reading import (
+    DONE,
+    ID,
+    ROW,
+    STRING,
+    UNREADABLE,
+    WHOLE,
+    Ask,
+    OpenAIDialect,
+    Reading,
+    is_utf8,
+)
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol.event_patterns import IDS, NUMBER, STRING, is_utf8
+from ajet_proxy.core.protocol.reading import IDS, NUMBER, STRING, is_utf8
 
 
 @given(st.text(), st.booleans())

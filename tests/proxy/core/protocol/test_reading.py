@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol.answer_text import joined
-from ajet_proxy.core.protocol.dialects import CAPTURED
-from ajet_proxy.core.protocol.reading import Dialect, Reading, with_versions
+from ajet_proxy.core.protocol.reading import Dialect, Reading, joined, with_versions
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import Captured, Lost
 from tests.kit import tapes

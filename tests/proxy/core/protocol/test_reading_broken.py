@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Outcome
 from tests.proxy.core.protocol.answers import (
     CHAT,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol import request_size as extent
-from ajet_proxy.core.protocol.request_size import EACH, check, check_text
+from ajet_proxy.core.protocol import request as extent
+from ajet_proxy.core.protocol.request import EACH, check, check_text
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import TooLarge
 

@@ -8,10 +8,9 @@ from types import MappingProxyType
 
 import pytest
 
-from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.headers import Headers, attempt
 from ajet_proxy.core.identity.keys import EVERYTHING
 from ajet_proxy.core.identity.ladder import identify
-from ajet_proxy.core.identity.retries import attempt
 from ajet_proxy.core.ledger.events import CallLost, CallStarted
 from ajet_proxy.io.ledger_port.cancellation import nobody
 from ajet_proxy.io.ledger_port.port import Asking, Gone
