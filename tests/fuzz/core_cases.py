@@ -18,8 +18,8 @@ from ajet_proxy.core.conversation.history import marks_of, read
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import identify
+from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.reading import Ask
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.tokens import pack_tokens

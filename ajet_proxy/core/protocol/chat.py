@@ -21,21 +21,17 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ajet_proxy.core.protocol.dialect import KEEP_ALIVE, Ask, Echo
 from ajet_proxy.core.protocol.hidden_reasoning import QuietReading, wants_quiet
-from ajet_proxy.core.protocol.json_edits import Spanned
-from ajet_proxy.core.protocol.reading import (
-    ID,
-    INDEX,
-    KEEP_ALIVE,
-    ROW,
-    STRING,
-    WHOLE,
-    Ask,
-    Echo,
-    Reading,
-    choices_of,
+from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, WHOLE, Spanned
+from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.request import Request, beyond_text, choices_of, flag, unread
+
+ROW = (
+    rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:' + IDS + rb'|\[\]|null)'
+    rb',"top_logprobs":\[\]\}'
 )
-from ajet_proxy.core.protocol.request import Request, beyond_text, flag, unread
+"""What a chat answer tells of one token; its group is the logprob."""
 
 
 class Chat:

@@ -25,21 +25,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.protocol.json_edits import Edits, Spanned, scan_at
-from ajet_proxy.core.protocol.reading import (
-    ID,
-    INDEX,
-    KEEP_ALIVE,
-    NUMBER,
-    STRING,
-    WHOLE,
-    Ask,
-    Echo,
-    OpenAIDialect,
-    Reading,
-    choices_of,
-)
-from ajet_proxy.core.protocol.request import Request, flag, integer, unread
+from ajet_proxy.core.protocol.dialect import KEEP_ALIVE, Ask, Echo, OpenAIDialect
+from ajet_proxy.core.protocol.json_edits import ID, INDEX, NUMBER, STRING, WHOLE, Edits, Spanned, scan_at
+from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.request import Request, choices_of, flag, integer, unread
 
 
 class Completions:

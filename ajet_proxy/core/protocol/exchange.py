@@ -41,7 +41,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from ajet_proxy.core.protocol.cache_salt import salted
-from ajet_proxy.core.protocol.reading import Dialect, with_versions
+from ajet_proxy.core.protocol.dialect import Dialect, with_versions
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome

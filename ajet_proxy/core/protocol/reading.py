@@ -1,50 +1,30 @@
-"""What all dialects share: the question put to the engine, and the bookkeeping of its answer.
+"""The bookkeeping of one answer: what was sampled, choice by choice, and what the client sees of it.
 
 vLLM reports each choice's token ids and logprobs where it reports the text. `Reading` adds them up, choice by choice,
 and puts back to null what only the proxy asked for, by exchanging those values in the text and touching nothing else.
 The two do not depend on one another: an answer that cannot be added up, because it is of no dialect or comes twice, is
-put back all the same, to its end.
-Invariant: a choice is `Captured` only if all of it was told (see `choice`) and nothing was told twice: no choice in one
-event, nothing of a choice behind its finish, no second prompt in place of the first. What contradicts may come behind
-the end of all choices, so that is watched as well, and nothing of it is kept. A prompt may be told once for all of its
-choices. An empty finish reason is none, and an empty prompt tells nothing against another.
-
-One choice of an answer: what its parts add up to, and what became of it.
+put back to its end.
 
 Invariant: a choice is `Captured` only if every part of it came with ids, and if its prompt's ids, one logprob for each
-sampled token and the word of a good end are there.
-
-Logprobs as an engine tells them: one number for each sampled token, which can be the logarithm of a probability.
-
-Invariant: what comes out can be trained as it is; `ajet_sdk.sample.are_logprobs` says what that means.
-
-What one choice said, put together from the pieces in which the engine told it.
-
-A piece is the object that held the words (``delta`` or ``message`` of a chat, ``{"text": …}`` of a completion), or the
-raw bytes of its one member, which is how the fast way through a stream keeps it. Texts of one name follow one another,
-and so do the arguments of one tool call, as clients of such a stream put them together. The result is what a client
-that keeps history sends back: the assistant's message, or the text.
-
-Regular expressions of what vLLM writes, as bytes: each matches JSON in that form and nothing else.
-
-They backtrack nowhere (possessive quantifiers), so a hostile text costs no more than its length.
+sampled token and the word of a good end are there. Nothing may be told twice: no choice in one event, nothing of a
+choice behind its finish, no second prompt in place of the first. What contradicts may come behind the end of all
+choices, so that is watched as well, and nothing of it is kept. A prompt may be told once for all of its choices. An
+empty finish reason is none, and an empty prompt tells nothing against another.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
-from msgspec import Struct, convert
-from msgspec.structs import replace
+from msgspec import convert
 
-from ajet_proxy.core.protocol.json_edits import Edits, Spanned, scan, splice
+from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect
+from ajet_proxy.core.protocol.json_edits import Edits, Spanned, is_utf8, scan, splice
 from ajet_proxy.core.protocol.long_documents import read
-from ajet_proxy.core.protocol.request import Request, flag, integer
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.tokens import NOT_SO, are_tokens
 from ajet_proxy.core.trajectory.call import (
@@ -60,137 +40,75 @@ from ajet_proxy.core.trajectory.call import (
 )
 from ajet_sdk.sample import are_logprobs
 
-DONE = b"[DONE]"
-KEEP_ALIVE = b": waiting for the engine\n\n"
-"""A comment: every reader of server-sent events skips it."""
-VERSIONS = "return_weight_versions"
-"""Asks vLLM, from 0.33 on, which weights sampled each token."""
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
+"""What reading an answer may raise that is not of the dialect."""
+LOSSES = {"abort": ENGINE_ABORTED, "error": ENGINE_ERROR}
+"""The finish reasons of a generation that did not come to its end."""
+Piece = bytes | Mapping[str, Any]
+"""Words of a choice: the object that held them (``delta`` or ``message`` of a chat, ``{"text": …}`` of a completion).
+The fast way through a stream keeps the raw bytes of its one member."""
 
 
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """The agent asked for its prompt before the answer. `texts` are what the engine leaves out of each choice when it
-    is asked for ids; `prompt_logprobs` says that the agent asked for those too."""
+@dataclass(slots=True)
+class Tally:
+    """What came of one choice so far."""
 
-    texts: tuple[str, ...] = ()
-    prompt_logprobs: bool = False
+    ids: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    said: list[Piece] = field(default_factory=list, compare=False)
+    versions: Any = None
+    finish_reason: Any = None
+    stop_reason: Any = None
+    told: bool = False
+    silent: bool = False
 
-
-class Ask(Struct, frozen=True):
-    """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come, and
-    what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
-
-    fields: Mapping[str, str] = {}
-    choices: int = 1
-    prompts: int = 1
-    """Each has as many choices as the others; those of the first come first."""
-    hide_ids: bool = False
-    """Of the prompt, too, unless `show_prompt`."""
-    hide_logprobs: bool = False
-    hide_reasoning: bool = False
-    hide_versions: bool = False
-    show_prompt: bool = False
-    echo: Echo | None = None
-    skip: str | None = None
-
-
-class Dialect(Protocol):
-    """One protocol that agents speak. Stateless."""
-
-    name: str
-    path: str
-    """The client's route."""
-    target: str
-    """The engine's route that answers it."""
-    keep_alive: bytes
-    """What a stream may say while the engine is silent: its clients ignore it."""
-
-    def translate(self, request: Request) -> Request:
-        """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
-
-    def choices(self, request: Mapping[str, Any]) -> int:
-        """How many answers the (translated) `request` asks for."""
-
-    def ask(self, request: Mapping[str, Any]) -> Ask:
-        """How to put the (translated) `request` to the engine so that it reports ids and logprobs."""
-
-    def reader(self, ask: Ask) -> Reader:
-        """A fresh reader of one answer to `ask`."""
+    def outcome(self, index: int, model: str, prompt: Any) -> Captured | Lost:
+        """What became of choice number `index`, whose `prompt` is a tuple of ids if the engine told it well, and None
+        if it did not tell it."""
+        if not isinstance(self.finish_reason, str):
+            return Lost(index, CAPTURE_FAILED)
+        if (loss := LOSSES.get(self.finish_reason)) is not None:
+            return Lost(index, loss)
+        if self.silent or not self.told or prompt is None:
+            return Lost(index, NO_TOKEN_IDS)
+        if not isinstance(prompt, tuple) or not are_tokens(self.ids):
+            return Lost(index, CAPTURE_FAILED)
+        logprobs = logprobs_of(self.logprobs)
+        if logprobs is None or len(logprobs) != len(self.ids):
+            return Lost(index, NO_LOGPROBS)
+        return Captured(
+            index=index, model=model,
+            prompt_token_ids=prompt,
+            token_ids=tuple(self.ids),
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_string=self.stop_reason if isinstance(self.stop_reason, str) else None,
+            labels=_labels(self.versions, len(self.ids)),
+        )
 
 
-class Reader(Protocol):
-    """Reads one answer: what the client sees of it, and what became of the calls."""
-
-    translates: bool
-    """Whether the client's protocol is another one than the engine's: then every event goes through `show`, also those
-    that come after the last call, and neither `show` nor `document` may raise."""
-    ended: bool
-    """Whether the engine has said its last about the calls, so that `outcomes` holds; unless it is `spoilt` later."""
-    spoilt: str | None
-    """Why all calls are lost, whatever they were told to be: the engine failed, or contradicted itself. It may show
-    behind the end."""
-    status: int | None
-    """The client's status for a document, where the engine's does not fit."""
-    tells_versions: bool
-    """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
-
-    @property
-    def sampled(self) -> tuple[int, ...]:
-        """How many tokens each choice has so far."""
-
-    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
-        """A fast way for the events at the start of `stream`: what the client sees of them, and how many bytes they
-        are."""
-
-    def show(self, event: SseEvent) -> bytes | None:
-        """What the client sees of one event of the engine's, if anything; it may raise where the answer is not of the
-        dialect."""
-
-    def document(self, body: bytes) -> bytes:
-        """What the client sees of an answer in one piece, with `translates` also of an error; may raise like `show`."""
-
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each choice."""
-
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, as the engine's route takes it back for history: an assistant's message,
-        ``{"text": …}``, or ``{"id": …, "output": …}``; None where it is not finished or cannot be told."""
+def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
+    """vLLM's ``weight_versions`` as runs of `sampled` tokens; none where they are not that."""
+    out, at = [], 0
+    try:
+        for span in spans or ():
+            label, start, end = span["version"], span["start"], span["end"]
+            if not (isinstance(label, str) and type(end) is int and start == at < end):
+                return ()
+            out.append((label, end - start))
+            at = end
+    except UNREADABLE:
+        return ()
+    return tuple(out) if at == sampled else ()
 
 
-def with_versions(ask: Ask, request: Mapping[str, Any]) -> Ask:
-    """`ask` for an engine that can tell which weights sampled each token."""
-    if ask.skip is not None or flag(request, VERSIONS) is True:
-        return ask
-    return replace(ask, fields={**ask.fields, VERSIONS: "true"}, hide_versions=True)
-
-
-class OpenAIDialect(Protocol):
-    """The names of a protocol whose answers are choices with ``token_ids`` and ``logprobs``; see `Reading`."""
-
-    usual: re.Pattern[bytes]
-    """The event that makes up most of a stream, blank line included: one token of one choice, and nothing else to
-    report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
-    the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
-
-    bulky: bool
-    """Whether the bulk of a document may be in the form that `bulk.read` knows."""
-
-    def logprobs(self, value: Any) -> list[Any]:
-        """One logprob for each token in the ``logprobs`` of a choice."""
-
-    def said(self, choice: Spanned) -> Any:
-        """The object in `choice` that holds its words."""
-
-    def wordless(self, choice: Spanned) -> bool:
-        """Whether `choice` opens the answer and says nothing yet, so that no ids belong to it."""
-
-    def is_filler(self, choice: Spanned) -> bool:
-        """Whether the engine sends this event only because ids or logprobs were asked for."""
-
-
-def choices_of(request: Mapping[str, Any]) -> int:
-    """``n``; one where it is left out or where the engine will refuse it."""
-    return max(1, integer(request, "n") or 1)
+def logprobs_of(values: Any) -> tuple[float, ...] | None:
+    """The list `values` as floats; None if it is none, or holds anything that is no logprob."""
+    try:
+        numbers = convert(values, list[float])
+    except NOT_SO:
+        return None
+    return tuple(numbers) if are_logprobs(numbers) else None
 
 
 class Reading:
@@ -397,88 +315,10 @@ class Reading:
         return self._hides_all and all(map(self._dialect.is_filler, choices))
 
 
-# --- choice
-
-
-UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
-"""What reading an answer may raise that is not of the dialect."""
-LOSSES = {"abort": ENGINE_ABORTED, "error": ENGINE_ERROR}
-"""The finish reasons of a generation that did not come to its end."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What came of one choice so far."""
-
-    ids: list[Any] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
-    said: list[Piece] = field(default_factory=list, compare=False)
-    versions: Any = None
-    finish_reason: Any = None
-    stop_reason: Any = None
-    told: bool = False
-    silent: bool = False
-
-    def outcome(self, index: int, model: str, prompt: Any) -> Captured | Lost:
-        """What became of choice number `index`, whose `prompt` is a tuple of ids if the engine told it well, and None
-        if it did not tell it."""
-        if not isinstance(self.finish_reason, str):
-            return Lost(index, CAPTURE_FAILED)
-        if (loss := LOSSES.get(self.finish_reason)) is not None:
-            return Lost(index, loss)
-        if self.silent or not self.told or prompt is None:
-            return Lost(index, NO_TOKEN_IDS)
-        if not isinstance(prompt, tuple) or not are_tokens(self.ids):
-            return Lost(index, CAPTURE_FAILED)
-        logprobs = logprobs_of(self.logprobs)
-        if logprobs is None or len(logprobs) != len(self.ids):
-            return Lost(index, NO_LOGPROBS)
-        return Captured(
-            index=index, model=model,
-            prompt_token_ids=prompt,
-            token_ids=tuple(self.ids),
-            logprobs=logprobs,
-            finish_reason=self.finish_reason,
-            stop_string=self.stop_reason if isinstance(self.stop_reason, str) else None,
-            labels=_labels(self.versions, len(self.ids)),
-        )
-
-
-def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
-    """vLLM's ``weight_versions`` as runs of `sampled` tokens; none where they are not that."""
-    out, at = [], 0
-    try:
-        for span in spans or ():
-            label, start, end = span["version"], span["start"], span["end"]
-            if not (isinstance(label, str) and type(end) is int and start == at < end):
-                return ()
-            out.append((label, end - start))
-            at = end
-    except UNREADABLE:
-        return ()
-    return tuple(out) if at == sampled else ()
-
-
-# --- logprobs
-
-
-def logprobs_of(values: Any) -> tuple[float, ...] | None:
-    """The list `values` as floats; None if it is none, or holds anything that is no logprob."""
-    try:
-        numbers = convert(values, list[float])
-    except NOT_SO:
-        return None
-    return tuple(numbers) if are_logprobs(numbers) else None
-
-
-# --- answer text
-
-
-Piece = bytes | Mapping[str, Any]
-
-
 def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:
-    """The whole of `pieces`; None if they are not what clients could put together."""
+    """What one choice said, as a client that keeps history sends it back: the assistant's message, or the text. Texts
+    of one name follow one another, and so do the arguments of one tool call, as clients of such a stream put them
+    together. None if `pieces` are not what clients could put together."""
     whole: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     try:
@@ -515,30 +355,3 @@ def _call(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str, Any]])
                     function[part] = function.get(part, "") + (text or "")
             elif name != "index" and value is not None:
                 call.setdefault(name, value)
-
-
-# --- event patterns
-
-
-STRING = rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"'
-NUMBER = rb"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?"
-WHOLE = rb"(?:0|[1-9]\d*+)"
-INDEX = rb"(?:0|[1-9]\d{0,5})"
-ID = rb"(?:0|[1-9]\d{0,9})"
-IDS = rb"\[" + ID + rb"(?:," + ID + rb")*+\]"
-ROW = (
-    rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:' + IDS + rb'|\[\]|null)'
-    rb',"top_logprobs":\[\]\}'
-)
-"""What a chat answer tells of one token; its group is the logprob."""
-
-
-def is_utf8(raw: bytes) -> bool:
-    """Whether `raw` is UTF-8, which no pattern of bytes can tell."""
-    if raw.isascii():
-        return True
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -206,6 +206,11 @@ def integer(request: Mapping[str, Any], name: str) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
+def choices_of(request: Mapping[str, Any]) -> int:
+    """``n``; one where it is left out or where the engine will refuse it."""
+    return max(1, integer(request, "n") or 1)
+
+
 # --- content parts
 
 

@@ -28,19 +28,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from ajet_proxy.core.protocol.dialect import DONE, KEEP_ALIVE, Ask
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.json_edits import Spanned, scan, scan_at, scan_list, splice
-from ajet_proxy.core.protocol.reading import (
-    DONE,
-    KEEP_ALIVE,
+from ajet_proxy.core.protocol.json_edits import (
     NUMBER,
     STRING,
-    UNREADABLE,
     WHOLE,
-    Ask,
+    Spanned,
     is_utf8,
-    logprobs_of,
+    scan,
+    scan_at,
+    scan_list,
+    splice,
 )
+from ajet_proxy.core.protocol.reading import UNREADABLE, logprobs_of
 from ajet_proxy.core.protocol.request import Request, beyond_text
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.tokens import are_tokens

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.completions import COMPLETIONS
-from ajet_proxy.core.protocol.reading import Dialect
+from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.responses import RESPONSES
 
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))

@@ -31,9 +31,9 @@ from ajet_proxy.core.identity.ladder import Identity, identify, key_of, split_pa
 from ajet_proxy.core.protocol.anthropic.messages import Messages, Uncarried
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
 from ajet_proxy.core.protocol.chat import Chat
+from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.hidden_reasoning import trial, wants_quiet, withholds
-from ajet_proxy.core.protocol.reading import Dialect
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.request import check as check_extent
 from ajet_proxy.core.protocol.responses import answers, fetched, shown

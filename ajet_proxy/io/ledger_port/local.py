@@ -34,7 +34,7 @@ from ajet_proxy.core.ledger.events import (
 )
 from ajet_proxy.core.ledger.missed import Missed
 from ajet_proxy.core.ledger.session_names import RUNGS, Names
-from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import Retold
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, NOT_WRITTEN
 from ajet_proxy.core.trajectory.timeline import Packed, Policy

@@ -19,7 +19,7 @@ from msgspec import Struct
 from ajet_proxy.core.continuity.memory import Known, Sought
 from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.identity.ladder import Identity
-from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.timeline import Packed, Policy
 from ajet_proxy.io.ledger_port.cancellation import OverTold, nobody
 

@@ -28,19 +28,10 @@ from contextlib import suppress
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.errors import error_body
-from ajet_proxy.core.protocol.json_edits import scan
-from ajet_proxy.core.protocol.reading import (
-    DONE,
-    ID,
-    ROW,
-    STRING,
-    UNREADABLE,
-    WHOLE,
-    Ask,
-    OpenAIDialect,
-    Reading,
-    is_utf8,
-)
+from ajet_proxy.core.protocol.chat import ROW
+from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect
+from ajet_proxy.core.protocol.json_edits import ID, STRING, WHOLE, is_utf8, scan
+from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED
 

@@ -22,7 +22,8 @@ from ajet_proxy.core.protocol.anthropic.answer import MessagesReading
 from ajet_proxy.core.protocol.anthropic.request import to_chat
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_proxy.core.protocol.chat import CHAT
-from ajet_proxy.core.protocol.reading import Ask, Dialect, Reading
+from ajet_proxy.core.protocol.dialect import Ask, Dialect
+from ajet_proxy.core.protocol.reading import Reading
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.trajectory.call import NO_CHAT_ROUTE
 from ajet_sdk.errors import BadRequest

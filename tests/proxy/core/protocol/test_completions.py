@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol.completions import COMPLETIONS as DIALECT
-from ajet_proxy.core.protocol.reading import Echo
+from ajet_proxy.core.protocol.dialect import Echo
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.proxy.core.protocol.answers import (

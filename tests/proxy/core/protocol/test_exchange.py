@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol import exchange as machine
+from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.reading import Ask, Reading
+from ajet_proxy.core.protocol.reading import Reading
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.protocol.sse import SseEvent

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol.reading import Dialect, Reading, joined, with_versions
+from ajet_proxy.core.protocol.dialect import Dialect, with_versions
+from ajet_proxy.core.protocol.reading import Reading, joined
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import Captured, Lost

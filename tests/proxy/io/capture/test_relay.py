@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from ajet_proxy.core.protocol.reading import KEEP_ALIVE
+from ajet_proxy.core.protocol.dialect import KEEP_ALIVE
 from ajet_sdk.routes import Policy
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.engine_tokens import encode
