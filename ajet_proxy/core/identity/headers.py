@@ -1,15 +1,11 @@
-"""What the headers of a request say to the proxy: a key, a harness's session, labels, a reward.
+"""What the headers of a request say to the proxy: a key, a session, labels, a reward, and whether it is a retry.
 
 What is asked for more than once a request is read once.
 
-By what two attempts at one request are known as such.
-
-A client that sends a request again may say so: SDKs count their retries, others give both attempts one key. What has
-another body is another request, whatever its key says. Only digests are kept of either.
-
-A count says less than a key: of several requests with equal bodies (a best of n), any may be the one that is sent
-again, and so may one that never became a call
-(`ajet_proxy.core.ledger.missed`).
+A client that sends a request again may say so: SDKs count their retries, others give both requests one key. What has
+another body is another request, whatever its key says. Only digests are kept of either. A count says less than a key:
+of several requests with equal bodies (a best of n), any may be the one that is sent again, and so may one that never
+became a call (`ajet_proxy.core.ledger.missed`).
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 Asked with ``return_token_ids`` and ``logprobs``, vLLM reports the prompt's ids once (at the top of the answer, in a
 stream in the first event of each choice) and, beside each piece of text, the ids and logprobs of the tokens that made
 it. Two things differ in a stream besides those values: an event whose text a tool or reasoning parser still holds back
-is sent all the same, with an empty ``delta``; an agent that asked for neither ids nor logprobs would not have got it,
+is sent nevertheless, with an empty ``delta``; an agent that asked for neither ids nor logprobs would not have got it,
 so it is taken out. And the first event of a choice, which only names the role, has no ``token_ids`` at all.
 
 ``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
 that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
 Prompts that are more than text, and answers that are searched for and not sampled, go out as they are, uncaptured.
 With ``include_reasoning: false`` a vLLM that has a parser withholds the ids even of a request that asks for them, so
-the engine is asked with it true (see `quiet`).
+the engine is asked with it true (see `hidden_reasoning`).
 
 Next: ajet_proxy/core/continuity/memory.py
 """
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet_proxy.core.protocol.dialect import KEEP_ALIVE, Ask, Echo
-from ajet_proxy.core.protocol.hidden_reasoning import QuietReading, wants_quiet
+from ajet_proxy.core.protocol.hidden_reasoning import HiddenReasoning
 from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, WHOLE, Spanned
 from ajet_proxy.core.protocol.reading import Reading
 from ajet_proxy.core.protocol.request import Request, beyond_text, choices_of, flag, unread
@@ -57,7 +57,7 @@ class Chat:
         return request
 
     def reader(self, ask: Ask) -> Reading:
-        return (QuietReading if ask.hide_reasoning else Reading)(self, ask)
+        return (HiddenReasoning if ask.hide_reasoning else Reading)(self, ask)
 
     def choices(self, request: Mapping[str, Any]) -> int:
         return choices_of(request)
@@ -68,16 +68,16 @@ class Chat:
         if _beyond_text(request.get("messages")):
             return Ask(skip="multimodal")
         wants_ids = flag(request, "return_token_ids") is True
-        quiet = self._withholds and wants_quiet(request)
+        hides_reasoning = self._withholds and wants_no_reasoning(request)
         wants_no_logprobs, fields = _logprobs(request)
         if not wants_ids:
             fields = {"return_token_ids": "true", **fields}
-        if quiet:
+        if hides_reasoning:
             fields["include_reasoning"] = "true"
         fields = {name: value for name, value in fields.items() if not unread(request, name) or name == "top_logprobs"}
         return Ask(
-            fields=fields, choices=self.choices(request), hide_ids=quiet or not wants_ids,
-            hide_logprobs=quiet or wants_no_logprobs, hide_reasoning=quiet, show_prompt=wants_ids,
+            fields=fields, choices=self.choices(request), hide_ids=hides_reasoning or not wants_ids,
+            hide_logprobs=hides_reasoning or wants_no_logprobs, hide_reasoning=hides_reasoning, show_prompt=wants_ids,
             echo=Echo() if flag(request, "echo") else None,
         )
 
@@ -95,6 +95,11 @@ class Chat:
         values = choice.values
         asked_for = values.get("token_ids") or values.get("logprobs")
         return values.get("delta") == {} and not values.get("finish_reason") and bool(asked_for)
+
+
+def wants_no_reasoning(request: Mapping[str, Any]) -> bool:
+    """Whether the agent wants no reasoning."""
+    return flag(request, "include_reasoning") is False
 
 
 def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:

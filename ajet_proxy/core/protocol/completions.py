@@ -3,19 +3,15 @@
 Several prompts may stand in one request; choice number ``prompt x n + i`` is the i-th answer to that prompt, and each
 choice carries its own ``prompt_token_ids``. ``logprobs: 0`` gives the sampled token's logprob and no others.
 
-With ``echo``, asking for ids changes the text that vLLM returns, which is put right again (see `echo`) where the text
-is known: where the prompt is text. These go out as they are, uncaptured: with ``echo``, prompts of token ids (only the
-engine can turn them into text), requests that score a prompt and generate nothing (``max_tokens: 0``), and streams of
-several choices (vLLM 0.31 fails on some of them when asked for logprobs); prompts that are embeddings; beam search.
+Asked for ids, vLLM leaves the prompt out of the text that ``echo`` would begin with it. So it is put back where the
+answer's text begins (`EchoReading`), if the prompt is text and thus the agent's own. Logprobs, which begin with the
+prompt's in either case, are read from their end. In a stream their offsets count from the beginning of the text, so
+those of later events are moved on. The engine tells an agent that asked for ``echo`` the prompt's ids in a stream, and
+not in a document. To report the sampled tokens' logprobs it has to report the prompt's, too; they are put back to null.
 
-Completions with ``echo``, made from answers without the prompt.
-
-Asked for ids, vLLM leaves the prompt out of the text that ``echo`` would begin with it. The prompt is the agent's own
-text, so it is put back where the answer's text begins. Logprobs, which begin with the prompt's in either case, are read
-from their end; in a stream their offsets count from the beginning of the text, so those of later events are moved on.
-The engine tells an agent that asked for ``echo`` the prompt's ids in a stream, and not in a document.
-
-To report the sampled tokens' logprobs it has to report the prompt's, too; they are put back to null.
+These go out as they are, uncaptured: with ``echo``, prompts of token ids (only the engine can turn them into text),
+requests that score a prompt and generate nothing (``max_tokens: 0``), and streams of several choices (vLLM 0.31 fails
+on some of them when asked for logprobs); prompts that are embeddings; beam search.
 """
 
 from __future__ import annotations
@@ -109,9 +105,6 @@ def _can_be_echoed(request: Mapping[str, Any], prompts: list[Any]) -> bool:
 
 
 COMPLETIONS = Completions()
-
-
-# --- echo
 
 
 class EchoReading(Reading):

@@ -50,7 +50,7 @@ The fast way through a stream keeps the raw bytes of its one member."""
 
 
 @dataclass(slots=True)
-class Tally:
+class PartialChoice:
     """What came of one choice so far."""
 
     ids: list[Any] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Reading:
         self._dialect = dialect
         self._ask = ask
         self._hides_all = ask.hide_ids and ask.hide_logprobs
-        self._tallies = [Tally() for _ in range(ask.choices)]
+        self._tallies = [PartialChoice() for _ in range(ask.choices)]
         self._prompts: list[Any] = [None] * ask.prompts
         self._each = ask.choices // ask.prompts
         self._unfinished = ask.choices
@@ -288,7 +288,7 @@ class Reading:
             self._unfinished -= 1
             self.ended = self._unfinished == 0
 
-    def _behind(self, tally: Tally, choice: Spanned) -> None:
+    def _behind(self, tally: PartialChoice, choice: Spanned) -> None:
         """What stands in `choice` behind its finish or the end of all: a word, a token or another finish than that of
         its `tally` contradicts what was told. Nothing of it is kept."""
         values = choice.values
@@ -304,7 +304,7 @@ class Reading:
         """Whether `choice` repeats the agent's own words, for which the engine has no place for ids."""
         return self._ask.echo is not None and "token_ids" not in choice.values
 
-    def _tally(self, index: Any, named: set[int]) -> Tally:
+    def _tally(self, index: Any, named: set[int]) -> PartialChoice:
         if type(index) is not int or not 0 <= index < len(self._tallies) or index in named:
             raise ValueError(f"choice {index!r}, of {len(self._tallies)}, is not the next one of this event")
         named.add(index)

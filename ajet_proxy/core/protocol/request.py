@@ -1,28 +1,19 @@
 """A client's request: a JSON object that is changed field by field and otherwise stays as it was written.
 
-How many things a request is made of: what bounds the work on it, which is done while everybody else waits.
-
-A body comes in at the speed of memory. To make objects of its JSON costs ten times that and twenty times its size, and
-what is then asked of each message, item, part and call (whose history is it, is it what was sampled) some microseconds
-each; a few megabytes can hold a million of them. So a request may have only so many messages, fields, objects and
-lists, names (keys of objects) and values, whatever it is that they say: `EACH`, `NAMES` and `VALUES` for each message
-that it may have. They leave room for a bias on every token of a vocabulary and for millions of token ids in prompts.
+**Its size.** A body comes in at the speed of memory. To make objects of its JSON costs ten times that, and twenty times
+its room. What is then asked of each message, item, part and call costs some microseconds each, and a few megabytes can
+hold a million of them, while everybody else waits. So a request may have only so many messages, fields, objects and
+lists, names (keys of objects) and values: `EACH`, `NAMES` and `VALUES` for each message that it may have. They leave
+room for a bias on every token of a vocabulary and for millions of token ids in prompts.
 
 Text is counted, not objects, and before there are any: outside of strings each name has its colon and each value its
-comma or its bracket. Most requests have too few of these signs, wherever they stand; only what is left is taken apart,
+comma or its bracket. Most requests have too few of these signs, wherever they stand. Only what is left is taken apart,
 piece by piece, and no further than to the limit. Arguments of tool calls are texts that hold JSON, which is read later,
-and what they hold counts as well.
+so what they hold counts as well.
 
-Fields of a request as the engine reads them: it takes ``"true"`` and ``1`` for true, and ``"2"`` and ``2.0`` for 2.
-
-The proxy must come to the same reading, or it would count fewer choices than come. What the engine cannot read it
-refuses; here such a value is None, as if it had been left out.
-
-Parts of a message: which are text, so that its token ids tell all that the model reads.
-
-Of an image, a sound or an embedding the ids hold a placeholder, and a sample made of them would teach an answer to
-something that is not there. So whatever is not known to be text is taken to be more: vLLM finds an image also by its
-key alone, where the part has no type, and by its ``uuid``.
+**Its fields** are read as the engine reads them: it takes ``"true"`` and ``1`` for true, and ``"2"`` and ``2.0`` for 2.
+Otherwise fewer choices would be counted than come. What the engine cannot read it refuses; here such a value is None,
+as if it had been left out.
 """
 
 from __future__ import annotations
@@ -41,7 +32,7 @@ from ajet_sdk.errors import BadRequest, TooLarge
 class Request:
     """A client's JSON body, decoded, with the place of each field."""
 
-    __slots__ = ("_found", "_text", "made_of")
+    __slots__ = ("_found", "_made_of", "_most", "_text")
 
     def __init__(self, body: bytes, most: int | None = None) -> None:
         """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads, and
@@ -51,9 +42,10 @@ class Request:
             self._text = body.decode(json.detect_encoding(body), "surrogatepass")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
-        self.made_of: Counts | None = None
+        self._most = most
+        self._made_of: Counts | None = None
         if most is not None and self._text.lstrip(" \t\n\r").startswith("{"):
-            self.made_of = check_text(self._text, most)
+            self._made_of = check_text(self._text, most)
         fields = sys.maxsize if most is None else EACH * most
         try:
             self._found: Spanned = scan(self._text, most=fields)
@@ -62,10 +54,10 @@ class Request:
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
 
-    @property
-    def text(self) -> str:
-        """The body as it was written."""
-        return self._text
+    def check_size(self) -> None:
+        """`TooLarge` also for too many messages or items, and for what the arguments of calls are made of."""
+        if self._most is not None:
+            check(self._text, self._found.values, self._most, self._made_of)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -86,8 +78,7 @@ class Request:
         return with_fields(self._text, self._found, fields).encode("utf-8", "surrogatepass")
 
 
-# --- request size
-
+# --- its size
 
 EACH = 5
 """So many objects and lists, and fields of its own, a request may have for each message that it may have."""
@@ -173,8 +164,7 @@ def _arguments(fields: Mapping[str, Any]) -> Iterator[str]:
         rest += (inner for inner in one if isinstance(inner, dict | list))
 
 
-# --- coercion
-
+# --- its fields
 
 _TRUE = ("1", "on", "t", "true", "y", "yes")
 _FALSE = ("0", "off", "f", "false", "n", "no")
@@ -210,17 +200,16 @@ def choices_of(request: Mapping[str, Any]) -> int:
     """``n``; one where it is left out or where the engine will refuse it."""
     return max(1, integer(request, "n") or 1)
 
-
-# --- content parts
-
-
 _TEXT = (
     "text", "input_text", "output_text", "refusal", "thinking", "tool_reference", "reasoning_text", "summary_text"
 )  # fmt: skip
 
 
 def beyond_text(content: Any) -> bool:
-    """Whether `content`, a text or a list of parts, holds an image, a file or another thing that ids do not tell."""
+    """Whether `content`, a text or a list of parts, holds an image, a sound or another thing that ids do not tell: they
+    hold a placeholder, and a sample made of them would teach an answer to something that is not there. What is not
+    known to be text is taken to be more. vLLM finds an image also by its key alone, where the part has no type, and by
+    its ``uuid``."""
     return isinstance(content, list) and not all(map(_is_text, content))
 
 

@@ -11,13 +11,11 @@ events; tokens that showed nothing are counted with those that came later. An an
 generations, calling tools of its own in between, is one answer with several prompts: it is lost, as are answers that
 come later than they are asked for (``background``) and prompts that are more than text.
 
+vLLM can keep a response and gives it out again under its id (``GET /v1/responses/ID``), with what only the proxy asked
+for. So it is remembered how each of the latest responses was asked for (`KeptResponses`), and one that is fetched is
+read once more in the same way. What is not remembered stays as it is.
+
 vLLM reports an aborted generation on this route as a complete one.
-
-Responses that the engine keeps, told to the agent as if nothing more had been asked for.
-
-vLLM can store a response and gives it out again under its id (``GET /v1/responses/ID``), with everything that was asked
-for: what only the proxy asked for, too. So it is remembered how each of the latest `LIMIT` responses was asked for, and
-one that is fetched is read once more in the same way. What is not remembered stays as it is.
 """
 
 from __future__ import annotations
@@ -297,7 +295,7 @@ LIMIT = 10_000
 _KEPT = re.compile(re.escape(RESPONSES.path) + "/([^/]+)/?").fullmatch
 
 
-class Retold:
+class KeptResponses:
     """How responses were asked for, by their ids."""
 
     def __init__(self, limit: int = LIMIT) -> None:

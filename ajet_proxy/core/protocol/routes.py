@@ -1,9 +1,5 @@
-"""Which of an engine's routes agents may use: those of the protocols, and no control route, however it is spelled.
-
-One file a protocol: what to ask the engine for on the agent's behalf, and where the answer stands.
-
-A dialect is stateless and knows field names only. `reading.Reading` holds what has been read of one answer, and
-`exchange.Exchange` drives it. A protocol that is not the engine's own is translated on the way (`messages`).
+"""The engine's routes that agents may use, and the dialects of those that are captured. No control route is among them,
+however it is spelled.
 """
 
 from __future__ import annotations
@@ -16,6 +12,8 @@ from ajet_proxy.core.protocol.completions import COMPLETIONS
 from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.responses import RESPONSES
 
+CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
+"""The routes whose POST requests are captured."""
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset((
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/sleep", "/wake_up", "/abort_requests",
@@ -53,10 +51,3 @@ _IN_V1 = ": the base URL of an OpenAI client ends in /v1"
 
 def _plain(path: str) -> str:
     return path.rstrip("/") or "/"
-
-
-# --- dialects
-
-
-CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
-"""The routes whose POST requests are captured."""

@@ -1,16 +1,14 @@
 """Joining timelines that are one text: a prompt that says what a call read and sampled, in other tokens.
 
 A strict timeline ends where the engine reads its history as other tokens than were sampled. If it is known that the
-next prompt begins with the same text (`Turn.same_text`, found out by `find`), the two become one:
-what was sampled stays as history, and the tokens that the engine read in its place are left out and counted.
+next prompt begins with the same text (`Turn.same_text`), the two become one: what was sampled stays as history, and the
+tokens that the engine read in its place are left out and counted.
 
 Invariant: no token is trained that was not sampled, and each that was is trained once, because only tokens of a prompt
 are left out. A timeline is continued once, by the earliest call that may, and only behind its last call. What a joined
 timeline does not promise is law 2: its later calls read other tokens of the same text.
 
-Whether a prompt begins with the text of an earlier call, though not with its tokens.
-
-The core has no tokenizer: `find` asks for the text of token ids as it needs it, and whoever runs it answers (see
+The core has no tokenizer: `find` asks for the text of token ids as it needs it, and its caller answers (see
 `ajet_proxy.io.engines.same_text`). What is compared is the text from shortly before the first token that differs,
 because a decoder may write a token otherwise at the beginning of a text than within it.
 
@@ -110,8 +108,7 @@ def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
     return len(other) - row.bit_count()
 
 
-# --- same text
-
+# --- finding the same text
 
 TRIED = 8
 """Calls whose text is asked for: those that share the most tokens with the prompt, of equal ones the latest first."""

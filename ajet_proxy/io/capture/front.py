@@ -28,14 +28,13 @@ from ajet_proxy.core.conversation.history import Deferred, History, Mark, marks_
 from ajet_proxy.core.identity.headers import Headers, attempt
 from ajet_proxy.core.identity.keys import Claims, Keys, holds_key
 from ajet_proxy.core.identity.ladder import Identity, identify, key_of, split_path
-from ajet_proxy.core.protocol.anthropic.messages import Messages, Uncarried
+from ajet_proxy.core.protocol.anthropic.messages import Messages, Passthrough
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
-from ajet_proxy.core.protocol.chat import Chat
+from ajet_proxy.core.protocol.chat import Chat, wants_no_reasoning
 from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.hidden_reasoning import trial, wants_quiet, withholds
+from ajet_proxy.core.protocol.hidden_reasoning import trial, withholds
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.request import check as check_extent
 from ajet_proxy.core.protocol.responses import answers, fetched, shown
 from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
@@ -190,7 +189,7 @@ class HttpFront:
         identity = self._identify(http, request)
         if identity.reward is not None and identity.episode is not None:
             identity = await self._rewards.record(http, identity, body, call=True)
-        check_extent(request.text, request.fields, self._settings.max_messages, request.made_of)
+        request.check_size()
         dialect, asked = await self._carried(http, dialect, request)
         # Marks are needed where the answer ends; before that only if nothing names the episode.
         history = Deferred(dialect.target, asked.fields, identity.scope)
@@ -282,7 +281,7 @@ class HttpFront:
                 async with self._ledger_port.enter(request.model):
                     if not await self._foreign.ask(dialect, request.model, look):
                         raise
-        return Uncarried(dialect), request
+        return Passthrough(dialect), request
 
     async def _suited(
         self, http: web.Request, dialect: Dialect, asked: Mapping[str, Any], begun: Begun
@@ -294,7 +293,7 @@ class HttpFront:
 
         if isinstance(dialect, Messages) and depends_on_template(asked):
             return Messages(await self._templates.of(begun.model, ask))
-        if isinstance(dialect, Chat) and wants_quiet(asked):
+        if isinstance(dialect, Chat) and wants_no_reasoning(asked):
             return Chat(withholds=await self._quiet.of(begun.model, ask))
         return dialect
 

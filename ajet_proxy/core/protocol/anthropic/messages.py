@@ -1,15 +1,12 @@
 """``POST /v1/messages``, Anthropic's API, carried over the engine's chat route.
 
 vLLM has this route itself and answers it by translating to chat and back, but it tells no token ids there. So the proxy
-does the translating (`request`, `answer`), asks the chat route as `chat` does, and captures the call
-from its answer; the client gets, event for event, what vLLM's own translation would have made of it.
+does the translating (`request`, `answer`), asks the chat route as `chat` does, and captures the call from its answer.
+The client gets, event for event, what vLLM's own translation would have made of it. Two things vLLM decides by the
+model's chat template: they are a `Template`, which is found out by asking the engine.
 
-Two things vLLM decides by the model's chat template: they are a `Template`, which is found out by asking the engine
-(`template`).
-
-A protocol that is usually carried over another route, for an engine that speaks it and does not have that route.
-
-Request and answer pass as they are. No call comes of them: there is nobody to ask for ids.
+An engine may speak the protocol and have no chat route: then request and answer pass as they are (`Passthrough`), and
+no call comes of them, because there is nobody to ask for ids.
 """
 
 from __future__ import annotations
@@ -56,13 +53,8 @@ class Messages:
         return MessagesReading(CHAT, ask)
 
 
-MESSAGES = Messages()
 
-
-# --- passthrough
-
-
-class Uncarried:
+class Passthrough:
     """The `Dialect` that asks for what `dialect` carries, on the client's own route."""
 
     def __init__(self, dialect: Dialect) -> None:
@@ -81,3 +73,6 @@ class Uncarried:
 
     def reader(self, ask: Ask) -> Reading:
         return Reading(CHAT, ask)
+
+
+MESSAGES = Messages()

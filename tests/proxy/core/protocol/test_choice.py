@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.reading import Tally, joined, logprobs_of
+from ajet_proxy.core.protocol.reading import PartialChoice, joined, logprobs_of
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Lost
@@ -26,8 +26,8 @@ from tests.kit.record_tapes import PASSED
 SPANS = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
 
 
-def tally(**other: Any) -> Tally:
-    return Tally(**{"ids": [5, 6], "logprobs": [-0.5, -1], "finish_reason": "stop", "told": True, **other})
+def tally(**other: Any) -> PartialChoice:
+    return PartialChoice(**{"ids": [5, 6], "logprobs": [-0.5, -1], "finish_reason": "stop", "told": True, **other})
 
 
 def test_a_choice_that_is_told_exactly_is_a_call() -> None:

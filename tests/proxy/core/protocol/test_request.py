@@ -25,7 +25,6 @@ def test_a_byte_order_mark_does_no_harm() -> None:
 def test_every_encoding_of_json_is_read_and_utf_8_is_sent(encoding: str) -> None:
     request = Request('{"model":"é"}'.encode(encoding))
     assert request.model == "é"
-    assert request.text == '{"model":"é"}'
     assert request.with_fields({"n": "1"}) == '{"model":"é","n":1}'.encode()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.responses import LIMIT, Retold, answers, fetched, shown
+from ajet_proxy.core.protocol.responses import LIMIT, KeptResponses, answers, fetched, shown
 from ajet_proxy.core.protocol.responses import RESPONSES as DIALECT
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Outcome, Unscored
@@ -323,15 +323,15 @@ def answered(path: str = RESPONSES, *, response: Any = "resp_1", **asked: Any) -
     return running
 
 
-def noted(*exchanges: Exchange, limit: int = LIMIT) -> Retold:
-    retold = Retold(limit)
+def noted(*exchanges: Exchange, limit: int = LIMIT) -> KeptResponses:
+    retold = KeptResponses(limit)
     for running in exchanges:
         for response in answers(running):
             retold.keep(response, running.ask)
     return retold
 
 
-def knows(retold: Retold, response: str) -> bool:
+def knows(retold: KeptResponses, response: str) -> bool:
     return retold.kept(response) is not None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.anthropic.messages import MESSAGES, Messages, Uncarried
+from ajet_proxy.core.protocol.anthropic.messages import MESSAGES, Messages, Passthrough
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
@@ -96,7 +96,7 @@ BODY = b'{ "model": "m", "messages": [{"role": "user", "content": [{"type": "doc
 
 
 def test_nothing_is_changed_and_nothing_is_captured() -> None:
-    dialect = Uncarried(MESSAGES)
+    dialect = Passthrough(MESSAGES)
     exchange = Exchange(dialect, dialect.translate(Request(BODY)))
     assert (dialect.name, dialect.path, exchange.target) == ("messages", "/v1/messages", "/v1/messages")
     assert (exchange.upstream_body, exchange.altered) == (BODY, ())
