@@ -47,8 +47,7 @@ class Chat:
         + rb')?\},"logprobs":)\{"content":\[' + ROW + rb'\]\}(,"finish_reason":null,"token_ids":)\[('
         + ID + rb')\](\}\]\}\n\n)'
     )
-
-    bulky = True
+    long_documents = True
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds
@@ -65,7 +64,7 @@ class Chat:
     def ask(self, request: Mapping[str, Any]) -> Ask:
         if flag(request, "use_beam_search"):
             return Ask(skip="beam_search")
-        if _beyond_text(request.get("messages")):
+        if beyond_text(request.get("messages"), "content"):
             return Ask(skip="multimodal")
         wants_ids = flag(request, "return_token_ids") is True
         hides_reasoning = self._withholds and wants_no_reasoning(request)
@@ -112,12 +111,6 @@ def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
     if top is None and not chosen:
         return True, {**fields, "top_logprobs": "0"}
     return not wants, fields
-
-
-def _beyond_text(messages: Any) -> bool:
-    """Whether a message holds an image, a sound or another thing that its token ids do not tell."""
-    found = messages if isinstance(messages, list) else ()
-    return any(beyond_text(message.get("content")) for message in found if isinstance(message, dict))
 
 
 CHAT = Chat()

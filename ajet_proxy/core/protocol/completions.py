@@ -42,8 +42,7 @@ class Completions:
         + rb'(,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
-
-    bulky = False
+    long_documents = False
 
     def translate(self, request: Request) -> Request:
         return request

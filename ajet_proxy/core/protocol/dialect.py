@@ -91,6 +91,8 @@ class Reader(Protocol):
     behind the end."""
     status: int | None
     """The client's status for a document, where the engine's does not fit."""
+    response_id: str | None
+    """The id under which the engine may keep the answer, where it gives answers out again."""
     tells_versions: bool
     """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
 
@@ -112,7 +114,7 @@ class Reader(Protocol):
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each choice."""
 
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+    def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said, as the engine's route takes it back for history: an assistant's message,
         ``{"text": …}``, or ``{"id": …, "output": …}``; None where it is not finished or cannot be told."""
 
@@ -132,8 +134,8 @@ class OpenAIDialect(Protocol):
     report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
 
-    bulky: bool
-    """Whether the bulk of a document may be in the form that `bulk.read` knows."""
+    long_documents: bool
+    """Whether the lists of a document may be in the form that `long_documents.read` knows."""
 
     def logprobs(self, value: Any) -> list[Any]:
         """One logprob for each token in the ``logprobs`` of a choice."""

@@ -143,9 +143,14 @@ class Exchange:
         return self.asked.with_fields({**self._fields, **fields})
 
     @cached_property
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, for those who know history by its words; see `Reader.given`. Ask once `settled`."""
-        return self._reading.given()
+    def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
+        """What each choice said, for those who know history by its words; see `Reader.answers`. Ask once `settled`."""
+        return self._reading.answers()
+
+    @property
+    def response_id(self) -> str | None:
+        """The id under which the engine may keep the answer, where it gives answers out again; known once `settled`."""
+        return None if self.asked.fields.get("store") is False else self._reading.response_id
 
     @property
     def sampled(self) -> tuple[int, ...]:

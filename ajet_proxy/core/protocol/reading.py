@@ -116,6 +116,7 @@ class Reading:
 
     translates = False
     status: int | None = None
+    response_id: str | None = None
     _puts_back = False
     """Whether `_put_back` does anything, for which it needs to know where values stand."""
 
@@ -123,7 +124,11 @@ class Reading:
         self._dialect = dialect
         self._ask = ask
         self._hides_all = ask.hide_ids and ask.hide_logprobs
-        self._tallies = [PartialChoice() for _ in range(ask.choices)]
+        self._hides_prompt = ask.hide_ids and not ask.show_prompt
+        hides = {"prompt_token_ids": self._hides_prompt, "token_ids": ask.hide_ids, "logprobs": ask.hide_logprobs,
+                 "weight_versions": ask.hide_versions}  # fmt: skip
+        self._hidden = [name for name, hidden in hides.items() if hidden]
+        self._choices = [PartialChoice() for _ in range(ask.choices)]
         self._prompts: list[Any] = [None] * ask.prompts
         self._each = ask.choices // ask.prompts
         self._unfinished = ask.choices
@@ -143,16 +148,16 @@ class Reading:
         match = self._dialect.usual.match
         while at < end and (found := match(stream, at)):
             head, index, said, logprob, middle, token, tail = found.groups()
-            if (place := int(index)) >= len(self._tallies):
+            if (place := int(index)) >= len(self._choices):
                 break
-            tally = self._tallies[place]
-            if tally.finish_reason is not None:
+            partial = self._choices[place]
+            if partial.finish_reason is not None:
                 break
-            tally.ids.append(int(token))
-            tally.logprobs.append(float(logprob))
-            tally.told = True
+            partial.ids.append(int(token))
+            partial.logprobs.append(float(logprob))
+            partial.told = True
             if said:
-                tally.said.append(said)
+                partial.said.append(said)
                 seen += (head, b"null", middle, b"null", tail)
             at = found.end()
         return seen, at
@@ -194,28 +199,29 @@ class Reading:
     @property
     def sampled(self) -> tuple[int, ...]:
         """How many tokens each choice has so far."""
-        return tuple(len(tally.ids) for tally in self._tallies)
+        return tuple(len(partial.ids) for partial in self._choices)
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each choice."""
         if self.spoilt is not None or self._unfinished:
-            return tuple(Lost(index, self.spoilt or TRUNCATED) for index in range(len(self._tallies)))
+            return tuple(Lost(index, self.spoilt or TRUNCATED) for index in range(len(self._choices)))
         prompts = [tuple(prompt) if are_tokens(prompt) else prompt for prompt in self._prompts]
         return tuple(
-            tally.outcome(index, self._model, prompts[index // self._each]) for index, tally in enumerate(self._tallies)
+            partial.outcome(index, self._model, prompts[index // self._each])
+            for index, partial in enumerate(self._choices)
         )
 
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+    def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said; see `Reader`."""
-        return tuple(None if tally.finish_reason is None else joined(tally.said) for tally in self._tallies)
+        return tuple(None if partial.finish_reason is None else joined(partial.said) for partial in self._choices)
 
     def _document(self, body: bytes) -> tuple[Spanned, str, Edits]:
         """Read `body`; what is in it, its text and the spans of that to be put back."""
-        hidden = self._hides_all and not self._ask.show_prompt and len(self._tallies) == 1
+        hidden = self._hides_prompt and self._ask.hide_logprobs and len(self._choices) == 1
         spans = self._ask.hide_versions or self._puts_back
-        text, answer, logprobs = read(body, bulky=self._dialect.bulky and hidden, spans=spans)
+        text, answer, logprobs = read(body, long=self._dialect.long_documents and hidden, spans=spans)
         edits = self._read(answer, answer.values.get("choices"), text)
-        self._tallies[0].logprobs += logprobs
+        self._choices[0].logprobs += logprobs
         return answer, text, edits
 
     def _read(self, answer: Spanned, choices: Any, text: str = "") -> Edits:
@@ -228,15 +234,14 @@ class Reading:
         if choices and not isinstance(choices, list):
             self._spoil(CAPTURE_FAILED)
             choices = None
-        self._hide("prompt_token_ids", answer, self._ask.hide_ids and not self._ask.show_prompt, edits)
+        if self._hides_prompt:
+            _hide("prompt_token_ids", answer, edits)
         if len(self._prompts) == 1:  # of several, the answer as a whole cannot say which it tells
             self._learn(0, values)
         named: set[int] = set()
         for choice in choices or ():
-            self._hide("prompt_token_ids", choice, self._ask.hide_ids and not self._ask.show_prompt, edits)
-            self._hide("token_ids", choice, self._ask.hide_ids, edits)
-            self._hide("logprobs", choice, self._ask.hide_logprobs, edits)
-            self._hide("weight_versions", choice, self._ask.hide_versions, edits)
+            for name in self._hidden:
+                _hide(name, choice, edits)
             try:
                 self._put_back(text, choice, edits)
                 self._add(choice, named)
@@ -247,10 +252,6 @@ class Reading:
     def _spoil(self, reason: str) -> None:
         """Whatever else comes, all calls are lost; the first `reason` counts."""
         self.spoilt = self.spoilt or reason
-
-    def _hide(self, name: str, owner: Spanned, hide: bool, edits: Edits) -> None:
-        if hide and name in owner.spans and owner.values[name] is not None:
-            edits[owner.spans[name]] = "null"
 
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
         """What else in `choice` would have been otherwise, had the agent been answered directly."""
@@ -264,38 +265,38 @@ class Reading:
             self._spoil(CAPTURE_FAILED)
 
     def _add(self, choice: Spanned, named: set[int]) -> None:
-        """Add `choice` to its tally; it is not among those that its event has `named` before, and becomes one."""
+        """Add `choice` to what came of it before. It is not among those that its event has `named`, and becomes one."""
         values = choice.values
         index = values["index"]
-        tally = self._tally(index, named)
+        partial = self._partial(index, named)
         self._learn(index // self._each, values)
-        if self.ended or tally.finish_reason is not None:
-            self._behind(tally, choice)
+        if self.ended or partial.finish_reason is not None:
+            self._behind(partial, choice)
             return
-        tally.said.append(self._dialect.said(choice))
+        partial.said.append(self._dialect.said(choice))
         if (ids := values.get("token_ids")) is not None:
-            tally.ids += ids
-            tally.told = True
+            partial.ids += ids
+            partial.told = True
         elif not self._dialect.wordless(choice) and not self._is_echo(choice):
-            tally.silent = True
+            partial.silent = True
         rows = [] if (logprobs := values.get("logprobs")) is None else self._dialect.logprobs(logprobs)
-        tally.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
+        partial.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
         if "weight_versions" in values:
             self.tells_versions = True
-            tally.versions = values["weight_versions"] or tally.versions
+            partial.versions = values["weight_versions"] or partial.versions
         if finish_reason := values.get("finish_reason"):
-            tally.finish_reason, tally.stop_reason = finish_reason, values.get("stop_reason")
+            partial.finish_reason, partial.stop_reason = finish_reason, values.get("stop_reason")
             self._unfinished -= 1
             self.ended = self._unfinished == 0
 
-    def _behind(self, tally: PartialChoice, choice: Spanned) -> None:
-        """What stands in `choice` behind its finish or the end of all: a word, a token or another finish than that of
-        its `tally` contradicts what was told. Nothing of it is kept."""
+    def _behind(self, partial: PartialChoice, choice: Spanned) -> None:
+        """What stands in `choice` behind its finish or the end of all: a word, a token or another finish than the one
+        of `partial` contradicts what was told. Nothing of it is kept."""
         values = choice.values
-        finish_reason = values.get("finish_reason") or tally.finish_reason
+        finish_reason = values.get("finish_reason") or partial.finish_reason
         words = [word for name, word in self._dialect.said(choice).items() if name != "role"]
         rows = self._dialect.logprobs(values.get("logprobs") or {})
-        if finish_reason != tally.finish_reason:
+        if finish_reason != partial.finish_reason:
             self._spoil(LOSSES.get(finish_reason, CAPTURE_FAILED))
         elif values.get("token_ids") or rows or any(words):
             self._spoil(CAPTURE_FAILED)
@@ -304,15 +305,20 @@ class Reading:
         """Whether `choice` repeats the agent's own words, for which the engine has no place for ids."""
         return self._ask.echo is not None and "token_ids" not in choice.values
 
-    def _tally(self, index: Any, named: set[int]) -> PartialChoice:
-        if type(index) is not int or not 0 <= index < len(self._tallies) or index in named:
-            raise ValueError(f"choice {index!r}, of {len(self._tallies)}, is not the next one of this event")
+    def _partial(self, index: Any, named: set[int]) -> PartialChoice:
+        if type(index) is not int or not 0 <= index < len(self._choices) or index in named:
+            raise ValueError(f"choice {index!r}, of {len(self._choices)}, is not the next one of this event")
         named.add(index)
-        return self._tallies[index]
+        return self._choices[index]
 
     def _is_filler(self, choices: list[Spanned]) -> bool:
         """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""
         return self._hides_all and all(map(self._dialect.is_filler, choices))
+
+
+def _hide(name: str, owner: Spanned, edits: Edits) -> None:
+    if name in owner.spans and owner.values[name] is not None:
+        edits[owner.spans[name]] = "null"
 
 
 def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:

@@ -205,12 +205,15 @@ _TEXT = (
 )  # fmt: skip
 
 
-def beyond_text(content: Any) -> bool:
-    """Whether `content`, a text or a list of parts, holds an image, a sound or another thing that ids do not tell: they
-    hold a placeholder, and a sample made of them would teach an answer to something that is not there. What is not
-    known to be text is taken to be more. vLLM finds an image also by its key alone, where the part has no type, and by
-    its ``uuid``."""
-    return isinstance(content, list) and not all(map(_is_text, content))
+def beyond_text(entries: Any, *names: str) -> bool:
+    """Whether a message or item in the list `entries` holds, under one of `names`, an image, a sound or another thing
+    that ids do not tell: they hold a placeholder, and a sample made of them would teach an answer to something that is
+    not there. What is not known to be text is taken to be more. vLLM finds an image also by its key alone, where the
+    part has no type, and by its ``uuid``."""
+    if not isinstance(entries, list):
+        return False
+    contents = [entry.get(name) for entry in entries if isinstance(entry, dict) for name in names]
+    return not all(_is_text(part) for content in contents if isinstance(content, list) for part in content)
 
 
 def _is_text(part: Any) -> bool:

@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
 from ajet_proxy.core.protocol.dialect import DONE, KEEP_ALIVE, Ask
-from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.json_edits import (
     NUMBER,
     STRING,
@@ -97,7 +96,7 @@ class Responses:
     def ask(self, request: Mapping[str, Any]) -> Ask:
         if request.get("background"):
             return Ask(skip="background")
-        if _beyond_text(request.get("input")):
+        if beyond_text(request.get("input"), "content", "output"):
             return Ask(skip="multimodal")
         fields = {}
         hide_ids = request.get("enable_response_messages", False) is False
@@ -126,7 +125,8 @@ class ResponseReading:
         self._outcome: Outcome = Lost(0, TRUNCATED)
         self.spoilt: str | None = None
         self._prompt: Any = None
-        self._given: Mapping[str, Any] | None = None
+        self.response_id: str | None = None
+        self._answer: Mapping[str, Any] | None = None
         self._shown: list[Any] = []
         self.ended = False
 
@@ -186,8 +186,8 @@ class ResponseReading:
     def outcomes(self) -> tuple[Outcome, ...]:
         return (self._outcome if self.spoilt is None else Lost(0, self.spoilt),)
 
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
-        return (self._given,)
+    def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
+        return (self._answer,)
 
     def _put_back(self, text: str, response: Spanned) -> dict[tuple[int, int], str]:
         """The places in a response object of what only the proxy asked for."""
@@ -217,7 +217,9 @@ class ResponseReading:
             self._outcome = _outcome(response)
         except UNREADABLE:
             self._outcome = Lost(0, CAPTURE_FAILED)
-        self._given = {"id": response.get("id"), "output": response.get("output"), "shown": self._shown or None}
+        name = response.get("id")
+        self.response_id = name if isinstance(name, str) else None
+        self._answer = {"id": name, "output": response.get("output"), "shown": self._shown or None}
         self.ended = True
 
 
@@ -254,12 +256,6 @@ def _outcome(response: Mapping[str, Any]) -> Outcome:
     return Lost(0, NO_LOGPROBS) if logprobs is None else Captured(0, model, prompt, ids, logprobs, finish_reason)
 
 
-def _beyond_text(given: Any) -> bool:
-    """Whether an item of the input holds an image, a file or another thing that its token ids do not tell."""
-    items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
-    return any(beyond_text(item.get(field)) for item in items for field in ("content", "output"))
-
-
 def _ids(messages: Any) -> tuple[int, ...] | None:
     """The ids of the one raw message in `messages`; None if there is not one, or it has none."""
     if not isinstance(messages, list) or len(messages) != 1:
@@ -288,8 +284,7 @@ def _told_logprobs(output: list[dict[str, Any]]) -> list[Any]:
 RESPONSES = Responses()
 
 
-# --- kept responses
-
+# --- responses that the engine keeps
 
 LIMIT = 10_000
 _KEPT = re.compile(re.escape(RESPONSES.path) + "/([^/]+)/?").fullmatch
@@ -313,14 +308,6 @@ class KeptResponses:
         return self._asks.get(response)
 
 
-def answers(exchange: Exchange) -> Iterator[str]:
-    """The ids of the responses that `exchange` gave and that the engine may keep."""
-    if exchange.target == RESPONSES.path and exchange.asked.fields.get("store") is not False:
-        for given in exchange.given:
-            if given is not None and isinstance(given["id"], str):
-                yield given["id"]
-
-
 def fetched(method: str, path: str) -> str | None:
     """The id of the response that a request to the engine's route `path`, as it is written, is for."""
     found = _KEPT(unquote(path)) if method == "GET" else None
@@ -331,5 +318,5 @@ def shown(ask: Ask, body: bytes) -> bytes:
     """What the agent sees of `body`, a response to `ask`; all of it where it cannot be read."""
     try:
         return RESPONSES.reader(ask).document(body)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except UNREADABLE:
         return body

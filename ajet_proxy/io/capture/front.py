@@ -35,7 +35,7 @@ from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.hidden_reasoning import trial, withholds
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.responses import answers, fetched, shown
+from ajet_proxy.core.protocol.responses import fetched, shown
 from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
@@ -171,6 +171,8 @@ class HttpFront:
     def _dialect(self, http: web.Request) -> Dialect | None:
         """The dialect to capture this request with, None if it may pass through; `NotFound` if neither."""
         _, written = split_path(http.rel_url.raw_path)
+        if http.method == "POST" and written in CAPTURED:
+            return CAPTURED[written]
         route = open_route(written, self._settings.allow_routes)
         if route is None:
             raise NotFound(f"no route {http.method} {described(written)}", code="unknown_route")
@@ -260,10 +262,10 @@ class HttpFront:
         """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
-            for response in answers(exchange):
-                self._ledger_port.keep(response, exchange.ask)
+            if exchange.response_id is not None:
+                self._ledger_port.keep(exchange.response_id, exchange.ask)
             captured = outcome if isinstance(outcome, Captured) else None
-            return marks_of(history(), exchange.given[outcome.index], captured)
+            return marks_of(history(), exchange.answers[outcome.index], captured)
 
         return marks
 

@@ -26,16 +26,16 @@ from tests.kit.record_tapes import PASSED
 SPANS = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]
 
 
-def tally(**other: Any) -> PartialChoice:
+def partial(**other: Any) -> PartialChoice:
     return PartialChoice(**{"ids": [5, 6], "logprobs": [-0.5, -1], "finish_reason": "stop", "told": True, **other})
 
 
 def test_a_choice_that_is_told_exactly_is_a_call() -> None:
-    assert tally(stop_reason="END", versions=SPANS).outcome(3, "m", (1, 2)) == Captured(
+    assert partial(stop_reason="END", versions=SPANS).outcome(3, "m", (1, 2)) == Captured(
         3, "m", (1, 2), (5, 6), (-0.5, -1.0), "stop", stop_string="END", labels=(("3", 1), ("4", 1))
     )
-    assert tally(ids=[], logprobs=[]).outcome(0, "m", (1,)) == Captured(0, "m", (1,), (), (), "stop")
-    assert tally(stop_reason=7).outcome(0, "m", ()) == Captured(0, "m", (), (5, 6), (-0.5, -1.0), "stop")
+    assert partial(ids=[], logprobs=[]).outcome(0, "m", (1,)) == Captured(0, "m", (1,), (), (), "stop")
+    assert partial(stop_reason=7).outcome(0, "m", ()) == Captured(0, "m", (), (5, 6), (-0.5, -1.0), "stop")
 
 
 @pytest.mark.parametrize(("other", "prompt", "reason"), [
@@ -48,12 +48,12 @@ def test_a_choice_that_is_told_exactly_is_a_call() -> None:
     ({"logprobs": [-0.5, 0.5]}, (1,), "no_logprobs"), ({"logprobs": [-1e300, -0.5]}, (1,), "no_logprobs"),
 ])  # fmt: skip
 def test_any_other_choice_is_lost_with_a_reason(other: dict[str, Any], prompt: Any, reason: str) -> None:
-    assert tally(**other).outcome(1, "m", prompt) == Lost(1, reason)
+    assert partial(**other).outcome(1, "m", prompt) == Lost(1, reason)
 
 
 @pytest.mark.parametrize("spans", [None, [], 7, ["3"], SPANS[:1], [*SPANS, SPANS[0]], [{"version": 3, **SPANS[0]}, 1]])
 def test_weights_that_are_not_told_token_by_token_are_not_told(spans: Any) -> None:
-    outcome = tally(versions=spans).outcome(0, "m", (1,))
+    outcome = partial(versions=spans).outcome(0, "m", (1,))
     assert isinstance(outcome, Captured) and outcome.labels == ()
 
 
@@ -107,7 +107,7 @@ def given_by(name: str) -> list[dict[str, Any]]:
     for chunk in told.chunks:
         running.feed(chunk.encode())
     running.finish()
-    whole = [dict(one or {}) for one in running.given]
+    whole = [dict(one or {}) for one in running.answers]
     for one in whole:
         one["content"] = one.get("content") or None
         one["tool_calls"] = [

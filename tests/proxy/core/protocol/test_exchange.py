@@ -357,7 +357,7 @@ def test_what_was_said_is_known_in_the_end() -> None:
     running = streaming()
     for part in (START, WORD, END, DONE):
         running.feed(part)
-    assert running.given == ({"role": "assistant", "content": "é日😀"},)
+    assert running.answers == ({"role": "assistant", "content": "é日😀"},)
 
 
 def test_pieces_of_the_engines_answer_are_nothing_to_the_client_of_another_protocol() -> None:

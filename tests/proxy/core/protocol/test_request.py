@@ -136,7 +136,8 @@ TEXT = {"type": "text", "text": "a"}
     [{"text": "a"}], [{"type": "refusal"}], [{"type": "thinking"}], [{"type": "tool_reference"}], [5, None],
 ])  # fmt: skip
 def test_text(content: Any) -> None:
-    assert not beyond_text(content)
+    assert not beyond_text([7, {"content": content, "other": [{}]}], "content")
+    assert not beyond_text(content, "content")
 
 
 @pytest.mark.parametrize("part", [
@@ -146,4 +147,5 @@ def test_text(content: Any) -> None:
     {"type": "text", "image_url": "x", "uuid": "kept"},
 ])  # fmt: skip
 def test_more_than_text(part: Any) -> None:
-    assert beyond_text([part]) and beyond_text([TEXT, part])
+    for content in ([part], [TEXT, part]):
+        assert beyond_text([{"content": content}], "content") and beyond_text([{}, {"b": content}], "a", "b")

@@ -9,7 +9,7 @@ import pytest
 
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.responses import LIMIT, KeptResponses, answers, fetched, shown
+from ajet_proxy.core.protocol.responses import LIMIT, KeptResponses, fetched, shown
 from ajet_proxy.core.protocol.responses import RESPONSES as DIALECT
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Outcome, Unscored
@@ -232,7 +232,7 @@ def test_the_last_event_waits_and_what_follows_passes() -> None:
     assert running.feed(begin(0)) and not running.settled
     assert running.feed(end(response([ITEM]))) == []
     assert running.settled and isinstance(running.outcomes[0], Unscored)
-    assert running.given == ({"id": "resp_1", "output": [ITEM], "shown": None},)
+    assert running.answers == ({"id": "resp_1", "output": [ITEM], "shown": None},)
     assert b"".join(running.release()) == end(seen_of([ITEM]))
     assert running.feed(b"data: x\n\n") == [b"data: x\n\n"]
 
@@ -242,7 +242,7 @@ def test_what_a_stream_showed_is_told_beside_its_end_which_has_other_ids() -> No
     running.on_headers(200, SSE)
     shown = {**ITEM, "call_id": "call_9"}
     running.feed(begin(0) + step("response.output_item.done", item=shown, output_index=0) + end(response([ITEM])))
-    assert running.given == ({"id": "resp_1", "output": [ITEM], "shown": [shown]},)
+    assert running.answers == ({"id": "resp_1", "output": [ITEM], "shown": [shown]},)
 
 
 @pytest.mark.parametrize(("parts", "reason"), [
@@ -308,8 +308,7 @@ def test_text_that_is_no_json_passes_as_it_is() -> None:
     assert reasons(outcomes) == ["capture_failed"]
 
 
-# --- test kept responses
-
+# --- responses that the engine keeps
 
 RESPONSES = "/v1/responses"
 
@@ -324,15 +323,15 @@ def answered(path: str = RESPONSES, *, response: Any = "resp_1", **asked: Any) -
 
 
 def noted(*exchanges: Exchange, limit: int = LIMIT) -> KeptResponses:
-    retold = KeptResponses(limit)
+    kept = KeptResponses(limit)
     for running in exchanges:
-        for response in answers(running):
-            retold.keep(response, running.ask)
-    return retold
+        if running.response_id is not None:
+            kept.keep(running.response_id, running.ask)
+    return kept
 
 
-def knows(retold: KeptResponses, response: str) -> bool:
-    return retold.kept(response) is not None
+def knows(kept: KeptResponses, response: str) -> bool:
+    return kept.kept(response) is not None
 
 
 @pytest.mark.parametrize("name", ["plain", "logprobs", "ids", "tool", "nulls"])
@@ -366,8 +365,8 @@ def test_what_the_engine_does_not_keep_is_not_remembered() -> None:
 
 
 def test_the_latest_are_remembered() -> None:
-    retold = noted(*(answered(response=name) for name in ("a", "b", "c")), limit=2)
-    assert [knows(retold, name) for name in ("a", "b", "c")] == [False, True, True]
+    kept = noted(*(answered(response=name) for name in ("a", "b", "c")), limit=2)
+    assert [knows(kept, name) for name in ("a", "b", "c")] == [False, True, True]
 
 
 @pytest.mark.parametrize("body", [b"{", b"7", b"\xff", b'{"status":"completed"}', b'{"output":7}'])
