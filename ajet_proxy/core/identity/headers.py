@@ -153,15 +153,13 @@ def _nearest(name: str) -> str:
 
 # --- retries
 
-
 MOST_DIGITS = 9
 """No more of a count of retries are read."""
 
 
-def attempt(headers: Mapping[str, str], path: str, body: bytes, *, scope: bytes) -> dict[str, Any]:
-    """What a request has in common with its other attempts, and how many of these it says there were. `scope` keeps
-    clients apart that do not name their episodes. Names in `headers` are found however they are written.
-    """
+def retry_keys(headers: Mapping[str, str], path: str, body: bytes, *, scope: bytes) -> dict[str, Any]:
+    """By what a request is known when it is sent again, and how often it says that it was. `scope` keeps clients apart
+    that do not name their episodes. Names in `headers` are found however they are written."""
     key = retry_key(headers)
     return {
         "body_hash": hashlib.sha256(scope + path.encode() + b"\n" + body).hexdigest(),
@@ -179,6 +177,6 @@ def retries(headers: Mapping[str, str]) -> int:
 
 
 def retry_key(headers: Mapping[str, str]) -> str | None:
-    """What two attempts at one request have in common, as 64 hexadecimal digits; None where an agent says nothing."""
+    """What a client says that a request and its retries have in common, as 64 hexadecimal digits; None for nothing."""
     key = headers.get("Idempotency-Key")
     return None if not key else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

@@ -25,7 +25,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Deferred, History, Mark, marks_of
-from ajet_proxy.core.identity.headers import Headers, attempt
+from ajet_proxy.core.identity.headers import Headers, retry_keys
 from ajet_proxy.core.identity.keys import Claims, Keys, holds_key
 from ajet_proxy.core.identity.ladder import Identity, identify, key_of, split_path
 from ajet_proxy.core.protocol.anthropic.messages import Messages, Passthrough
@@ -195,7 +195,7 @@ class HttpFront:
         dialect, asked = await self._carried(http, dialect, request)
         # Marks are needed where the answer ends; before that only if nothing names the episode.
         history = Deferred(dialect.target, asked.fields, identity.scope)
-        sent = attempt(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
+        sent = retry_keys(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
         if identity.reward is not None and identity.episode is None:
             identity = await self._rewards.record(http, identity, body, history(), sent, call=True)
         exchange = self._exchange(dialect, asked)

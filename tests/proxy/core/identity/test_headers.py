@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import pytest
 from multidict import CIMultiDict
 
-from ajet_proxy.core.identity.headers import Headers, Labels, RewardDirective, attempt, is_text, retries, retry_key
+from ajet_proxy.core.identity.headers import Headers, Labels, RewardDirective, is_text, retries, retry_key, retry_keys
 from ajet_sdk.errors import BadRequest
 
 
@@ -100,7 +100,7 @@ COUNT, KEY = "X-Stainless-Retry-Count", "Idempotency-Key"
 def test_a_client_says_how_often_it_tried(count: str | None, often: int) -> None:
     headers = {} if count is None else {COUNT: count}
     assert retries(headers) == often
-    assert attempt(headers, "/p", b"{}", scope=b"")["retries"] == often
+    assert retry_keys(headers, "/p", b"{}", scope=b"")["retries"] == often
 
 
 def test_a_key_is_kept_as_a_digest_whatever_bytes_it_has() -> None:
@@ -111,13 +111,13 @@ def test_a_key_is_kept_as_a_digest_whatever_bytes_it_has() -> None:
 
 def test_attempts_of_two_clients_or_at_two_requests_have_nothing_in_common() -> None:
     def one(path: str = "/p", body: bytes = b"{}", scope: bytes = b"s", key: str = "k") -> tuple[str, str]:
-        found = attempt({KEY: key}, path, body, scope=scope)
+        found = retry_keys({KEY: key}, path, body, scope=scope)
         return found["body_hash"], found["idempotency_key"]
 
     assert one() == one()
     others = [one(path="/q"), one(body=b"[]"), one(scope=b"t")]
     assert len({one()[0], *(body for body, _ in others)}) == 4
     assert one()[1] not in (one(key="l")[1], one(body=b"[]")[1], one(scope=b"t")[1])
-    assert attempt({}, "/p", b"{}", scope=b"s") == {
+    assert retry_keys({}, "/p", b"{}", scope=b"s") == {
         "body_hash": one()[0], "idempotency_key": None, "retries": 0
     }  # fmt: skip
