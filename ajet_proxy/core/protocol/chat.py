@@ -21,11 +21,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.protocol.dialect import KEEP_ALIVE, Ask, Echo
+from ajet_proxy.core.protocol.dialect import Ask, Echo, OpenAIDialect
 from ajet_proxy.core.protocol.hidden_reasoning import HiddenReasoning
 from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, WHOLE, Spanned
 from ajet_proxy.core.protocol.reading import Reading
-from ajet_proxy.core.protocol.request import Request, beyond_text, choices_of, flag, unread
+from ajet_proxy.core.protocol.request import beyond_text, choices_of, flag, unread
 
 ROW = (
     rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:' + IDS + rb'|\[\]|null)'
@@ -34,13 +34,12 @@ ROW = (
 """What a chat answer tells of one token; its group is the logprob."""
 
 
-class Chat:
+class Chat(OpenAIDialect):
     """The `Dialect` of chat completions, for an engine that `withholds` ids where no reasoning is wanted, or not."""
 
     name = "chat"
     path = "/v1/chat/completions"
     target = path
-    keep_alive = KEEP_ALIVE
     usual = re.compile(
         rb'(data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":' + WHOLE + rb',"model":'
         + STRING + rb',"choices":\[\{"index":(' + INDEX + rb'),"delta":\{("(?:content|reasoning)":' + STRING
@@ -51,9 +50,6 @@ class Chat:
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds
-
-    def translate(self, request: Request) -> Request:
-        return request
 
     def reader(self, ask: Ask) -> Reading:
         return (HiddenReasoning if ask.hide_reasoning else Reading)(self, ask)

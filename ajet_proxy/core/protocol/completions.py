@@ -21,19 +21,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.protocol.dialect import KEEP_ALIVE, Ask, Echo, OpenAIDialect
+from ajet_proxy.core.protocol.dialect import Ask, Echo, OpenAIDialect
 from ajet_proxy.core.protocol.json_edits import ID, INDEX, NUMBER, STRING, WHOLE, Edits, Spanned, scan_at
 from ajet_proxy.core.protocol.reading import Reading
-from ajet_proxy.core.protocol.request import Request, choices_of, flag, integer, unread
+from ajet_proxy.core.protocol.request import choices_of, flag, integer, unread
 
 
-class Completions:
+class Completions(OpenAIDialect):
     """The `Dialect` of text completions."""
 
     name = "completions"
     path = "/v1/completions"
     target = path
-    keep_alive = KEEP_ALIVE
     usual = re.compile(
         rb'(data: \{"id":' + STRING + rb',"object":"text_completion","created":' + WHOLE + rb',"model":' + STRING
         + rb',"choices":\[\{"index":(' + INDEX + rb'),("text":' + STRING
@@ -42,10 +41,6 @@ class Completions:
         + rb'(,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
-    long_documents = False
-
-    def translate(self, request: Request) -> Request:
-        return request
 
     def reader(self, ask: Ask) -> Reading:
         return Reading(self, ask) if ask.echo is None else EchoReading(self, ask, ask.echo)
@@ -83,12 +78,6 @@ class Completions:
 
     def said(self, choice: Spanned) -> Any:
         return {"text": choice.values.get("text")}
-
-    def wordless(self, choice: Spanned) -> bool:
-        return False
-
-    def is_filler(self, choice: Spanned) -> bool:
-        return False
 
 
 def _prompts(prompt: Any) -> list[Any]:

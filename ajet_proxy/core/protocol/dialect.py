@@ -21,8 +21,6 @@ from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import Outcome
 
 DONE = b"[DONE]"
-KEEP_ALIVE = b": waiting for the engine\n\n"
-"""A comment: every reader of server-sent events skips it."""
 VERSIONS = "return_weight_versions"
 """Asks vLLM, from 0.33 on, which weights sampled each token."""
 
@@ -62,14 +60,17 @@ class Dialect(Protocol):
     """The client's route."""
     target: str
     """The engine's route that answers it."""
-    keep_alive: bytes
-    """What a stream may say while the engine is silent: its clients ignore it."""
+    keep_alive: bytes = b": waiting for the engine\n\n"
+    """What a stream may say while the engine is silent: its clients ignore it. Every reader of server-sent events skips
+    a comment."""
 
     def translate(self, request: Request) -> Request:
         """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
+        return request
 
     def choices(self, request: Mapping[str, Any]) -> int:
         """How many answers the (translated) `request` asks for."""
+        return 1
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         """How to put the (translated) `request` to the engine so that it reports ids and logprobs."""
@@ -81,19 +82,19 @@ class Dialect(Protocol):
 class Reader(Protocol):
     """Reads one answer: what the client sees of it, and what became of the calls."""
 
-    translates: bool
+    translates: bool = False
     """Whether the client's protocol is another one than the engine's: then every event goes through `show`, also those
     that come after the last call, and neither `show` nor `document` may raise."""
-    ended: bool
+    ended: bool = False
     """Whether the engine has said its last about the calls, so that `outcomes` holds; unless it is `spoilt` later."""
-    spoilt: str | None
+    spoilt: str | None = None
     """Why all calls are lost, whatever they were told to be: the engine failed, or contradicted itself. It may show
     behind the end."""
-    status: int | None
+    status: int | None = None
     """The client's status for a document, where the engine's does not fit."""
-    response_id: str | None
+    response_id: str | None = None
     """The id under which the engine may keep the answer, where it gives answers out again."""
-    tells_versions: bool
+    tells_versions: bool = False
     """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
 
     @property
@@ -126,7 +127,7 @@ def with_versions(ask: Ask, request: Mapping[str, Any]) -> Ask:
     return replace(ask, fields={**ask.fields, VERSIONS: "true"}, hide_versions=True)
 
 
-class OpenAIDialect(Protocol):
+class OpenAIDialect(Dialect, Protocol):
     """The names of a protocol whose answers are choices with ``token_ids`` and ``logprobs``; see `Reading`."""
 
     usual: re.Pattern[bytes]
@@ -134,7 +135,7 @@ class OpenAIDialect(Protocol):
     report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
 
-    long_documents: bool
+    long_documents: bool = False
     """Whether the lists of a document may be in the form that `long_documents.read` knows."""
 
     def logprobs(self, value: Any) -> list[Any]:
@@ -145,6 +146,8 @@ class OpenAIDialect(Protocol):
 
     def wordless(self, choice: Spanned) -> bool:
         """Whether `choice` opens the answer and says nothing yet, so that no ids belong to it."""
+        return False
 
     def is_filler(self, choice: Spanned) -> bool:
         """Whether the engine sends this event only because ids or logprobs were asked for."""
+        return False

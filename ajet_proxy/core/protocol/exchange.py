@@ -67,8 +67,6 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 TRANSITIONS.update({(state, "over"): "over" for state in get_args(State)})
 _BUFFERED = ("document", "lost document")
 _UNSETTLED = ("waiting", "document", "stream")
-_READ = ("stream", "held", "watched")
-"""In which the events of a stream are read."""
 
 
 class Exchange:
@@ -170,7 +168,7 @@ class Exchange:
     @property
     def patient(self) -> bool:
         """Whether the client has whole events of a stream that is not at its end."""
-        return self.state in _READ and not self._reading.ended
+        return self.state in ("stream", "held", "watched") and not self._reading.ended
 
     def pass_by(self) -> None:
         """The answer is the engine's to the client's request on the client's own route: the client gets it as it is,
@@ -199,13 +197,12 @@ class Exchange:
     def feed(self, data: bytes) -> list[bytes]:
         """Bytes from the engine; what of them the client gets now."""
         state = self.state
-        if state == "stream" or state == "watched":
-            if self._parser.pending:
-                return self._piece(data)
+        if state in ("stream", "held", "watched"):
+            if state == "held" or self._parser.pending:
+                out = self._events(self._parser.feed(data))
+                return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
             out, end = self._reading.usual(data)
             return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
-        if state == "held":
-            return self._piece(data)
         if self.buffered:
             self._document.append(data)
         elif not self._translates:
@@ -249,11 +246,6 @@ class Exchange:
         self.outcomes = (
             self._reading.outcomes() if lost is None else tuple(Lost(index, lost) for index in range(self.choices))
         )
-
-    def _piece(self, data: bytes) -> list[bytes]:
-        """`data` that belongs to an event which has begun, or comes while all is held."""
-        out = self._events(self._parser.feed(data))
-        return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
 
     def _events(self, events: list[SseEvent]) -> list[bytes]:
         out: list[bytes] = []

@@ -22,7 +22,7 @@ from typing import Any
 
 from msgspec import convert
 
-from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect
+from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect, Reader
 from ajet_proxy.core.protocol.json_edits import Edits, Spanned, is_utf8, scan, splice
 from ajet_proxy.core.protocol.long_documents import read
 from ajet_proxy.core.protocol.sse import SseEvent
@@ -111,12 +111,9 @@ def logprobs_of(values: Any) -> tuple[float, ...] | None:
     return tuple(numbers) if are_logprobs(numbers) else None
 
 
-class Reading:
+class Reading(Reader):
     """One answer, read event by event or as a whole document."""
 
-    translates = False
-    status: int | None = None
-    response_id: str | None = None
     _puts_back = False
     """Whether `_put_back` does anything, for which it needs to know where values stand."""
 
@@ -133,10 +130,7 @@ class Reading:
         self._each = ask.choices // ask.prompts
         self._unfinished = ask.choices
         self._model = ""
-        self.spoilt: str | None = None
         self.ended = False
-        """Whether every choice is finished, or the stream says that it is done."""
-        self.tells_versions = False
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         """Read the events at the start of `stream` that have the form which makes up most of a stream, at a tenth of

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from ajet_proxy.core.protocol.dialect import DONE, KEEP_ALIVE, Ask
+from ajet_proxy.core.protocol.dialect import DONE, Ask, Dialect, Reader
 from ajet_proxy.core.protocol.json_edits import (
     NUMBER,
     STRING,
@@ -39,7 +39,7 @@ from ajet_proxy.core.protocol.json_edits import (
     splice,
 )
 from ajet_proxy.core.protocol.reading import UNREADABLE, logprobs_of
-from ajet_proxy.core.protocol.request import Request, beyond_text
+from ajet_proxy.core.protocol.request import beyond_text
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import (
@@ -76,22 +76,15 @@ _USUAL = re.compile(
 """The events that make up most of a stream: a piece of text with its logprobs, or another piece without."""
 
 
-class Responses:
+class Responses(Dialect):
     """The `Dialect` of responses."""
 
     name = "responses"
     path = "/v1/responses"
     target = path
-    keep_alive = KEEP_ALIVE
-
-    def translate(self, request: Request) -> Request:
-        return request
 
     def reader(self, ask: Ask) -> ResponseReading:
         return ResponseReading(ask)
-
-    def choices(self, request: Mapping[str, Any]) -> int:
-        return 1
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         if request.get("background"):
@@ -112,23 +105,16 @@ class Responses:
         return Ask(fields=fields, hide_ids=hide_ids, hide_logprobs=hide_logprobs)
 
 
-class ResponseReading:
+class ResponseReading(Reader):
     """The `Reader` of one response."""
-
-    translates = False
-    tells_versions = False
-    status: int | None = None
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._events = 0
         self._outcome: Outcome = Lost(0, TRUNCATED)
-        self.spoilt: str | None = None
         self._prompt: Any = None
-        self.response_id: str | None = None
         self._answer: Mapping[str, Any] | None = None
         self._shown: list[Any] = []
-        self.ended = False
 
     @property
     def sampled(self) -> tuple[int, ...]:

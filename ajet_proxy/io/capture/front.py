@@ -276,7 +276,9 @@ class HttpFront:
             asking = self._engine_request(http, path, None, model=request.model, sticky="", identity=True)
             return replace(asking, method="GET")
 
-        if dialect.target == dialect.path or not self._foreign.knows(request.model):
+        if dialect.target == dialect.path:
+            return dialect, request
+        if not self._foreign.knows(request.model):
             try:
                 return dialect, dialect.translate(request)
             except BadRequest:

@@ -26,7 +26,7 @@ from ajet_proxy.core.trajectory.call import NO_CHAT_ROUTE
 from ajet_sdk.errors import BadRequest
 
 
-class Messages:
+class Messages(Dialect):
     """The `Dialect` of Anthropic's Messages API, for an engine with a certain `Template`."""
 
     name = "messages"
@@ -43,9 +43,6 @@ class Messages:
         except RecursionError:
             raise BadRequest("the body is nested too deeply", code="not_json") from None
 
-    def choices(self, request: Mapping[str, Any]) -> int:
-        return 1
-
     def ask(self, request: Mapping[str, Any]) -> Ask:
         return CHAT.ask(request)
 
@@ -53,20 +50,13 @@ class Messages:
         return MessagesReading(CHAT, ask)
 
 
-
-class Passthrough:
+class Passthrough(Dialect):
     """The `Dialect` that asks for what `dialect` carries, on the client's own route."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.name = dialect.name
         self.path = self.target = dialect.path
         self.keep_alive = dialect.keep_alive
-
-    def translate(self, request: Request) -> Request:
-        return request
-
-    def choices(self, request: Mapping[str, Any]) -> int:
-        return 1
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         return Ask(skip=NO_CHAT_ROUTE)
