@@ -77,7 +77,7 @@ class Exchange:
         max_choices: int = 1024,
     ) -> None:
         """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model. With
-        `versions` the engine is one that `tells_versions`. `BadRequest` for more than `max_choices`, of which each
+        `versions` the engine is one that `tells_versions`. `BadRequest` for more than `max_choices`; each
         would be a call."""
         if dialect.choices(asked.fields) > max_choices:
             raise BadRequest(
@@ -195,10 +195,10 @@ class Exchange:
         self._go(lost if self._translates else "unread", REFUSED if status >= 400 else self.skip)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Bytes from the engine; what of them the client gets now."""
+        """Bytes from the engine; what of them the client gets at once."""
         state = self.state
         if state in ("stream", "held", "watched"):
-            if state == "held" or self._parser.pending:
+            if state == "held" or self._parser.kept:
                 out = self._events(self._parser.feed(data))
                 return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
             out, end = self._reading.usual(data)
@@ -268,7 +268,7 @@ class Exchange:
         return out
 
     def _overlong(self) -> list[bytes]:
-        """An event that does not end is kept no longer. The client gets its bytes, and whatever follows, if it is in
+        """An event that does not end is not waited for. The client gets its bytes, and whatever follows, if it is in
         the client's own protocol."""
         piece = self._parser.take()
         if not self._translates:
