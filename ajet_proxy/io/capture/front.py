@@ -25,22 +25,18 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Deferred, History, Mark, marks_of
-from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.headers import Headers, retry_keys
 from ajet_proxy.core.identity.keys import Claims, Keys, holds_key
 from ajet_proxy.core.identity.ladder import Identity, identify, key_of, split_path
-from ajet_proxy.core.identity.retries import attempt
-from ajet_proxy.core.protocol.anthropic.messages import Messages
+from ajet_proxy.core.protocol.anthropic.messages import Messages, Passthrough
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
-from ajet_proxy.core.protocol.chat import Chat
-from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.chat import Chat, wants_no_reasoning
+from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.hidden_reasoning import trial, wants_quiet, withholds
-from ajet_proxy.core.protocol.kept_responses import answers, fetched, shown
-from ajet_proxy.core.protocol.passthrough import Uncarried
-from ajet_proxy.core.protocol.reading import Dialect
+from ajet_proxy.core.protocol.hidden_reasoning import trial, withholds
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.request_size import check as check_extent
-from ajet_proxy.core.protocol.routes import described, open_route
+from ajet_proxy.core.protocol.responses import fetched, shown
+from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.io.capture import relay
@@ -175,6 +171,8 @@ class HttpFront:
     def _dialect(self, http: web.Request) -> Dialect | None:
         """The dialect to capture this request with, None if it may pass through; `NotFound` if neither."""
         _, written = split_path(http.rel_url.raw_path)
+        if http.method == "POST" and written in CAPTURED:
+            return CAPTURED[written]
         route = open_route(written, self._settings.allow_routes)
         if route is None:
             raise NotFound(f"no route {http.method} {described(written)}", code="unknown_route")
@@ -193,11 +191,11 @@ class HttpFront:
         identity = self._identify(http, request)
         if identity.reward is not None and identity.episode is not None:
             identity = await self._rewards.record(http, identity, body, call=True)
-        check_extent(request.text, request.fields, self._settings.max_messages, request.made_of)
+        request.check_size()
         dialect, asked = await self._carried(http, dialect, request)
         # Marks are needed where the answer ends; before that only if nothing names the episode.
         history = Deferred(dialect.target, asked.fields, identity.scope)
-        sent = attempt(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
+        sent = retry_keys(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
         if identity.reward is not None and identity.episode is None:
             identity = await self._rewards.record(http, identity, body, history(), sent, call=True)
         exchange = self._exchange(dialect, asked)
@@ -264,10 +262,10 @@ class HttpFront:
         """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
-            for response in answers(exchange):
-                self._ledger_port.keep(response, exchange.ask)
+            if exchange.response_id is not None:
+                self._ledger_port.keep(exchange.response_id, exchange.ask)
             captured = outcome if isinstance(outcome, Captured) else None
-            return marks_of(history(), exchange.given[outcome.index], captured)
+            return marks_of(history(), exchange.answers[outcome.index], captured)
 
         return marks
 
@@ -278,14 +276,16 @@ class HttpFront:
             asking = self._engine_request(http, path, None, model=request.model, sticky="", identity=True)
             return replace(asking, method="GET")
 
-        if dialect.target == dialect.path or not self._foreign.knows(request.model):
+        if dialect.target == dialect.path:
+            return dialect, request
+        if not self._foreign.knows(request.model):
             try:
                 return dialect, dialect.translate(request)
             except BadRequest:
                 async with self._ledger_port.enter(request.model):
                     if not await self._foreign.ask(dialect, request.model, look):
                         raise
-        return Uncarried(dialect), request
+        return Passthrough(dialect), request
 
     async def _suited(
         self, http: web.Request, dialect: Dialect, asked: Mapping[str, Any], begun: Begun
@@ -297,7 +297,7 @@ class HttpFront:
 
         if isinstance(dialect, Messages) and depends_on_template(asked):
             return Messages(await self._templates.of(begun.model, ask))
-        if isinstance(dialect, Chat) and wants_quiet(asked):
+        if isinstance(dialect, Chat) and wants_no_reasoning(asked):
             return Chat(withholds=await self._quiet.of(begun.model, ask))
         return dialect
 
