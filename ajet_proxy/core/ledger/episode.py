@@ -15,7 +15,7 @@ Next: ajet_proxy/core/trajectory/samples.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,7 +125,7 @@ class Chain:
 
 @dataclass(slots=True)
 class Episode:
-    """The mutable state of one episode. Only `Ledger.apply` changes it, through the methods below."""
+    """The mutable state of one episode. Only `State.apply` changes it, through the methods below."""
 
     id: str
     task: str | None
@@ -268,6 +268,12 @@ class Episode:
         first = next(iter(self.calls.values())).asked.model
         return self.calls[call].asked.model in (self.members.values() if self.members else (self.model or first,))
 
+    def model_for(self, agent: str, asked: str, served: Collection[str]) -> str | None:
+        """The model that `agent` was given when the episode opened. One that was not given its own may ask for any that
+        is `served` by name, such as a judge."""
+        member = (self.members or {}).get(agent)
+        return member if member is not None or (asked and asked in served) else self.model
+
     def losses(self) -> str | None:
         """Why its calls were lost, what was most often first; None if none was."""
         reasons = Counter(entry.reason for entry in self.calls.values() if entry.reason not in (None, "retried"))
@@ -314,45 +320,3 @@ def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float
     if (asked.wall_timeout or 0) > wall:
         raise BadRequest(f"wall_timeout may be at most {wall:g} seconds, the proxy's own", param="wall_timeout")
     return asked.idle_timeout or idle, asked.wall_timeout or wall
-
-
-def repeats(
-    episode: Episode, body_hash: str, key: str | None, retries: int, *, agent: str = "", missed: bool = False
-) -> tuple[str, ...]:
-    """The calls of the earlier request that a new one of `agent` repeats.
-
-    With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
-    complete. The key, which takes the body in, is the request's own name: none is repeated that does not bear it.
-
-    With nothing but a count of `retries`: the latest request of the same body and agent that was lost. One that is
-    answered, or may still be, is repeated only if it can be no other: it is the only one of that body that was asked
-    with fewer retries and whose answer no later call goes on from. Where one of that body may have been `missed`, it
-    has to be doubtful besides.
-    """
-    if key is None and not retries:
-        return ()
-    entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
-    if key is not None:
-        earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
-    else:
-        same = [entry for entry in entries if (entry.asked.body_hash, entry.asked.agent) == (body_hash, agent)]
-        before = [entry for entry in same if entry.asked.retries < retries and (entry.doubtful or not missed)]
-        earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
-    order = ("complete", "running", "lost")
-    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
-    return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
-
-
-def _only(episode: Episode, entries: Sequence[CallEntry]) -> list[CallEntry]:
-    """Those of `entries` that belong to requests whose answers may not have been received, if it is one request."""
-    reached = episode.texts.reached(
-        (entry.text, entry.turn.start) for entry in episode.calls.values()
-        if entry.turn is not None and entry.text is not None
-    ) if entries else {}
-    received = {
-        entry.asked for entry in entries
-        if entry.turn is not None and entry.text is not None and entry.turn.sampled
-        and reached[episode.texts.holder(entry.text, entry.turn.end)] >= entry.turn.end
-    }  # the prompt of another request begins with this call, so that its client must have had the answer
-    open_ones = [entry for entry in entries if entry.asked not in received]
-    return open_ones if len({entry.asked for entry in open_ones}) == 1 else []

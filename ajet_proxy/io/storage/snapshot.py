@@ -28,13 +28,10 @@ import msgpack
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.conversation.lineage import Lineage
-from ajet_proxy.core.ledger.commands import Ledger
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
-from ajet_proxy.core.ledger.gate import Gate
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, Tally, TaskRewards
-from ajet_proxy.core.ledger.settings import LedgerSettings
-from ajet_proxy.core.ledger.state import Archive, Served, State
+from ajet_proxy.core.ledger.state import Archive, Gate, LedgerSettings, Served, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import Given
@@ -66,13 +63,13 @@ DERIVED = frozenset((
 """What `State` holds besides what is written as it is."""
 
 
-def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = None) -> Ledger:
-    """The ledger as the latest snapshot has it; a new one if there is none."""
-    ledger = Ledger(settings, archive)
+def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = None) -> State:
+    """The state as the latest snapshot has it; a new one if there is none."""
+    state = State(settings, archive)
     found = snapshots(data_dir)
     if found:
-        unpack_state(found[-1], ledger)
-    return ledger
+        unpack_state(found[-1], state)
+    return state
 
 
 def save(data_dir: Path, number: int, state: State) -> Path:
