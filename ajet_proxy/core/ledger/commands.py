@@ -195,7 +195,7 @@ class Commands:
             return ()
         if known.state == "returned" and any(
             one is None or one.state == "discarded" or one.shares.get(known.model, "") is not None
-            or len(one.rewards) != known.given[one.id] for one in map(self.state.find, known.episodes())
+            or len(one.rewards) != known.rewards_at_lease[one.id] for one in map(self.state.find, known.episodes())
         ):
             raise Conflict(f"batch {batch} was returned and its episodes went elsewhere", code="lease_expired")
         return (ev.BatchTrained(self._time(at), batch, body.policy_version, body.filtered),)

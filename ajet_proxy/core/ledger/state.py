@@ -17,9 +17,9 @@ from ajet_proxy.core.conversation.lineage import Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
-from ajet_proxy.core.ledger.reward_curves import Tally
+from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
-from ajet_proxy.core.trajectory.rewards import Given
+from ajet_proxy.core.trajectory.rewards import RecordedReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
 from ajet_sdk.errors import NotFound
 from ajet_sdk.routes import EPISODE_STATES
@@ -130,13 +130,13 @@ class State:
         self.leases = 0
         self.served: dict[str, Served] = {}
         self.default_version = 0
-        self.updates = 0
+        self.policy_updates = 0
         """How often it was said which weights serve."""
-        self.moves = 0
+        self.state_changes = 0
         """How often an episode's state changed."""
         self.gate_now = Gate()
         self.lineage = Lineage()
-        self.tally = Tally()
+        self.reward_curves = RewardCurves()
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -230,7 +230,7 @@ class State:
 
     def leasable(self) -> object:
         """Equal while no lease can find anything else than it found before."""
-        return self.queues.changes, self.moves, self.updates
+        return self.queues.changes, self.state_changes, self.policy_updates
 
     def alerts(self) -> dict[str, str]:
         """What an operator should look at, by what it is about."""
@@ -321,7 +321,7 @@ class State:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
         before = episode.reward()
-        episode.rewards[event.id] = Given(
+        episode.rewards[event.id] = RecordedReward(
             event.id, event.value, event.call, event.agent, event.final, event.note, event.at
         )
         if episode.state in ("ready", "recorded"):
@@ -356,15 +356,17 @@ class State:
             self._count(episode, None, at)
 
     def _count(self, episode: Episode, before: float | None, at: float) -> None:
-        """Into the tally, once, as soon as a settled episode has a reward; then whatever corrects it."""
+        """Into the curves, once, as soon as a settled episode has a reward; then whatever corrects it."""
         reward, kind = episode.reward(), "eval" if episode.eval else "train"
         if reward is None:
             return
-        if episode.tallied is None or before is None:
+        if episode.reward_number is None or before is None:
             version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
-            episode.tallied = self.tally.add(kind, episode.id, episode.named_task, reward, at=at, version=version)
+            episode.reward_number = self.reward_curves.add(
+                kind, episode.id, episode.named_task, reward, at=at, version=version
+            )
         else:
-            self.tally.correct(kind, episode.tallied, episode.id, episode.named_task, reward, before)
+            self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.named_task, reward, before)
 
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
         episode = self.episodes[event.episode]
@@ -385,7 +387,7 @@ class State:
         )
         self.leases += 1
         for episode in map(self.episodes.__getitem__, batch.episodes()):
-            batch.given[episode.id] = len(episode.rewards)
+            batch.rewards_at_lease[episode.id] = len(episode.rewards)
             self._share(episode, batch.model, batch.id, event.at)
 
     def _extended(self, event: ev.LeaseExtended) -> None:
@@ -451,7 +453,7 @@ class State:
         known = self.served.get(event.model, Served(0, ()))
         upstreams = known.upstreams if event.upstreams is None else event.upstreams
         self.served[event.model] = Served(event.version, upstreams)
-        self.updates += 1
+        self.policy_updates += 1
 
     def _gate_closed(self, event: ev.GateClosed) -> None:
         self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)
@@ -460,7 +462,7 @@ class State:
         """The version is that of the one model there is; with several, only `PolicyAnnounced` says which."""
         self.gate_now = Gate(False, event.at) if self.gate_now.shut else self.gate_now
         self.default_version = event.policy_version
-        self.updates += 1
+        self.policy_updates += 1
         if len(self.served) == 1:
             ((model, served),) = self.served.items()
             self.served[model] = Served(event.policy_version, served.upstreams)
@@ -482,7 +484,7 @@ class State:
         self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None
     ) -> None:
         """Every change of state goes through here, and the counters with it."""
-        self.moves += 1
+        self.state_changes += 1
         self.counts.update({episode.state: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)

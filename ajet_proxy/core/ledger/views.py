@@ -68,9 +68,9 @@ def overview(state: State, at: float) -> dict[str, Any]:
         "now": at,
         "rewards": {
             kind: {"episodes": curve.count, "points": [point.to_json() for point in curve.points]}
-            for kind, curve in state.tally.curves.items()
+            for kind, curve in state.reward_curves.curves.items()
         },
-        "tasks": list(state.tally.tasks(SHOWN)),
+        "tasks": list(state.reward_curves.tasks(SHOWN)),
         "quiet": [_idle(episode, at) for episode in idle],
         "leases": [
             {
@@ -231,7 +231,8 @@ def batch(state: State, name: str) -> Batch:
     known = state.batch(name)
     groups = tuple(
         Group(task, tuple(
-            delivered(one, known.model, known.given[one.id]) for one in map(state.find, names) if one is not None
+            delivered(one, known.model, known.rewards_at_lease[one.id])
+            for one in map(state.find, names) if one is not None
         ))
         for task, names in known.groups
     )  # fmt: skip

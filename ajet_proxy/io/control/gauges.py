@@ -98,7 +98,8 @@ def read(
 
 def ledger_figures(state: State) -> dict[str, Values]:
     """What the ledger knows; `ajet_proxy.core.ledger.views.status` shows the same."""
-    recent = {kind: state.tally.recent_mean(kind, RECENT_EPISODES) for kind in state.tally.curves}
+    curves = state.reward_curves.curves
+    recent = {kind: state.reward_curves.recent_mean(kind, RECENT_EPISODES) for kind in curves}
     drifts = {model: drift.to_json() for model, drift in state.drifts.items()}
     groups = {
         "waiting": state.queues.waiting, "ready": state.queues.complete,
@@ -108,7 +109,7 @@ def ledger_figures(state: State) -> dict[str, Values]:
         "ajet_episodes": _by_label(state.counts),
         "ajet_episodes_opened_total": _one(sum(state.counts.values())),
         "ajet_episodes_discarded_total": _by_label(state.discarded),
-        "ajet_episodes_rewarded_total": _by_label({kind: curve.count for kind, curve in state.tally.curves.items()}),
+        "ajet_episodes_rewarded_total": _by_label({kind: curve.count for kind, curve in curves.items()}),
         "ajet_recent_reward_mean": _by_label({kind: mean for kind, mean in recent.items() if mean is not None}),
         "ajet_calls_in_flight": _one(state.calls["running"]),
         "ajet_captures_total": _by_label(state.captures),

@@ -91,7 +91,7 @@ class LocalPort:
 
     @property
     def weights(self) -> object:
-        return self._state.updates
+        return self._state.policy_updates
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         found = self._continued(self._current(identity), history, sent)[0]
@@ -101,7 +101,7 @@ class LocalPort:
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         assert identity.reward is not None
-        episode, given, commands = identity.episode, identity.reward, self._commands
+        episode, directive, commands = identity.episode, identity.reward, self._commands
         if episode is None:
             raise BadRequest(
                 f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
@@ -110,8 +110,8 @@ class LocalPort:
         known = self._state.find(episode)
         tenant = _tenant(identity, episode, known)
         if known is None:
-            if given.call is not None:
-                raise NotFound(f"episode {episode} has no call {given.call}", code="unknown_call")
+            if directive.call is not None:
+                raise NotFound(f"episode {episode} has no call {directive.call}", code="unknown_call")
             opening = OpenEpisode(task=identity.task, eval=identity.eval)
             await self._store.commit(commands.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
@@ -122,7 +122,7 @@ class LocalPort:
             before = sum(one.startswith(name) for one in known.rewards)
             repeated = again and not self._unseen.explains(sent, None)
             name = f"{name}-{max(0, before - 1) if repeated else before}"
-        body = Reward(value=given.value, call=given.call, final=given.final)
+        body = Reward(value=directive.value, call=directive.call, final=directive.final)
         labels = commands.label(episode, task=identity.task, eval=identity.eval, at=at)
         events = (*labels, *commands.reward(episode, body, reward_id=name, at=at))
         try:

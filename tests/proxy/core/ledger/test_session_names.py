@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger import session_names as borrowed
+from ajet_proxy.core.ledger import session_names
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.session_names import SessionNames
 from ajet_sdk.routes import check_id
@@ -60,14 +60,14 @@ def test_every_name_stands_for_a_valid_id_and_no_two_for_one(name: str, tenant: 
 def test_a_name_that_is_too_long_for_an_id_is_not_searched_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body's may have millions of characters."""
     searched: list[str] = []
-    numbered = borrowed._NUMBERED
+    numbered = session_names._NUMBERED
 
     class Seen:
         def fullmatch(self, text: str) -> re.Match[str] | None:
             searched.append(text)
             return numbered.fullmatch(text)
 
-    monkeypatch.setattr(borrowed, "_NUMBERED", Seen())
+    monkeypatch.setattr(session_names, "_NUMBERED", Seen())
     assert name_of(LedgerRig(), "1." * 1000).startswith("name-")
     assert name_of(LedgerRig(), "s.2").startswith("name-")
     assert searched and max(map(len, searched)) < 100

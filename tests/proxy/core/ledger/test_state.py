@@ -434,11 +434,11 @@ def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the
     episode = rig.open(task="t", eval=True)
     rig.call(episode)
     rig.seal(episode)
-    curve = rig.state.tally.curves["eval"]
-    assert (curve.count, rig.state.episodes[episode].tallied) == (0, None)
+    curve = rig.state.reward_curves.curves["eval"]
+    assert (curve.count, rig.state.episodes[episode].reward_number) == (0, None)
     rig.reward(episode, 1.0)
     rig.reward(episode, 0.25)
-    assert (curve.count, curve.points[0].total, rig.state.episodes[episode].tallied) == (1, 0.25, 0)
+    assert (curve.count, curve.points[0].total, rig.state.episodes[episode].reward_number) == (1, 0.25, 0)
 
 
 @pytest.mark.parametrize(
