@@ -224,8 +224,7 @@ class App:
         settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
         def facts() -> Facts:
-            served = {model: (found.version, found.upstreams) for model, found in state.served.items()}
-            return Facts(served, state.default_version, state.merge_policy, keys.ring, self.name)
+            return Facts(dict(state.served), state.default_version, state.merge_policy, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:
             if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
