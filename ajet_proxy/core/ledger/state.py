@@ -60,19 +60,6 @@ class Archive(Protocol):
         """The heads of `limit` of them that were archived before the episode `before`, the latest first."""
 
 
-class Nowhere:
-    """The archive of a daemon that has archived nothing."""
-
-    def episode(self, name: str) -> Episode | None:
-        return None
-
-    def batch(self, name: str) -> LeasedBatch | None:
-        return None
-
-    def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
-        return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Gate:
     """While it is shut, requests for the model wait so that weights can change. Only the trainer moves it. It stays
@@ -122,7 +109,7 @@ class State(Serving):
 
     def __init__(self, settings: LedgerSettings, archive: Archive | None = None) -> None:
         self.settings = settings
-        self.archive: Archive = archive or Nowhere()
+        self.archive = archive
         self.now = 0.0
         self.merge_policy: Policy = "strict"
         self.episodes: dict[str, Episode] = {}
@@ -196,7 +183,9 @@ class State(Serving):
     def find(self, episode: str) -> Episode | None:
         """`episode`, wherever it is by now."""
         known = self.episodes.get(episode) or self.leaving.get(episode)
-        return known if known is not None or not self.archived else self.archive.episode(episode)
+        if known is None and self.archived and self.archive is not None:
+            return self.archive.episode(episode)
+        return known
 
     def episode(self, episode: str) -> Episode:
         """`episode`, wherever it is by now, or `NotFound`."""
@@ -207,7 +196,9 @@ class State(Serving):
 
     def batch(self, batch: str) -> LeasedBatch:
         """`batch`, wherever it is by now, or `NotFound`."""
-        known = self.batches.get(batch) or self.leaving_batches.get(batch) or self.archive.batch(batch)
+        known = self.batches.get(batch) or self.leaving_batches.get(batch)
+        if known is None and self.archive is not None:
+            known = self.archive.batch(batch)
         if known is None:
             raise NotFound(f"no batch {batch}", code="unknown_batch")
         return known
