@@ -103,8 +103,8 @@ class Serving:
 class State(Serving):
     """Everything the daemon remembers. Read it freely; only `apply` changes it.
 
-    An archived episode is no longer part of the state. It stays in ``leaving`` until whoever writes the archive says
-    that it is there, so that `find` always finds it.
+    An archived episode is not part of the state. It stays in ``leaving`` until it is known to be in the archive
+    (`arrived`), so that `find` always finds it.
     """
 
     def __init__(self, settings: LedgerSettings, archive: Archive | None = None) -> None:
@@ -301,7 +301,7 @@ class State(Serving):
         self._doubt(self.unsent.intersection(event.unknown))
 
     def _doubt(self, calls: Iterable[str]) -> None:
-        """Nobody will know any more whether the clients of `calls` were sent the end."""
+        """Nobody can know whether the clients of `calls` were sent the end."""
         for call in calls:
             self.episodes[self.episode_by_call[call]].calls[call].doubtful = True
             self.unsent.discard(call)
@@ -469,7 +469,7 @@ class State(Serving):
 
     def _started(self, event: ev.ProxyStarted) -> None:
         """Clocks begin anew: nobody could show a sign of life during the stop. If the machine's clock went back in the
-        meantime, what was counted from its old reading moves with it. Nobody knows any more who was sent an answer."""
+        meantime, what was counted from its old reading moves with it. Nobody knows who was sent an answer."""
         back = min(event.at - self.now, 0.0)
         self.now = event.at
         self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)

@@ -52,7 +52,8 @@ from ajet_sdk.untold import UNTOLD
 logger = logging.getLogger(__name__)
 
 UNSURE = (*RUNGS, "lineage")
-"""Ways that name no episode for good: while a request waits for the gate, theirs may end and another one begin."""
+"""Ways whose names may come to stand for another episode: while a request waits for the gate, one may end
+and the next begin."""
 SENT_S = 0.25
 """So often it is put on record at most whose answers have been sent."""
 MAX_NOTED = 10
@@ -238,7 +239,7 @@ class LocalPort:
         self._note_sent_later()
 
     def close(self) -> None:
-        """Note what is known; nobody is answered any more."""
+        """Note what is known; nobody is answered from now on."""
         if self._noting is not None:
             self._noting.cancel()
         self._note_sent()
@@ -338,7 +339,7 @@ class LocalPort:
         try:
             if isinstance(ending, Whole):
                 events = self._commands.finish_call(ending.episode, ending.call, at=at, marks=ending.marks)
-                if not any(isinstance(event, CallFinished) for event in events):  # too late, and used all the same
+                if not any(isinstance(event, CallFinished) for event in events):  # too late, but used
                     self.used(self._state.episode(ending.episode).tenant, ending.call.turn.end)
                 return events
             return self._commands.lose_call(
