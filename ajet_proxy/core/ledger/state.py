@@ -21,7 +21,7 @@ from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
-from ajet_proxy.core.trajectory.rewards import RecordedReward
+from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
 from ajet_sdk.errors import NotFound
 from ajet_sdk.routes import EPISODE_STATES
@@ -321,7 +321,7 @@ class State(Serving):
         episode = self.episodes[event.episode]
         episode.active_at = event.at
         before = episode.reward()
-        episode.rewards[event.id] = RecordedReward(
+        episode.rewards[event.id] = EpisodeReward(
             event.id, event.value, event.call, event.agent, event.final, event.note, event.at
         )
         if episode.state in ("ready", "recorded"):
