@@ -3,7 +3,7 @@
 Order matters. The data directory's lock comes first, because two proxies on one journal would destroy it; then the
 replay of the journal, so that the state is whole before anyone can ask for it; then the sockets; then the word to
 systemd. On SIGTERM the same steps run backwards: nobody new is let in, requests held at the gate are answered 503 (the
-trainer that would open it cannot reach us any more), calls in flight finish, and the journal is closed last.
+trainer that would open it cannot reach us by then), calls in flight finish, and the journal is closed last.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,14 @@ from aiohttp import web
 
 from ajet_proxy import systemd as service
 from ajet_proxy.core.identity.keys import SCOPES, Claims, Keys
-from ajet_proxy.core.ledger.commands import LedgerSettings
 from ajet_proxy.core.ledger.events import Event, GateOpened, PolicyAnnounced
 from ajet_proxy.core.ledger.quotas import Quotas
 from ajet_proxy.core.ledger.retention import to_archive
+from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.io.capture import listeners as front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import relayed
-from ajet_proxy.io.control.routes import Control, ControlSettings
+from ajet_proxy.io.control.routes import Control
 from ajet_proxy.io.control.traces import Traces, exporting
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.pool import Engines
@@ -46,7 +47,6 @@ from ajet_proxy.io.intercept.tunnels import Interception, Tunnels
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import Facts
-from ajet_proxy.io.runtime.alert_log import Alarm
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -58,12 +58,14 @@ from ajet_proxy.io.runtime.process import (
     look_for_garbage_less,
 )
 from ajet_proxy.io.storage.compactor import Compactor
-from ajet_proxy.io.storage.limits import DaemonLimits, TenantLimits, resident_bytes
+from ajet_proxy.io.storage.limits import DaemonLimits, resident_bytes
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address
 from ajet_proxy.settings import Config, ConfigError, refuse_own
 from ajet_sdk.errors import NotReady
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 STOP_MARGIN_S = 5.0
@@ -110,10 +112,10 @@ class App:
         clock, metrics = Clock(), Metrics()
         budget = MemoryBudget(metrics)
         store = await self._open_store(data_dir, clock, metrics)
-        ledger = store.ledger
+        state = store.state
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
-        gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s, waited=waited)
-        engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
+        gate = Gatekeeper(is_open=lambda: not state.gate_now.shut, hold_s=config.gate_hold_s, waited=waited)
+        engines = Engines(config.upstreams, state.upstreams, state.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         ledger_port = LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
         self._stack.callback(ledger_port.close)
@@ -138,7 +140,7 @@ class App:
         control = Control(
             store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
-            workers=workers, settings=_control_settings(config), budget=budget, listening=self.listening,
+            workers=workers, config=config, budget=budget, listening=self.listening,
         )
         secured, around = front.tls(config), audit(headers=headers_as_sent)
         if workers is None:
@@ -165,7 +167,7 @@ class App:
         self._stack.push_async_callback(store.close)
         if traces is not None:
             traces.follow(store)
-        await store.commit(store.ledger.restarted(clock.now()))
+        await store.commit(store.commands.restarted(clock.now()))
         return store
 
     def _look_after(
@@ -218,16 +220,15 @@ class App:
         self, store: Store, ledger_port: LocalPort, keys: Keys, log: AuditLog, metrics: Metrics, data_dir: Path
     ) -> Workers:
         """The worker processes, which know at every moment what the ledger says of weights and engines."""
-        config, ledger = self.config, store.ledger
+        config, state = self.config, store.state
         settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
         def facts() -> Facts:
-            served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
-            return Facts(served, ledger.default_version, ledger.merge_policy, keys.ring, self.name)
+            return Facts(dict(state.served), state.default_version, state.merge_policy, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:
             if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
-                workers.tell()
+                workers.send_facts()
 
         self.workers = workers = Workers(
             config.workers, settings | {"tenants": ()}, ledger_port=ledger_port, facts=facts, audit=log,
@@ -252,7 +253,10 @@ class App:
             measured=measured,
         )
         if config.tenants:
-            store.quotas = TenantLimits(Quotas(dict(config.tenants), store.ledger), metrics)
+            store.quotas = Quotas(
+                dict(config.tenants), store.state,
+                lambda refusal: metrics.inc("ajet_refused_total", reason=refusal.code),
+            )
         return limits
 
     async def _tick(
@@ -260,21 +264,21 @@ class App:
     ) -> None:
         """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and
         tell systemd's watchdog that the loop turns."""
-        alarm = Alarm()
+        on: set[str] = set()
         while True:
             await asyncio.sleep(TICK_S)
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
-                while store.healthy and (events := store.ledger.expire(clock.now())):
+                while store.healthy and (events := store.commands.expire(clock.now())):
                     store.post(events)
                     await asyncio.sleep(0)  # they come in turns
                 if store.healthy:
-                    store.post(to_archive(store.ledger, clock.now(), self.config.archive_max_age))
-            alarm.look(store.alerts())
+                    store.post(to_archive(store.state, clock.now(), self.config.archive_max_age))
+            on = log_alerts(store.alerts(), on)
             limits.measure()
             compactor.tick()
             watch.tick()
             if self.workers is not None:
-                self.workers.tell()
+                self.workers.send_facts()
             service.notify("WATCHDOG=1", os.environ)
 
     async def _drain(self) -> None:
@@ -306,6 +310,15 @@ class App:
             hosts=tuple(sorted(tunnels.hosts)), listening=interceptor.listening,
             certificate=authority.certificate(interceptor.directory),
         )
+
+
+def log_alerts(alerts: Mapping[str, str], on: set[str]) -> set[str]:
+    """Say each of `alerts` when it begins, and each of those that were `on` when it is over; which ones are on now."""
+    for name in alerts.keys() - on:
+        logger.warning("alert: %s", alerts[name])
+    for name in on - alerts.keys():
+        logger.info("alert over: %s", name)
+    return set(alerts)
 
 
 def main(config: Config, announce: Callable[[str], None]) -> None:
@@ -365,12 +378,4 @@ def _ledger_settings(config: Config) -> LedgerSettings:
     return LedgerSettings(
         idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
         group_size=config.group_size, drift_limit=config.drift_limit,
-    )
-
-
-def _control_settings(config: Config) -> ControlSettings:
-    return ControlSettings(
-        public_url=config.public_url, trusted_front=config.trusted_front, key_ttl_s=config.key_ttl_s,
-        pauses=config.gate_mode == "pause", max_body=config.max_body, client_timeout=config.client_timeout,
-        client_certificates=config.tls_client_ca is not None,
     )

@@ -1,6 +1,6 @@
 """The daemon's whole vocabulary: everything that can happen to its state, each one a journal entry.
 
-State changes only through `Ledger.apply(event)`. The journal is the sequence of these records, so a replay of the
+State changes only through `State.apply(event)`. The journal is the sequence of these records, so a replay of the
 journal is the live state, and a crash test is a loop over prefixes of a file. Events are facts in the past tense: a
 command (see `ajet_proxy.core.ledger.commands`) decides, returns events, and changes nothing itself.
 
@@ -79,7 +79,7 @@ class CallFinished(Struct, frozen=True):
 
 class CallLost(Struct, frozen=True):
     """A choice will never be trained. ``reason`` is from the closed list of contract §1.4. Its client may have the
-    answer all the same, and goes on from ``marks``."""
+    answer, and goes on from ``marks``."""
 
     at: float
     episode: str

@@ -51,7 +51,7 @@ from ajet_proxy.io.engines.same_text import SameText
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, request_headers
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import Asking, Begun, LedgerPort
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, LedgerPort
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -200,12 +200,12 @@ class HttpFront:
             identity = await self._rewards.record(http, identity, body, history(), sent, call=True)
         exchange = self._exchange(dialect, asked)
         known = history() if identity.episode is None else None
-        asking = Asking(identity, known, sent, request.model, exchange.choices, dialect.path)
-        async with CallOff(http) as call_off, self._ledger_port.begin(asking, call_off.now) as begun:
+        wanted = CallRequest(identity, known, sent, request.model, exchange.choices, dialect.path)
+        async with CallOff(http) as call_off, self._ledger_port.begin(wanted, call_off.now) as begun:
             suited = await self._suited(http, dialect, request.fields, begun)
-            if suited is not dialect or begun.given is not None:
+            if suited is not dialect or begun.episode_model is not None:
                 asked = asked if suited is dialect else suited.translate(request)
-                exchange = self._exchange(suited, asked, begun.given)
+                exchange = self._exchange(suited, asked, begun.episode_model)
             if self._settings.pauses:
                 exchange.under(begun.policy_version, begun.gate_since)
             origin = Origin(
@@ -214,7 +214,7 @@ class HttpFront:
                 identified_by=identity.identified_by, altered=exchange.altered,
             )
             own = None if dialect.path == dialect.target else self._engine_request(
-                http, dialect.path, request.with_fields(request.naming(begun.given)), model=begun.model,
+                http, dialect.path, request.with_fields(request.naming(begun.episode_model)), model=begun.model,
                 sticky=begun.episode, identity=True,
             )
             return await self._recorded(http, exchange, origin, history, own, identity.claims.tenant)
@@ -393,7 +393,7 @@ class HttpFront:
                 http, max_body=settings.max_body, limit_s=settings.client_timeout, budget=self._budget
             )
         except (NotReady, ConnectionError, asyncio.CancelledError):
-            self._ledger_port.missed(http[_CLAIMS].tenant)
+            self._ledger_port.unread(http[_CLAIMS].tenant)
             raise
 
 

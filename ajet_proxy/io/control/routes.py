@@ -2,8 +2,8 @@
 
 What a route means is decided by `ajet_proxy.core.control.api`, a function of the request and the ledger. This module
 does what needs a socket or a clock: it finds the caller's claims, decodes the body, commits the events that the core
-returned before it answers (contract §8), and repeats a lease, when another look may find more, until something is ready
-or the wait is over.
+returned before it answers (contract §8), and
+repeats a lease, when another look may find more, until something is ready or the wait is over.
 
 Invariant: no answer leaves before its events are on disk.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -22,6 +21,7 @@ from yarl import URL
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.control.dashboard import add_page
@@ -39,7 +39,8 @@ from ajet_proxy.io.runtime.metrics import CONTENT_TYPE, Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address, leads_here
-from ajet_sdk import __version__, frame, routes
+from ajet_proxy.settings import Config
+from ajet_sdk import frame, routes
 from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
@@ -49,27 +50,13 @@ MAX_OPENING = 64 << 10
 PIECE = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class ControlSettings:
-    """``public_url`` is the base URL given to agents (None: the one they asked at); ``pauses`` says that closing the
-    gate freezes the engines instead of draining them; with ``client_certificates`` the trainer's routes demand one."""
-
-    public_url: str | None
-    trusted_front: bool
-    key_ttl_s: float
-    pauses: bool
-    max_body: int
-    client_timeout: float
-    client_certificates: bool
-
-
 class Control:
     """The handlers of ``/ajet/v1/*`` and ``/metrics``."""
 
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
         clock: Clock, metrics: Metrics, interception: Interception | None,
-        workers: Workers | None, settings: ControlSettings, budget: MemoryBudget, listening: Collection[Address],
+        workers: Workers | None, config: Config, budget: MemoryBudget, listening: Collection[Address],
     ) -> None:
         """`listening` are the addresses at which the daemon listens by the time it is asked."""
         self._listening = listening
@@ -83,7 +70,7 @@ class Control:
         self._engine_control = engine_control
         self._clock = clock
         self._metrics = metrics
-        self._settings = settings
+        self._config = config
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -103,12 +90,11 @@ class Control:
         async def handle(http: web.Request) -> web.StreamResponse:
             claims = self._claims(http)
             check_scope(claims, route.scope)
-            if self._settings.client_certificates and route.scope == "trainer":
+            if self._config.tls_client_ca is not None and route.scope == "trainer":
                 client_certificates.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
-            path = route.path.replace("{id}", http.match_info.get("id", ""))
-            request = api.Request(route.method, path, dict(http.query), body, claims)
+            request = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
             match route.name:
                 case "lease":
                     return await self._lease(http, request)
@@ -138,8 +124,8 @@ class Control:
     async def _decode(self, http: web.Request, most: int) -> Any:
         """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
         `ajet_sdk.routes.parse` checks."""
-        most = min(self._settings.max_body, most)
-        raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout, budget=self._budget)
+        most = min(self._config.max_body, most)
+        raw = await body_of.read(http, max_body=most, limit_s=self._config.client_timeout, budget=self._budget)
         if not raw.strip():
             return None
         try:
@@ -150,26 +136,26 @@ class Control:
     async def _ask(self, http: web.Request, request: api.Request) -> api.Answer:
         """The core's answer to `request`, after its events, and those that an empty answer relies on, are on disk."""
         answer = self._decide(request, self._base_url(http))
-        if request.method != "GET":
+        if http.method != "GET":
             await self._store.commit(answer.events)
         return answer
 
     def _decide(self, request: api.Request, base: str) -> api.Answer:
         return api.handle(
-            self._store.ledger, request, at=self._clock.now(), new_id=self._clock.new_id, keys=self._issue, base=base,
+            self._store.commands, request, at=self._clock.now(), new_id=self._clock.new_id, keys=self._issue, base=base,
         )
 
     def _issue(self, tenant: str, episode: str) -> str:
         """A key for one episode. It expires by our clock, and is revoked by that of a command on this machine."""
-        expires = self._clock.now() + self._settings.key_ttl_s
+        expires = self._clock.now() + self._config.key_ttl_s
         return self._keys.issue(Claims("agent", tenant, episode, expires, self._clock.wall()))
 
     def _base_url(self, http: web.Request) -> str:
         """The base URL under which this caller reaches the proxy, without a trailing slash."""
-        if self._settings.public_url:
-            return self._settings.public_url.rstrip("/")
+        if self._config.public_url:
+            return self._config.public_url.rstrip("/")
         scheme, host = http.scheme, http.host
-        if self._settings.trusted_front:
+        if self._config.trusted_front:
             scheme = http.headers.get("X-Forwarded-Proto", scheme)
             host = http.headers.get("X-Forwarded-Host", host)
         return f"{scheme}://{host}"
@@ -183,7 +169,7 @@ class Control:
         wanted = parse(routes.Lease, request.body)
         deadline = self._clock.now() + min(max(wanted.wait_s, 0.0), MAX_WAIT_S)
         while True:
-            seen = self._store.ledger.leasable()
+            seen = self._store.state.leasable()
             answer = self._decide(request, "")
             if answer.events:
                 await self._store.commit(answer.events)
@@ -196,7 +182,7 @@ class Control:
                 return web.Response(status=204)
             await self._until_stop(self._store.leasable(seen, left))
         batch = http[SUBJECT] = str((answer.body or {})["batch"])
-        data = await asyncio.to_thread(lambda: frame.encode_batch(self._store.ledger.batch(batch)))
+        data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(self._store.state, batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 
     async def _close_gate(self, request: api.Request) -> web.Response:
@@ -204,7 +190,7 @@ class Control:
         wanted = parse(routes.GateClose, request.body)
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
-        if self._settings.pauses:
+        if self._config.gate_mode == "pause":
             await self._engine_control.pause(self._engines.all())
         elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S)):
             count = self._gate.in_flight
@@ -217,7 +203,7 @@ class Control:
     async def _check_upstreams(self, request: api.Request) -> None:
         """`BadRequest` for an engine at an address of ours."""
         for url in parse(routes.Policy, request.body).upstreams or ():
-            if await asyncio.to_thread(leads_here, url, tuple(self._listening), self._settings.public_url):
+            if await asyncio.to_thread(leads_here, url, tuple(self._listening), self._config.public_url):
                 raise BadRequest(
                     f"upstream {url[:200]!r} is the proxy's own address: give that of the engine", code="own_address",
                     param="upstreams",
@@ -226,33 +212,33 @@ class Control:
     async def _open_gate(self, request: api.Request) -> web.Response:
         """Let requests through, and wake the engines if they were frozen: until then requests wait there, and where the
         trainer has woken its engine already they need not wait for us. The new version stands before the first token
-        that it samples, and whoever opens an open gate wakes the engines again."""
+        that it samples, and opening an open gate wakes the engines again."""
         wanted = parse(routes.GateOpen, request.body)
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
         if self._workers is not None:
-            await self._workers.told()
+            await self._workers.caught_up()
         faults: list[str] = []
-        if self._settings.pauses:
+        if self._config.gate_mode == "pause":
             faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
         return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, known: dict[str, Any]) -> dict[str, Any]:
-        """The ledger's status with what only this process knows: its version, its engines (``any_model``: those for
+        """The ledger's status with what only this process knows: its engines (``any_model``: those for
         each model that has none of its own), who waits."""
         models = dict(known["models"])
         for name in filter(None, self._engines.names()):
-            version = self._store.ledger.policy_version(name)
-            models.setdefault(name, {"policy_version": version, "gate": self._store.ledger.gate})
+            version = self._store.state.policy_version(name)
+            models.setdefault(name, {"policy_version": version, "gate": self._store.state.gate})
             models[name] = models[name] | {"upstreams": list(self._engines.of(name))}
-        gate, urls = self._store.ledger.gate, list(self._engines.of(""))
-        version = self._store.ledger.policy_version("")
+        gate, urls = self._store.state.gate, list(self._engines.of(""))
+        version = self._store.state.policy_version("")
         others = {"any_model": {"policy_version": version, "gate": gate, "upstreams": urls}} if urls else {}
         now: dict[str, Any] = {"requests": {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
         now["alerts"] = list(self._store.alerts().values())
-        return {"version": __version__} | known | {"models": models} | others | now
+        return known | {"models": models} | others | now
 
     def _intercepting(self, http: web.Request) -> dict[str, Any]:
         if self._interception is None:
@@ -295,10 +281,10 @@ class Control:
 
     async def _metrics_page(self, http: web.Request) -> web.Response:
         """Prometheus text: for a peer on this machine without a key, for others with an admin's."""
-        if not _is_local(http) or self._settings.trusted_front:
+        if not _is_local(http) or self._config.trusted_front:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
-            self._store.ledger, self._gate, self._engines, journal_healthy=self._store.healthy,
+            self._store.state, self._gate, self._engines, journal_healthy=self._store.healthy,
             alerts=len(self._store.alerts()), limits=self._store.limits,
             workers={} if self._workers is None else self._workers.pids(),
         )

@@ -89,9 +89,9 @@ class ArchiveFile:
         wanted = {
             "state = ?": state, "task = ?": task, "rowid < (SELECT rowid FROM episodes WHERE name = ?)": before,
         }
-        given = {term: value for term, value in wanted.items() if value is not None}
-        where = f"WHERE {' AND '.join(given)}" if given else ""
-        rows = self._ask(f"SELECT head FROM episodes {where} ORDER BY rowid DESC LIMIT ?", *given.values(), limit)
+        terms = {term: value for term, value in wanted.items() if value is not None}
+        where = f"WHERE {' AND '.join(terms)}" if terms else ""
+        rows = self._ask(f"SELECT head FROM episodes {where} ORDER BY rowid DESC LIMIT ?", *terms.values(), limit)
         return (_episode(head) for (head,) in rows)
 
     def episodes(self, states: Iterable[str]) -> Iterator[Episode]:
@@ -242,7 +242,7 @@ def _check(connection: sqlite3.Connection) -> bool:
 
 def _connected(path: Path) -> sqlite3.Connection | None:
     """For reading: what only reads must not become the one that writes. None while there are no tables. Where nobody
-    may write, as on a copy that is mounted for reading, SQLite has to be told not to lay its own files beside it."""
+    may write, as on a copy that is mounted for reading, SQLite has to be told not to lay its own files next to it."""
     if not path.exists():
         return None
     still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{NAME}-wal").exists()

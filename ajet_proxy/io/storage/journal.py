@@ -56,15 +56,7 @@ class JournalDamaged(AjetError):
 
 
 class JournalGone(OSError):
-    """The file that is written is no longer the journal's."""
-
-
-def of_several(data_dir: Path, error: KeyError) -> JournalDamaged:
-    """For a record about something that no record before it has made."""
-    return JournalDamaged(
-        f"the files of the journal in {data_dir} do not fit together ({error} comes from nowhere): restore all of them "
-        "from one copy", code="journal_damaged",
-    )
+    """The file that is written is not the journal's."""
 
 
 def folder_of(data_dir: Path) -> Path:
@@ -262,7 +254,7 @@ class Journal:
         return self.appended - self.durable
 
     def _cut_tail(self, path: Path) -> None:
-        """End the last segment behind its last whole record; the rest is kept beside it for a person to look at."""
+        """End the last segment behind its last whole record; the rest is kept next to it for a person to look at."""
         self._end = max(self._end, len(MAGIC)) if path.stat().st_size >= len(MAGIC) else 0
         self._descriptor, self._path = os.open(path, os.O_RDWR), path
         if os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:

@@ -1,8 +1,8 @@
-"""The state at the end of a segment, as a file: whoever has it needs no segment up to there.
+"""The state at the end of a segment, as a file: a start needs no segment up to there, and replays those behind it.
 
 A snapshot is a header, each episode, everything else, and how many episodes there were: MessagePack values one behind
 the other, in records framed like the journal's. Where one record ends and the next begins means nothing, so no episode
-is too large for one. It is written beside its place, made durable, read back by what a start reads it with, and then
+is too large for one. It is written next to its place, made durable, read back by what a start reads it with, and then
 renamed, so it is there whole and readable or not at all. Objects are maps of their fields: unknown fields are
 ignored and missing ones take their default, and what is added to the state later is kept without a word here, if its
 kind is in `KINDS`. What the state can derive is not written: who is unsettled, which batches are leased, whose a call
@@ -20,7 +20,7 @@ import json
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +28,31 @@ import msgpack
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.conversation.lineage import Lineage
-from ajet_proxy.core.ledger.commands import Ledger
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
-from ajet_proxy.core.ledger.gate import Gate
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
-from ajet_proxy.core.ledger.reward_curves import Curve, Point, Tally, TaskRewards
-from ajet_proxy.core.ledger.settings import LedgerSettings
-from ajet_proxy.core.ledger.state import Archive, Served, State
+from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
+from ajet_proxy.core.ledger.state import Archive, Gate, LedgerSettings, Served, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import Turn
-from ajet_proxy.io.storage.codec import fields_of, made_of
+from ajet_proxy.io.storage.codec import UnknownRecord, decode, fields_of, made_of
 from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
     "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
-    "ReadyQueues": ReadyQueues, "Served": Served, "Tally": Tally, "TaskRewards": TaskRewards, "Text": Text,
+    "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
     "Texts": Texts, "Turn": Turn,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
+ON_DISK = {
+    "reward_curves": "tally", "state_changes": "moves", "policy_updates": "updates", "reward_number": "tallied",
+    "rewards_at_lease": "given",
+}
+"""What the fields are called there that have another name in memory."""
+_IN_MEMORY = {there: name for name, there in ON_DISK.items()}
 HEADER = ("ajet-snapshot-2", sys.byteorder)
 OBJECT, SET = 1, 2
 PIECE = 16 << 20
@@ -66,13 +69,29 @@ DERIVED = frozenset((
 """What `State` holds besides what is written as it is."""
 
 
-def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = None) -> Ledger:
-    """The ledger as the latest snapshot has it; a new one if there is none."""
-    ledger = Ledger(settings, archive)
+def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = None) -> State:
+    """The state as the latest snapshot has it; a new one if there is none."""
+    state = State(settings, archive)
     found = snapshots(data_dir)
     if found:
-        unpack_state(found[-1], ledger)
-    return ledger
+        unpack_state(found[-1], state)
+    return state
+
+
+def replay(data_dir: Path, records: Iterable[bytes], state: State) -> State:
+    """`state` once the events in `records` have happened, which are the journal's in `data_dir`; or `JournalDamaged`.
+    """
+    try:
+        for record in records:
+            state.apply(decode(record, state.episodes))
+    except UnknownRecord as error:
+        raise JournalDamaged(f"the journal in {data_dir} was written by another version: {error}") from error
+    except KeyError as error:  # about something that no record before it has made
+        raise JournalDamaged(
+            f"the files of the journal in {data_dir} do not fit together ({error} comes from nowhere): restore all of "
+            "them from one copy", code="journal_damaged",
+        ) from error
+    return state
 
 
 def save(data_dir: Path, number: int, state: State) -> Path:
@@ -103,7 +122,7 @@ def pack_state(state: State) -> Iterator[bytes]:
     yield pack(HEADER)
     for episode in state.episodes.values():
         yield pack(episode)
-    yield pack({name: value for name, value in vars(state).items() if name not in DERIVED})
+    yield pack({ON_DISK.get(name, name): value for name, value in vars(state).items() if name not in DERIVED})
     yield pack(len(state.episodes))
 
 
@@ -113,7 +132,8 @@ def unpack_state(path: Path, state: State) -> None:
         if isinstance(value, Episode):
             state.episodes[value.id] = value
             continue
-        for name, item in value.items():
+        for written, item in value.items():
+            name = _IN_MEMORY.get(written, written)
             if name in vars(state):
                 setattr(state, name, _like(getattr(state, name), item))
     _derive(state)
@@ -196,6 +216,8 @@ def _fields(value: Any) -> dict[str, Any]:
     if not made_of(value.__class__):
         return dict(vars(value))
     fields = fields_of(value)
+    if isinstance(value, (Episode, LeasedBatch)):
+        fields = {ON_DISK.get(name, name): item for name, item in fields.items()}
     if isinstance(value, Episode):
         fields["metadata"] = json.dumps(value.metadata)
         first: dict[Asked, str] = {}
@@ -229,6 +251,8 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
             for name, marks in vars(value)["_marks"].items():
                 vars(value)["_marks"][name] = [Mark(*mark) for mark in marks]
         return value
+    if kind in (Episode, LeasedBatch):
+        fields = {_IN_MEMORY.get(name, name): item for name, item in fields.items()}
     if kind is ReadyQueues:
         fields["_queues"] = {name: list(queue) for name, queue in fields["_queues"].items()}
     value = kind(**{name: _like(_new(known[name]), item) for name, item in fields.items() if name in known})

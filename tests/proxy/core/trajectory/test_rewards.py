@@ -13,7 +13,7 @@ from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 given_rewards = st.lists(
     st.builds(
         EpisodeReward, st.uuids().map(str), st.floats(-2, 2), st.none(), st.none(), st.booleans(), st.none(),
-        st.just(0.0),
+        st.just(0.0)
     ), max_size=6,
 )
 

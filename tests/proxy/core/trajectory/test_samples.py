@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.delivery import delivered
+from ajet_proxy.core.ledger.views import delivered
 from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.samples import merge_calls, samples_of, tree_rows
@@ -95,7 +95,7 @@ def test_what_is_delivered_is_of_one_model_and_has_the_rewards_that_its_batch_ha
     for value in (0.5, 0.25):
         rig.reward(name, value, final=False)
     rig.seal(name)
-    episode = rig.ledger.episodes[name]
+    episode = rig.state.episodes[name]
     (sample,) = delivered(episode, "m", None).samples
     assert (sample.model, sample.task, sample.token_ids, sample.reward) == ("m", "t", (1, 2, 3), 0.75)
     first = delivered(episode, "n", 1)
