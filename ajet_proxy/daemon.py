@@ -62,11 +62,14 @@ from ajet_proxy.io.storage.limits import DaemonLimits, TenantLimits, resident_by
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address
-from ajet_proxy.settings import Config, ConfigError, refuse_own
+from ajet_proxy.settings import Config, refuse_own
 from ajet_sdk.errors import NotReady
+from ajet_sdk.settings import ConfigError
 
 TICK_S = 1.0
 STOP_MARGIN_S = 5.0
+KEY_TTL_S = 7 * 86400.0
+"""An episode's key lives this long, or as long as the episode may be open."""
 
 
 class App:
@@ -121,7 +124,7 @@ class App:
             HttpFront, ledger_port=ledger_port, engines=engines, keys=keys, clock=clock, metrics=metrics,
             settings=front.settings(config, self.name), budget=budget,
         )
-        log = AuditLog(data_dir, max_bytes=config.max_audit)
+        log = AuditLog(data_dir)
         workers = self._crew(store, ledger_port, keys, log, metrics, data_dir) if config.workers > 1 else None
         self._look_after(store, data_dir, clock, metrics, keys, budget)
         audit = functools.partial(audited, log, keys=keys, now=clock.now)
@@ -157,7 +160,8 @@ class App:
 
     async def _open_store(self, data_dir: Path, clock: Clock, metrics: Metrics) -> Store:
         """The ledger as it was, and what was in flight when it was left is lost."""
-        traces = Traces(exporting()) if self.config.traces else None
+        provider = exporting(os.environ)
+        traces = Traces(provider) if provider is not None else None
         if traces is not None:
             self._stack.push_async_callback(traces.close)
         settings = _ledger_settings(self.config)
@@ -364,13 +368,13 @@ def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
 def _ledger_settings(config: Config) -> LedgerSettings:
     return LedgerSettings(
         idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
-        group_size=config.group_size, drift_limit=config.drift_limit,
+        group_size=config.group_size,
     )
 
 
 def _control_settings(config: Config) -> ControlSettings:
     return ControlSettings(
-        public_url=config.public_url, trusted_front=config.trusted_front, key_ttl_s=config.key_ttl_s,
-        pauses=config.gate_mode == "pause", max_body=config.max_body, client_timeout=config.client_timeout,
+        public_url=config.public_url, trusted_front=config.trusted_front,
+        key_ttl_s=max(KEY_TTL_S, config.wall_timeout), pauses=config.gate_mode == "pause", max_body=config.max_body,
         client_certificates=config.tls_client_ca is not None,
     )

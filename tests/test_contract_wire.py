@@ -21,8 +21,7 @@ from ajet_proxy.core.protocol import exchange
 from ajet_proxy.io.control import routes as control
 from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
-from ajet_proxy.settings import Config
-from ajet_proxy.sources import FOREIGN_ENV
+from ajet_proxy.settings import OF_AGENTS, SETTINGS
 from ajet_sdk import frame, routes
 from ajet_sdk.runner import SECRETS
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
@@ -246,15 +245,14 @@ def test_the_environment() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"AJET_[A-Z_]*", node.value)
     }
     found = {word for row in tables(SECTIONS["10"])[0] for word in words(row[0])}
-    assert found - {"SSL_CERT_FILE"} == named | {*FOREIGN_ENV, *SECRETS}
+    assert found - {"SSL_CERT_FILE"} == named | {*OF_AGENTS, *SECRETS}
     taken = SECTIONS["10"].partition("`ajet run` takes")[2].partition("out of")[0]
     assert words(taken) == list(SECRETS)
 
 
 def test_the_limits_that_are_settings() -> None:
-    defaults = {f.name: str(f.default) for f in dataclasses.fields(Config)}
     for setting, default, _ in tables(SECTIONS["11"])[0]:
-        assert words(default)[0] == defaults[words(setting)[0]], setting
+        assert words(default)[0] == SETTINGS.options[words(setting)[0]].shown, setting
 
 
 def test_the_limits_that_are_fixed() -> None:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -26,8 +25,9 @@ from ajet_proxy.core.trajectory import drift_rate
 from ajet_proxy.daemon import App, issue_key
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage.store import Store
-from ajet_proxy.settings import Config, ConfigError
+from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotReady
+from ajet_sdk.settings import ConfigError
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
@@ -205,8 +205,7 @@ async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metric
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drift_rate, "LEAST", 3)
-    settings: dict[str, Any] = {"continuity": "off", "drift_limit": 0.5}
-    async with EngineStub(drift=True) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+    async with EngineStub(drift=True) as stub, serving(tmp_path, upstream=(stub.url,), continuity="off") as client:
         messages = [{"role": "user", "content": "say: go higher, please do"}]
         for _ in range(4):
             assert (await client.status())["alerts"] == []

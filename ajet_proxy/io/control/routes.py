@@ -30,7 +30,7 @@ from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http import client_certificates
 from ajet_proxy.io.http.audit import BEGUN, SUBJECT
-from ajet_proxy.io.http.server import Unmeasured
+from ajet_proxy.io.http.server import PATIENCE_S, Unmeasured
 from ajet_proxy.io.intercept.tunnels import Interception
 from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.runtime.clock import Clock
@@ -59,8 +59,8 @@ class ControlSettings:
     key_ttl_s: float
     pauses: bool
     max_body: int
-    client_timeout: float
     client_certificates: bool
+    client_timeout: float = PATIENCE_S
 
 
 class Control:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ajet_proxy.core.identity.keys import Keys, Ring
 from ajet_proxy.io.runtime.file_stamp import Stamp, stamps
-from ajet_proxy.settings import ConfigError
+from ajet_sdk.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 
