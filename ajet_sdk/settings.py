@@ -123,7 +123,7 @@ class Settings:
                 found = replace(found, name=made.name, kind=kind, optional=optional, default=made.default)
                 self.options[made.name] = found
                 if found.secret and FILE not in found.places:
-                    named, doc = f"{made.name}_file", f"File that holds {made.name}."
+                    named, doc = f"{made.name}_file", f"File that holds {made.name}, instead of the environment."
                     self.options[named] = Option(name=named, doc=doc, metavar="FILE")
 
     def in_table(self, table: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -106,8 +106,10 @@ SETTINGS = Settings(Config, prefix="AJET_TRAINER_", removed={
 def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
     """The configuration from a TOML file (or none), the environment and ``KEY=VALUE`` words. Raises `ConfigError`."""
     values, verl = ({}, {}) if path is None else read_file(path)
-    given = {"AJET_TRAINER_PROXY_URL": environ["AJET_PROXY_URL"]} if environ and "AJET_PROXY_URL" in environ else {}
-    values |= SETTINGS.in_environment(given | dict(environ or {}))
+    environ = environ or {}
+    if "AJET_PROXY_URL" in environ:
+        environ = {SETTINGS.variable("proxy_url"): environ["AJET_PROXY_URL"], **environ}
+    values |= SETTINGS.in_environment(environ)
     words = {}
     for word in assignments:
         name, equals, text = word.partition("=")

@@ -18,7 +18,10 @@ from ajet_proxy.core.ledger import lease_size as frame_size
 from ajet_proxy.core.ledger.commands import LedgerSettings
 from ajet_proxy.core.ledger.views import Wanted, records
 from ajet_proxy.core.protocol import exchange
+from ajet_proxy.daemon import KEY_TTL_S
+from ajet_proxy.io.capture.front import FrontSettings
 from ajet_proxy.io.control import routes as control
+from ajet_proxy.io.http.audit import MAX_BYTES
 from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
 from ajet_proxy.settings import OF_AGENTS, SETTINGS
@@ -245,7 +248,7 @@ def test_the_environment() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"AJET_[A-Z_]*", node.value)
     }
     found = {word for row in tables(SECTIONS["10"])[0] for word in words(row[0])}
-    assert found - {"SSL_CERT_FILE"} == named | {*OF_AGENTS, *SECRETS}
+    assert found - {"SSL_CERT_FILE", "OTEL_EXPORTER_OTLP_ENDPOINT"} == named | {*OF_AGENTS, *SECRETS}
     taken = SECTIONS["10"].partition("`ajet run` takes")[2].partition("out of")[0]
     assert words(taken) == list(SECRETS)
 
@@ -256,11 +259,13 @@ def test_the_limits_that_are_settings() -> None:
 
 
 def test_the_limits_that_are_fixed() -> None:
+    front = FrontSettings()
     found = [float(words(row[1])[0]) for row in tables(SECTIONS["11"])[1]]
     assert found == [
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, api.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, frame_size.LEASE_BYTES, frame.MAX_FRAME_BYTES,
-        control.MAX_WAIT_S,
+        control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, front.client_timeout,
+        front.connect_timeout, front.keep_alive, KEY_TTL_S, MAX_BYTES, LedgerSettings().drift_limit,
     ]
     for said, limit in (
         (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {api.MAX_LABEL} characters", api.MAX_LABEL),

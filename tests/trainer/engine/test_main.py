@@ -15,14 +15,23 @@ import pytest
 from ajet_trainer.config import Config
 from ajet_trainer.verl_backend.main import first_words, hold, weights_folder
 from tests.kit.ports import free_port
-from tests.kit.trainer_process import TRAINER
+from tests.kit.trainer_process import PYTHON
+
+IMPATIENT = """
+from functools import partial
+from ajet_trainer import cli
+from ajet_trainer.daemons import Daemons
+Daemons.of = partial(Daemons.of, deadline_s=1.0)
+cli.main()
+"""
 
 
 def run(folder: Path, *words: str, text: str = "") -> tuple[int, str, str]:
     config = folder / "run.toml"
     config.write_text(f'[trainer]\nmodel = "m"\nrun_dir = "{folder / "run"}"\n{text}')
     done = subprocess.run(
-        [str(TRAINER), "run", "--config", str(config), *words], capture_output=True, text=True, timeout=100, check=False
+        [str(PYTHON), "-c", IMPATIENT, "run", "--config", str(config), *words],
+        capture_output=True, text=True, timeout=100, check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
