@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ajet_sdk.errors import BadRequest
 
@@ -26,9 +26,10 @@ FILE, ENVIRONMENT, COMMAND_LINE = "file", "environment", "command line"
 ANYWHERE = (FILE, ENVIRONMENT, COMMAND_LINE)
 PATHS = ("FILE", "DIR")
 """What help calls a setting that is a path: ``~`` in one is a home directory."""
-KINDS = {
+KINDS: dict[type, str] = {
     tuple: "a list of strings", bool: "true or false", int: "an integer", float: "a number", str: "a string",
 }  # fmt: skip
+OF_TYPES = {kind.__name__: kind for kind in KINDS}
 TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
 
@@ -64,19 +65,24 @@ class Option:
     def read(self, given: Any, label: str) -> Any:
         """`given`, from TOML or as text, as a value of this setting; errors call it `label`."""
         try:
-            value = self.convert(given) if self.convert is not None else self._typed(given)
+            value = self._typed(given) if self.convert is None else self.convert(given)
+            fault = self._fault(value)
         except ValueError as error:
-            said = str(error) if self.convert is not None else f"must be {KINDS[self.kind]}, not {given!r}"
-            raise ConfigError(f"{label} {said}", param=self.name) from None
+            fault = f"must be {KINDS[self.kind]}, not {given!r}" if self.convert is None else str(error)
+        if fault is not None:
+            raise ConfigError(f"{label} {fault}", param=self.name)
+        return value
+
+    def _fault(self, value: Any) -> str | None:
+        """What is wrong with a value of the right kind."""
         if self.choices and value not in self.choices:
-            raise ConfigError(f"{label} must be one of {', '.join(self.choices)}, not {value!r}", param=self.name)
+            return f"must be one of {', '.join(self.choices)}, not {value!r}"
         if type(value) in (int, float):
             if value < 0 or (value == 0 and not self.zero):
-                least = "at least" if self.zero else "above"
-                raise ConfigError(f"{label} must be {least} 0, not {value}", param=self.name)
+                return f"must be {'at least' if self.zero else 'above'} 0, not {value}"
             if self.most is not None and value > self.most:
-                raise ConfigError(f"{label} must be at most {self.most}, not {value}", param=self.name)
-        return value
+                return f"must be at most {self.most}, not {value}"
+        return None
 
     def _typed(self, given: Any) -> Any:
         """`given` as a value of ``kind``; `ValueError` where it is none. Lists as text are separated by commas."""
@@ -116,11 +122,13 @@ class Settings:
     def __init__(self, config: type, *, prefix: str, removed: Mapping[str, str]) -> None:
         self.prefix, self.removed = prefix, removed
         self.options: dict[str, Option] = {}
-        hints = get_type_hints(config)
         for made in fields(config):
             if (found := made.metadata.get("option")) is not None:
-                kind, optional = _kind(hints[made.name])
-                found = replace(found, name=made.name, kind=kind, optional=optional, default=made.default)
+                written = str(made.type)
+                kind = OF_TYPES[written.removesuffix(" | None").partition("[")[0]]
+                found = replace(
+                    found, name=made.name, kind=kind, optional=written.endswith("None"), default=made.default
+                )
                 self.options[made.name] = found
                 if found.secret and FILE not in found.places:
                     named, doc = f"{made.name}_file", f"File that holds {made.name}, instead of the environment."
@@ -220,14 +228,6 @@ def toml(text: str) -> dict[str, Any]:
     else:
         from tomli import loads
     return loads(text)
-
-
-def _kind(hint: Any) -> tuple[type, bool]:
-    """The kind of a setting by the type of its field, and whether it may be None."""
-    if get_origin(hint) is tuple:
-        return tuple, False
-    kinds = (hint, *get_args(hint))
-    return next((kind for kind in (bool, int, float, str) if kind in kinds), str), type(None) in kinds
 
 
 def _secret(file: str, name: str) -> str:
