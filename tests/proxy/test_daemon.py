@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -51,6 +52,16 @@ async def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
             await busy.start()
     async with serving(tmp_path) as client:
         assert (await client.status())["episodes"]["opened"] == 0
+
+
+@pytest.mark.parametrize(("open_s", "lives_s"), [(3600.0, 7 * 86400.0), (9 * 86400.0, 9 * 86400.0)])
+async def test_an_episodes_key_lives_for_a_week_or_as_long_as_the_episode_may(
+    open_s: float, lives_s: float, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, wall_timeout=open_s) as client:
+        key = (await client.control("POST", "/episodes", {"task": "t"})).json["api_key"]
+        claims = keyring.keys(tmp_path).verify(key, 0.0)
+        assert claims.expires is not None and abs(claims.expires - time.time() - lives_s) < 60
 
 
 async def discarded(client: Client) -> bool:
