@@ -67,8 +67,9 @@ class Option:
         try:
             value = self._typed(given) if self.convert is None else self.convert(given)
             fault = self._fault(value)
-        except ValueError as error:
-            fault = f"must be {KINDS[self.kind]}, not {given!r}" if self.convert is None else str(error)
+        except (ValueError, OverflowError) as error:
+            shown = "" if self.secret else f", not {given!r}"
+            fault = f"must be {KINDS[self.kind]}{shown}" if self.convert is None else str(error)
         if fault is not None:
             raise ConfigError(f"{label} {fault}", param=self.name)
         return value
@@ -101,10 +102,7 @@ class Option:
         elif self.optional and given in ("", "null", "None"):
             return None
         elif isinstance(given, (str, int, self.kind)) and not isinstance(given, bool):
-            try:
-                number = self.kind(given)
-            except OverflowError:
-                raise ValueError from None
+            number = self.kind(given)
             if abs(number) < float("inf"):
                 return number
         raise ValueError

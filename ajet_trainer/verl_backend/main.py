@@ -155,7 +155,7 @@ def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, st
 
 
 def choose_device(wanted: str | None) -> str:
-    """``cpu`` or ``cuda``; where nothing is `wanted`, GPUs if there are any. Raises `ConfigError` if `wanted` lacks."""
+    """``cpu`` or ``cuda``; where nothing is `wanted`, GPUs if there are any. Raises `ConfigError` for missing GPUs."""
     import torch
 
     found = torch.cuda.is_available()

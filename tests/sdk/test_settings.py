@@ -93,6 +93,7 @@ def test_each_place_takes_what_may_stand_there() -> None:
         "words: token is secret, and a command line can be read by others: set X_TOKEN"
     )
     assert SETTINGS.in_table({"token": "s", "even": 4}, "f") == {"token": "s", "even": 4}
+    assert told(lambda: SETTINGS.in_table({"token": ["s"]}, "f")) == "f: token must be a string", "it is not repeated"
 
 
 def test_a_secret_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
