@@ -30,7 +30,7 @@ from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http import client_certificates
 from ajet_proxy.io.http.audit import BEGUN, SUBJECT
-from ajet_proxy.io.http.server import Unmeasured
+from ajet_proxy.io.http.server import PATIENCE_S, Unmeasured
 from ajet_proxy.io.intercept.tunnels import Interception
 from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.runtime.clock import Clock
@@ -45,6 +45,8 @@ from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
 MAX_WAIT_S = 3600.0
+KEY_TTL_S = 7 * 86400.0
+"""An episode's key lives this long, or as long as the episode may be open."""
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
@@ -57,6 +59,7 @@ class Control:
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
         clock: Clock, metrics: Metrics, interception: Interception | None,
         workers: Workers | None, config: Config, budget: MemoryBudget, listening: Collection[Address],
+        client_timeout: float = PATIENCE_S,
     ) -> None:
         """`listening` are the addresses at which the daemon listens by the time it is asked."""
         self._listening = listening
@@ -71,6 +74,7 @@ class Control:
         self._clock = clock
         self._metrics = metrics
         self._config = config
+        self._client_timeout = client_timeout
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -125,7 +129,7 @@ class Control:
         """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
         `ajet_sdk.routes.parse` checks."""
         most = min(self._config.max_body, most)
-        raw = await body_of.read(http, max_body=most, limit_s=self._config.client_timeout, budget=self._budget)
+        raw = await body_of.read(http, max_body=most, limit_s=self._client_timeout, budget=self._budget)
         if not raw.strip():
             return None
         try:
@@ -147,7 +151,7 @@ class Control:
 
     def _issue(self, tenant: str, episode: str) -> str:
         """A key for one episode. It expires by our clock, and is revoked by that of a command on this machine."""
-        expires = self._clock.now() + self._config.key_ttl_s
+        expires = self._clock.now() + max(KEY_TTL_S, self._config.wall_timeout)
         return self._keys.issue(Claims("agent", tenant, episode, expires, self._clock.wall()))
 
     def _base_url(self, http: web.Request) -> str:

@@ -32,6 +32,7 @@ from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.identity.keys import holds_key
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http.decompression import coding_of
+from ajet_proxy.io.http.server import MAX_HEADER
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
@@ -176,7 +177,7 @@ class Upstream:
 
     def __init__(
         self, engines: Engines, *, clock: Clock, metrics: Metrics, connect_timeout: float, read_timeout: float,
-        max_header: int = 64 << 10,
+        max_header: int = MAX_HEADER,
     ) -> None:
         """Limits in seconds, where a `read_timeout` of 0 is none, and the bytes of one header of an answer."""
         self._engines = engines

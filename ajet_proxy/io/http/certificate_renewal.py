@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Sequence
 
 from ajet_proxy.io.runtime.file_versions import file_versions
-from ajet_proxy.settings import ConfigError
+from ajet_sdk.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 

@@ -26,13 +26,16 @@ from ajet_sdk.sockets import UNTAKEN_S, watching
 
 PROGRESS = 1 << 20
 """Bytes."""
+PATIENCE_S = 120.0
+MAX_HEADER = 64 << 10
+"""Bytes of a header, or of a request line."""
 
 
 class Runner(web.AppRunner):
     """Serves an application, as `web.AppRunner` does. A client may keep us waiting for `patience_s`. Bodies come as
     they were packed; `body` unpacks them."""
 
-    def __init__(self, app: web.Application, *, patience_s: float = 120.0, **options: Any) -> None:
+    def __init__(self, app: web.Application, *, patience_s: float = PATIENCE_S, **options: Any) -> None:
         super().__init__(app, auto_decompress=False, **options)
         self._patience_s = patience_s
 
