@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct
 
 from ajet_proxy.core.ledger.texts import Texts
-from ajet_proxy.core.trajectory.rewards import RecordedReward, total
+from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import OpenEpisode
@@ -149,7 +149,7 @@ class Episode:
     calls: dict[str, CallEntry] = field(default_factory=dict)
     texts: Texts = field(default_factory=Texts)
     running: int = 0
-    rewards: dict[str, RecordedReward] = field(default_factory=dict)
+    rewards: dict[str, EpisodeReward] = field(default_factory=dict)
     chains: tuple[Chain, ...] = ()
     shares: dict[str, str | None] = field(default_factory=dict)
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""

@@ -20,7 +20,7 @@ from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Tally
 from ajet_proxy.core.ledger.settings import LedgerSettings
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
-from ajet_proxy.core.trajectory.rewards import RecordedReward
+from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
 from ajet_sdk.routes import EPISODE_STATES
 
@@ -233,7 +233,7 @@ class State:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
         before = episode.reward()
-        episode.rewards[event.id] = RecordedReward(
+        episode.rewards[event.id] = EpisodeReward(
             event.id, event.value, event.call, event.agent, event.final, event.note, event.at
         )
         if episode.state in ("ready", "recorded"):

@@ -37,14 +37,14 @@ from ajet_proxy.core.ledger.settings import LedgerSettings
 from ajet_proxy.core.ledger.state import Archive, Served, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.trajectory.drift_rate import Drift
-from ajet_proxy.core.trajectory.rewards import RecordedReward
+from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import Turn
 from ajet_proxy.io.storage.codec import fields_of, made_of
 from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
     "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
-    "Gate": Gate, "Given": RecordedReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
+    "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": Tally, "TaskRewards": TaskRewards, "Text": Text,
     "Texts": Texts, "Turn": Turn,
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger.episode import NEXT, TAKES, Asked, CallEntry, Episode, takes, timeouts
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.core.trajectory.rewards import RecordedReward
+from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import merge, pack
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES, OpenEpisode
@@ -228,7 +228,7 @@ def test_a_conversation_costs_its_length_once() -> None:
 # ---- rewards
 
 def test_what_an_episode_earned_is_the_total_of_its_rewards() -> None:
-    assert blank(rewards={"r": RecordedReward("r", 1.0, None, None, True, None, 5.0)}).reward() == 1.0
+    assert blank(rewards={"r": EpisodeReward("r", 1.0, None, None, True, None, 5.0)}).reward() == 1.0
 
 
 def test_calls_are_read_from_the_text_that_they_share() -> None:
