@@ -77,7 +77,7 @@ class Exchange:
         max_choices: int = 1024,
     ) -> None:
         """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model. With
-        `versions` the engine is one that `tells_versions`. `BadRequest` for more than `max_choices`; each
+        `versions` the engine is one that `tells_versions`. `BadRequest` for more than `max_choices`, of which each
         would be a call."""
         if dialect.choices(asked.fields) > max_choices:
             raise BadRequest(
