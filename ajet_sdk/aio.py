@@ -1,4 +1,4 @@
-"""The async twin of `ajet_sdk`: the same operations (see `ajet_sdk.protocol`), carried out with asyncio.
+"""The async twin of `ajet_sdk`: the same operations (see `ajet_sdk.operations`), carried out with asyncio.
 
 ::
 
@@ -24,7 +24,7 @@ from ajet_sdk import routes
 from ajet_sdk.client import connected, no_reply
 from ajet_sdk.episodes import EpisodeLife, Opened, aborting, current_episode, opening, rewarding
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
+from ajet_sdk.operations import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.rollouts import Attempt, attempts_at, check_counts, check_names, name_of, result_of, workers_for
 

@@ -207,7 +207,7 @@ def top(every: float, proxy: str | None) -> None:
 
 def client_for(proxy: str | None, deadline: float | None = None) -> Client:
     from ajet_sdk.client import Client
-    from ajet_sdk.protocol import DEADLINE_S
+    from ajet_sdk.operations import DEADLINE_S
 
     with usage():
         return Client(proxy, deadline=DEADLINE_S if deadline is None else deadline)
@@ -233,7 +233,7 @@ def await_proxy(client: Client) -> None:
     from dataclasses import replace
 
     from ajet_sdk.errors import NotReady, ProxyUnreachable
-    from ajet_sdk.protocol import exchange
+    from ajet_sdk.operations import exchange
 
     try:
         client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=0.0)))

@@ -1,4 +1,4 @@
-"""The blocking client: carries out the operations of `ajet_sdk.protocol` over one pool of connections.
+"""The blocking client: carries out the operations of `ajet_sdk.operations` over one pool of connections.
 
 httpx is imported when the first request is made, so that ``import ajet_sdk`` stays quick. A `Client` may be shared by
 threads and survives a fork. It holds no state but its connections: a process never uses those of its parent, whose
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
+from ajet_sdk.operations import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
 
 if TYPE_CHECKING:
     import httpx

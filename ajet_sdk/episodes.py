@@ -1,6 +1,6 @@
 """What an agent's author touches: an episode that is open, rewarded, and settled.
 
-`EpisodeLife` knows the life of an episode and does no I/O: its methods are operations (see `ajet_sdk.protocol`).
+`EpisodeLife` knows the life of an episode and does no I/O: its methods are operations (see `ajet_sdk.operations`).
 `Episode` carries them out with blocking calls; `ajet_sdk.aio.Episode` does the same with ``await``.
 
 Invariant: leaving the ``with`` block settles the episode. A final reward, a seal or an abort, whoever gave it (another
@@ -21,7 +21,7 @@ from typing import Any
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
-from ajet_sdk.protocol import DEADLINE_S, Patience, Reply, Talk, Target, exchange
+from ajet_sdk.operations import DEADLINE_S, Patience, Reply, Talk, Target, exchange
 
 ABORT_DEADLINE_S = 10.0
 """How long an abort on the way out of an exception may try to be acknowledged."""

@@ -21,7 +21,7 @@ from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, EpisodeLife, aborting, open_with, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
-from ajet_sdk.protocol import DEADLINE_S, Patience
+from ajet_sdk.operations import DEADLINE_S, Patience
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.untold import told
 

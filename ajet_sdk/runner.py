@@ -29,8 +29,8 @@ from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
+from ajet_sdk.operations import Patience, Target
 from ajet_sdk.processes import Child, Limits, describe
-from ajet_sdk.protocol import Patience, Target
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.rollouts import INTERRUPTED, Rollouts, start
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
-from ajet_sdk.protocol import PASSING
+from ajet_sdk.operations import PASSING
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer import tls

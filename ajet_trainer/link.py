@@ -27,7 +27,7 @@ import httpx
 from ajet_sdk import routes
 from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge, from_body
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
-from ajet_sdk.protocol import PASSING
+from ajet_sdk.operations import PASSING
 from ajet_sdk.sample import Batch
 from ajet_trainer.tls import Judge
 

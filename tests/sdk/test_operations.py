@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk import errors, routes
-from ajet_sdk.protocol import (
+from ajet_sdk.operations import (
     ATTEMPT_S,
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
