@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ajet_trainer.quickstart import figures, plot, session
-from ajet_trainer.quickstart.machine import QuickstartError
 from ajet_trainer.quickstart.plan import Plan
+from ajet_trainer.quickstart.programs import QuickstartError, memory
 from ajet_trainer.quickstart.screen import Screen
-from ajet_trainer.quickstart.stats import Difference, paired
 
 Summary = Mapping[str, Any]
 
@@ -35,8 +34,8 @@ class Proof:
     control: tuple[Summary, ...]
 
     @property
-    def difference(self) -> Difference:
-        return paired([gain(run) for run in self.control], [gain(run) for run in self.learning])
+    def difference(self) -> figures.Difference:
+        return figures.paired([gain(run) for run in self.control], [gain(run) for run in self.learning])
 
     @property
     def holds(self) -> bool:
@@ -80,14 +79,10 @@ def outcome(summary: Summary) -> str:
 
 def verdict(proof: Proof) -> str:
     """One sentence, whichever way it went."""
-    difference = proof.difference
+    found = proof.difference
     if proof.holds:
-        return (
-            f"Learning beats the control: the reward rises by {difference} (95 % interval) more than without learning."
-        )
-    return (
-        f"Learning does NOT beat the control: the difference of gains is {difference}, and its 95 % interval holds 0."
-    )
+        return f"Learning beats the control: the reward rises by {found} (95 % interval) more than without learning."
+    return f"Learning does NOT beat the control: the difference of gains is {found}, and its 95 % interval holds 0."
 
 
 def report(plan: Plan, proof: Proof, machine: Sequence[str]) -> str:
@@ -140,8 +135,10 @@ def about_machine() -> list[str]:
             versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
+    total = memory("MemTotal")
+    had = "memory unknown" if total is None else f"{total / 2**30:.0f} GiB of memory"
     return [
-        f"Measured on {time.strftime('%Y-%m-%d')}, {processor()}, {memory()}.",
+        f"Measured on {time.strftime('%Y-%m-%d')}, {processor()}, {had}.",
         f"Python {platform.python_version()}, " + ", ".join(versions) + ".",
     ]
 
@@ -153,14 +150,6 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{len(models)} cores of {models[0]}" if models else platform.machine()
-
-
-def memory() -> str:
-    try:
-        kilobytes = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0])
-    except (OSError, IndexError, ValueError):
-        return "memory unknown"
-    return f"{kilobytes * 1024 / 2**30:.0f} GiB of memory"
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
