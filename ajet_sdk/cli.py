@@ -139,18 +139,13 @@ def reward(
 ) -> None:
     """Give an episode the reward VALUE (a finite number; -1 is one too)."""
     from ajet_sdk.episodes import current_episode, finite, rewarding
-    from ajet_sdk.routes import check_id
+    from ajet_sdk.routes import Reward, check_id
 
     with usage():
-        value = finite(value)
+        body = Reward(finite(value), call, agent, final=not not_final)
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
-        client.drive(
-            rewarding(
-                client.target, found, value, call=call, agent=agent, final=not not_final, note=None,
-                patience=client.patience,
-            )
-        )
+        client.drive(rewarding(client.target, found, body, client.patience))
 
 
 @ajet.command()
@@ -230,16 +225,14 @@ def check_program(name: str) -> None:
 
 def await_proxy(client: Client) -> None:
     """Waits for a proxy that is still starting, and says so."""
-    from dataclasses import replace
-
     from ajet_sdk.errors import NotReady, ProxyUnreachable
-    from ajet_sdk.operations import exchange
+    from ajet_sdk.operations import Patience, request
 
     try:
-        client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=0.0)))
+        client.drive(request(client.target, "status", patience=Patience(0.0)))
     except (ProxyUnreachable, NotReady):
         say(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}")
-        client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=AWAIT_PROXY_S)))
+        client.drive(request(client.target, "status", patience=Patience(AWAIT_PROXY_S)))
 
 
 def run_and_tell(

@@ -11,11 +11,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.operations import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
+from ajet_sdk.operations import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, request
 
 if TYPE_CHECKING:
     import httpx
@@ -90,7 +89,7 @@ class Client:
 
     def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
         """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`; `body` is its dataclass."""
-        return self.drive(exchange(self.target, name, body, patience=self.patience, id=id, query=query))
+        return self.drive(request(self.target, name, body, patience=self.patience, id=id, query=query))
 
     def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
         import httpx
@@ -99,9 +98,7 @@ class Client:
             time.sleep(effect.seconds)
             return None
         try:
-            answer = self._connections().request(
-                effect.method, effect.url, headers=effect.headers, content=effect.content, timeout=effect.timeout
-            )
+            answer = self._connections().request(**effect._asdict())
         except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             return no_reply(self.target, error)
         return Reply(answer.status_code, answer.headers, answer.content)
@@ -125,7 +122,5 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -19,7 +19,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from ajet_sdk import routes
@@ -85,9 +85,9 @@ class Patience:
     chance: Callable[[], float] = random.random
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Make this HTTP request once; `timeout` is in seconds, for each of connecting, writing and reading."""
+class Send(NamedTuple):
+    """Make this HTTP request once; `timeout` is in seconds, for each of connecting, writing and reading. The names are
+    those of httpx."""
 
     method: str
     url: str
@@ -134,7 +134,7 @@ Talk = Generator[Send | Sleep, Reply | NoReply | None, T]
 """An operation: sends, sleeps, and in the end a result of type `T`."""
 
 
-def exchange(
+def request(
     target: Target,
     name: str,
     body: Any = None,
@@ -147,7 +147,7 @@ def exchange(
 
     `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules.
     """
-    send = _request(target, name, body, id, query)
+    send = _send(target, name, body, id, query)
     started, attempts = patience.clock(), 0
     while True:
         left = patience.deadline - (patience.clock() - started)
@@ -168,7 +168,7 @@ def exchange(
         yield Sleep(min(left, max(pause, BACKOFF_FIRST_S) * (1.0 + 0.5 * patience.chance())))
 
 
-def _request(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:
+def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:
     route = routes.route(name)
     path = route.path if id is None else route.path.replace("{id}", routes.check_id(id, "id"))
     headers = {"accept": "application/json"}

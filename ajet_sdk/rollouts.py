@@ -14,12 +14,12 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Episode, EpisodeLife, aborting, open_with, reason_of
+from ajet_sdk.episodes import Episode, EpisodeLife, aborting, opening, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S, Patience
 from ajet_sdk.results import RunResult, RunResults
@@ -65,24 +65,6 @@ def name_of(task: Any) -> str:
     )
 
 
-def check_names(tasks: Iterable[Any], name: Callable[[Any], str]) -> None:
-    """Raises for a task without a name before anything has begun, where `tasks` can be gone through twice."""
-    if isinstance(tasks, Collection) and not isinstance(tasks, str):
-        for task in tasks:
-            name(task)
-
-
-def check_counts(repeat: int, parallel: int) -> None:
-    for name, value in (("repeat", repeat), ("parallel", parallel)):
-        if value < 1:
-            raise BadRequest(f"{name} must be at least 1, not {value}", param=name)
-
-
-def workers_for(tasks: Iterable[Any], repeat: int, parallel: int) -> int:
-    """How many workers have something to do, but at least one; `parallel` where `tasks` cannot be counted."""
-    return max(1, min(parallel, len(tasks) * repeat)) if isinstance(tasks, Collection) else parallel
-
-
 def result_of(
     attempt: Attempt, task: str, episode: EpisodeLife | None, error: BaseException | None, seconds: float
 ) -> RunResult:
@@ -113,40 +95,57 @@ def start(thread: threading.Thread) -> None:
         raise BadRequest(f"parallel is too much for this machine: {error}", param="parallel") from None
 
 
-class Rollouts:
-    """One run over `tasks`. `opening` says how a task's episodes are opened; `on_stop` is called on an interrupt."""
+class RolloutsPlan:
+    """What both kinds of `Rollouts` know: what is to be run, and what came of it.
+
+    `body` opens the episodes, each with its task's `name`. The caller's mistakes are raised here, before anything has
+    begun: a task without a name is one of them, where `tasks` can be gone through twice.
+    """
 
     def __init__(
         self,
-        client: Client,
-        agent: Agent,
+        client: Any,
+        agent: Callable[..., Any],
         tasks: Iterable[Any],
-        *,
         repeat: int,
         parallel: int,
-        opening: Callable[[Any], routes.OpenEpisode],
-        on_result: Callable[[RunResult], None] | None = None,
-        on_stop: Callable[[], None] | None = None,
+        body: routes.OpenEpisode,
+        name: Callable[[Any], str],
+        on_result: Callable[[RunResult], None] | None,
     ) -> None:
-        check_counts(repeat, parallel)
-        if inspect.iscoroutinefunction(agent):
-            raise BadRequest("the agent is a coroutine function: run it by ajet_sdk.aio.run", param="agent")
-        self._client, self._agent, self._opening = client, agent, opening
-        self._on_result, self._on_stop = on_result, on_stop
+        for what, value in (("repeat", repeat), ("parallel", parallel)):
+            if value < 1:
+                raise BadRequest(f"{what} must be at least 1, not {value}", param=what)
+        if isinstance(tasks, Collection) and not isinstance(tasks, str):
+            for task in tasks:
+                name(task)
+            parallel = max(1, min(parallel, len(tasks) * repeat))
+        self._client, self._agent, self._body, self._name, self._on_result = client, agent, body, name, on_result
         self._attempts = attempts_at(tasks, repeat)
-        self._parallel = workers_for(tasks, repeat, parallel)
-        self._workers: list[tuple[threading.Thread, threading.Event]] = []
-        self._lock = threading.Lock()
-        self._open: dict[str, Episode] = {}
+        self._parallel = parallel
         self._done: dict[int, RunResult] = {}
         self._stopped = False
-        self._fault: BaseException | None = None
 
     @property
     def results(self) -> RunResults:
         """What is done so far, in the order in which it was begun."""
-        with self._lock:
-            return RunResults(tuple(self._done[number] for number in sorted(self._done)))
+        return RunResults(tuple(self._done[number] for number in sorted(self._done)))
+
+
+class Rollouts(RolloutsPlan):
+    """One run over tasks by threads; `on_stop` is called on an interrupt."""
+
+    _client: Client
+
+    def __init__(self, *plan: Any, on_stop: Callable[[], None] | None = None) -> None:
+        super().__init__(*plan)
+        if inspect.iscoroutinefunction(self._agent):
+            raise BadRequest("the agent is a coroutine function: run it by ajet_sdk.aio.run", param="agent")
+        self._on_stop = on_stop
+        self._workers: list[tuple[threading.Thread, threading.Event]] = []
+        self._lock = threading.Lock()
+        self._open: dict[str, Episode] = {}
+        self._fault: BaseException | None = None
 
     def run(self) -> RunResults:
         """Runs to the end; an exception in this thread, such as KeyboardInterrupt, stops the run first."""
@@ -216,12 +215,12 @@ class Rollouts:
             ended.set()
 
     def _attempt(self, attempt: Attempt) -> RunResult:
-        started = time.monotonic()
-        body = self._opening(attempt.task)
+        started, client = time.monotonic(), self._client
+        body = replace(self._body, task=self._name(attempt.task))
         episode: Episode | None = None
         error: BaseException | None = None
         try:
-            episode = open_with(self._client, body)
+            episode = Episode(client, client.drive(opening(client.target, body, client.patience)))
             with self._lock:
                 self._open[episode.id] = episode
             with episode:
@@ -265,13 +264,6 @@ def run(
     A list of tasks of which one has no name is refused before any of them is begun.
     KeyboardInterrupt aborts the open episodes and is raised again.
     """
-    check_names(tasks, name)
-
-    def opening(task: Any) -> routes.OpenEpisode:
-        return routes.OpenEpisode(task=name(task), model=model, agent=agent_name, eval=eval)
-
+    body = routes.OpenEpisode(None, model, agent_name, eval)
     with Client(proxy_url, api_key, deadline=deadline) as client:
-        rollouts = Rollouts(
-            client, agent, tasks, repeat=repeat, parallel=parallel, opening=opening, on_result=on_result
-        )
-        return rollouts.run()
+        return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result).run()
