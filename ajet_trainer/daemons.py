@@ -5,8 +5,8 @@ several daemons each is asked for one group at a time, in turn, so that a batch 
 daemon starves no other. Gates are closed and opened side by side, so that no daemon's agents wait for another's.
 
 A daemon that does not answer within `PATIENCE_S` is *away*: it is asked again with growing pauses, and training goes on
-with the rest. Nothing is owed to it that it would miss: its leases run out by themselves, its acknowledgements stay in
-the history (`Away` says so), and when it is back it hears the policy and has its gate opened, or closed if the others'
+with the rest. Nothing is owed to it that it would miss: its leases run out by themselves, its acknowledgements are
+kept (`Away` says so), and when it is back it hears the policy and has its gate opened, or closed if the others'
 are, before anything is leased from it. One that came back between two questions, with an empty data directory, was
 never missed: so the policy is told with every gate that opens, and whenever nobody has a batch.
 
@@ -28,9 +28,9 @@ from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer import tls
 from ajet_trainer.config import Config
-from ajet_trainer.history import ANY
 from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
 from ajet_trainer.link import Link
+from ajet_trainer.trained_batches import ANY
 
 PATIENCE_S = 5.0
 """How long one of several daemons may be out of reach before the others go on without it; a restart takes less."""

@@ -1,7 +1,7 @@
 """Keeps the leases of the batches in hand alive while they are trained or wait for their checkpoint.
 
 One thread extends every held lease three times per lease length. A refusal is remembered, not raised: the batch may be
-in the weights already, and `ajet_trainer.history` knows what to do when its acknowledgement is refused too.
+in the weights already, and `ajet_trainer.trained_batches` knows what to do when its acknowledgement is refused too.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ crashes test, is the same for verl and for a script in a test.
 
 - The gate is closed while the engine sleeps or takes weights, and opens only with weights that are checkpointed
   (``save_freq = 1``) or that a checkpoint will soon hold.
-- A batch is acknowledged only when a checkpoint with it in its history is complete; until then its lease is extended.
+- A batch is acknowledged only when a checkpoint that names it is complete; until then its lease is extended.
 - However a step ends, the gate does not stay closed: `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
 
@@ -28,9 +28,9 @@ from ajet_trainer.advantage import trainable
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Leased
-from ajet_trainer.history import Entry, History
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.progress import Progress, line_of
+from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 
 CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
@@ -50,8 +50,8 @@ class Learner(Protocol):
         """One step on `rows`; raises `version` by one. Returns the learner's own metrics and ``timing_s/…``."""
         ...
 
-    def save(self, history: Mapping[str, Any]) -> None:
-        """A checkpoint of `version` with `history` in its folder, complete when this returns."""
+    def save(self, batches: Mapping[str, Any]) -> None:
+        """A checkpoint of `version` with `batches` (see `TrainedBatches`) in its folder, complete when this returns."""
         ...
 
     def push(self) -> None:
@@ -75,14 +75,14 @@ class Run:
         config: Config,
         daemons: Daemons,
         learner: Learner,
-        history: History,
+        batches: TrainedBatches,
         keeper: Keeper,
         progress: Progress,
         *,
         stopping: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.daemons, self.learner, self.history = config, daemons, learner, history
+        self.config, self.daemons, self.learner, self.batches = config, daemons, learner, batches
         self.keeper, self.progress, self.stopping, self.clock = keeper, progress, stopping, clock
         if not daemons.alone:
             progress.account = daemons.account
@@ -93,7 +93,7 @@ class Run:
 
     def start(self) -> None:
         """Settles with the proxy what the checkpoint holds, and says where the engines are and what they serve."""
-        self.progress.resume_at(self.learner.version, self.history.line)
+        self.progress.resume_at(self.learner.version, self.batches.line)
         self.acknowledge()
         if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
             self.close_gate()
@@ -134,7 +134,7 @@ class Run:
             self.close_gate()
         metrics = self.train(hand, admissions, rows)
         figures = self.figures(hand, admissions, rows, metrics)
-        self.history.line = line_of(figures | {"timing": self.times(metrics)})
+        self.batches.line = line_of(figures | {"timing": self.times(metrics)})
         if self.save_due:
             self.save()
         self.close_gate()
@@ -182,7 +182,7 @@ class Run:
         """What of a batch is trained; says what is not, and why."""
         admission = admit(
             leased.batch,
-            trained=self.history.blocked(leased.daemon),
+            trained=self.batches.blocked(leased.daemon),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
             no_signal=self.config.no_signal,
         )
@@ -195,22 +195,22 @@ class Run:
         the next checkpoint if there is something trained that only it will hold, which may be their own episodes."""
         for leased, admission in zip(hand, admissions, strict=True):
             name, version = leased.batch.batch, self.learner.version
-            if self.history.unsaved:
-                self.history.trained(Entry(name, version, (), leased.daemon, admission.filtered))
+            if self.batches.unsaved:
+                self.batches.trained(TrainedBatch(name, version, (), leased.daemon, admission.filtered))
                 continue
             with suppress(Away, NotFound, Conflict):  # what comes back of a lost lease holds nothing to train either
                 self.daemons.ack(leased.daemon, name, version, admission.filtered)
             self.keeper.release(leased.daemon, name)
 
     def train(self, hand: Sequence[Leased], admissions: Sequence[Admission], rows: Sequence[Row]) -> dict[str, float]:
-        """One step of the learner, entered into the history."""
+        """One step of the learner; its batches are trained from here on."""
         self.progress.phase("training", quiet=True)
         with self.timed("train"):
             metrics = self.learner.train(rows)
         for leased, admission in zip(hand, admissions, strict=True):
             episodes = tuple(episode.episode for episode in admission.episodes)
-            self.history.trained(
-                Entry(leased.batch.batch, self.learner.version, episodes, leased.daemon, admission.filtered)
+            self.batches.trained(
+                TrainedBatch(leased.batch.batch, self.learner.version, episodes, leased.daemon, admission.filtered)
             )
         return metrics
 
@@ -221,11 +221,11 @@ class Run:
         return self.done or (frequency > 0 and self.learner.version % frequency == 0)
 
     def save(self) -> None:
-        """A checkpoint whose history holds every batch trained so far."""
+        """A checkpoint that names every batch trained so far."""
         self.progress.phase("saving a checkpoint", quiet=True)
         with self.timed("save"):
-            self.learner.save(self.history.state())
-        self.history.saved()
+            self.learner.save(self.batches.state())
+        self.batches.saved()
         self.saved_version = self.learner.version
 
     def close_gate(self) -> None:
@@ -252,12 +252,12 @@ class Run:
         instead. What a proxy that is away must hear waits; the `last` time it is waited for once, then left to a
         restart."""
         missed: set[str] = set()
-        for entry in self.history.unacknowledged:
+        for entry in self.batches.unacknowledged:
             try:
                 patient = last and entry.daemon not in missed
                 self.daemons.ack(entry.daemon, entry.batch, entry.version, entry.filtered, last=patient)
             except (NotFound, Conflict):
-                self.history.refused(entry)
+                self.batches.refused(entry)
                 self.progress.say(f"the lease of batch {entry.batch} ran out; its episodes will not be trained again")
             except Away:
                 missed.add(entry.daemon)
@@ -266,7 +266,7 @@ class Run:
                                       "told now; the next start does")  # fmt: skip
                 continue
             else:
-                self.history.acknowledged(entry)
+                self.batches.acknowledged(entry)
             self.keeper.release(entry.daemon, entry.batch)
 
     def figures(
@@ -294,7 +294,7 @@ class Run:
     def close(self) -> None:
         """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens."""
         self.daemons.hurry(CLOSE_S)
-        saved = {(entry.daemon, entry.batch) for entry in self.history.unacknowledged}
+        saved = {(entry.daemon, entry.batch) for entry in self.batches.unacknowledged}
         for daemon, batch in sorted(set(self.keeper.held) - saved):
             _quietly(lambda daemon=daemon, batch=batch: self.daemons.nack(daemon, batch))  # type: ignore[misc]
             self.keeper.release(daemon, batch)

@@ -25,10 +25,10 @@ from typing import IO, Any
 from ajet_sdk.errors import AjetError
 from ajet_trainer.config import Config, ConfigError
 from ajet_trainer.daemons import Daemons
-from ajet_trainer.history import History
 from ajet_trainer.keeper import Keeper
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
+from ajet_trainer.trained_batches import TrainedBatches
 from ajet_trainer.verl_backend.environment import environment
 
 
@@ -142,8 +142,8 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
 def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop) -> None:
     """The run proper, with everything up."""
     with closing(daemons), Keeper(daemons, config.lease_s) as keeper:
-        history = History.from_state(trainer.history, daemons.urls)
-        training = Run(config, daemons, trainer, history, keeper, progress, stopping=lambda: stop.requested)
+        batches = TrainedBatches.from_state(trainer.batches, daemons.urls)
+        training = Run(config, daemons, trainer, batches, keeper, progress, stopping=lambda: stop.requested)
         try:
             training.start()
             progress.phase(f"training from step {trainer.version}")
