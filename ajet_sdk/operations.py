@@ -199,11 +199,16 @@ def _failure(outcome: Reply | NoReply | None) -> AjetError:
         elif UNTRUSTED in reason:
             reason += ": the proxy's certificate is not trusted here. Name the file of its CA in SSL_CERT_FILE"
         return ProxyUnreachable(reason)
+    return refused(outcome)
+
+
+def refused(reply: Reply) -> AjetError:
+    """The error that an answer which acknowledges nothing stands for."""
     try:
-        after: float | None = max(0.0, float(outcome.headers["retry-after"]))
+        after: float | None = max(0.0, float(reply.headers["retry-after"]))
     except (KeyError, ValueError):
         after = None
-    return from_body(outcome.status, outcome.json(), retry_after=after)
+    return from_body(reply.status, reply.json(), retry_after=after)
 
 
 def _gave_up(failure: AjetError, send: Send, attempts: int, deadline: float) -> AjetError:

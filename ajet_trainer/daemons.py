@@ -16,6 +16,7 @@ failure ends the run; so does the absence of all.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -315,6 +316,63 @@ class Daemons:
         latest = max(self._members, key=lambda member: member.since)
         if self._clock() - latest.since > self._deadline_s:
             raise ProxyUnreachable(f"no daemon has answered for {self._deadline_s:g} s; the last said: {latest.away}")
+
+
+class Keeper:
+    """Keeps the leases of the batches in hand alive, from `hold` to `release`, while they are trained or wait for their
+    checkpoint. Use as a context manager; leaving it stops the thread.
+
+    The thread extends every held lease three times per lease length. A refusal is not raised: the batch may
+    be in the weights already, and `TrainedBatches` knows what to do when its acknowledgement is refused too.
+    """
+
+    def __init__(self, daemons: Daemons, lease_s: float) -> None:
+        self._daemons = daemons
+        self._lease_s = lease_s
+        self._held: dict[tuple[str, str], None] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def hold(self, daemon: str, batch: str) -> None:
+        with self._lock:
+            self._held[daemon, batch] = None
+
+    def release(self, daemon: str, batch: str) -> None:
+        with self._lock:
+            self._held.pop((daemon, batch), None)
+
+    @property
+    def held(self) -> tuple[tuple[str, str], ...]:
+        """Daemon and id of the batches in hand, oldest first."""
+        with self._lock:
+            return tuple(self._held)
+
+    def extend_all(self) -> None:
+        """One round over everything held; a failure leaves the rest untouched. A daemon that does not answer is asked
+        once: waiting for it batch after batch would let the leases of the others run out."""
+        silent: set[str] = set()
+        for daemon, batch in self.held:
+            if daemon in silent:
+                continue
+            try:
+                self._daemons.extend(daemon, batch, self._lease_s)
+            except ProxyUnreachable:
+                silent.add(daemon)
+            except AjetError:
+                continue
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._lease_s / 3):
+            self.extend_all()
 
 
 def gone(error: AjetError) -> bool:

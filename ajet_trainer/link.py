@@ -12,7 +12,6 @@ Next: ajet_trainer/admission.py
 from __future__ import annotations
 
 import copy
-import json
 import socket
 import ssl
 import sys
@@ -25,9 +24,9 @@ from urllib.parse import quote
 import httpx
 
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge, from_body
+from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
-from ajet_sdk.operations import PASSING
+from ajet_sdk.operations import PASSING, Reply, refused
 from ajet_sdk.sample import Batch
 from ajet_trainer.tls import Judge
 
@@ -148,16 +147,15 @@ class Link:
                 with self._http.stream(method, path, json=body, timeout=timeout) as answer:
                     content = self._read(answer)
             except httpx.TransportError as error:
-                refused = judge.refused(error)
-                if refused is not None:
-                    raise refused from error
+                if (untrusted := judge.refused(error)) is not None:
+                    raise untrusted from error
                 failure = ProxyUnreachable(
                     f"no answer from {self.url}{routes.PREFIX}{path}: {error or type(error).__name__}"
                 )
             else:
                 if answer.is_success:
                     return None if answer.status_code == 204 else content
-                failure = from_body(answer.status_code, _json(content), retry_after=_retry_after(answer))
+                failure = refused(Reply(answer.status_code, answer.headers, content))
                 if answer.status_code not in PASSING:
                     raise failure
             wait = max(pause, failure.retry_after or 0.0)
@@ -189,17 +187,3 @@ def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTranspo
     deliver it minutes late, and an old word would open a gate that was closed since."""
     options = [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(800 * answer_s))] if sys.platform == "linux" else []
     return httpx.HTTPTransport(verify=tls or True, socket_options=options)
-
-
-def _json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return content.decode(errors="replace")
-
-
-def _retry_after(answer: httpx.Response) -> float | None:
-    try:
-        return float(answer.headers.get("Retry-After", ""))
-    except ValueError:
-        return None

@@ -27,8 +27,7 @@ from ajet_trainer.admission import Admission, admit
 from ajet_trainer.advantage import trainable
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Away, Daemons, Leased
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
 from ajet_trainer.progress import Progress, line_of
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 

@@ -55,10 +55,11 @@ class TrainedBatches:
 
         saved = [
             TrainedBatch(
-                one["batch"], one["version"], tuple(one["episodes"]), known(one.get("daemon", ANY)), one.get("filtered", {})
+                batch["batch"], batch["version"], tuple(batch["episodes"]),
+                daemon=known(batch.get("daemon", ANY)), filtered=batch.get("filtered", {}),
             )
-            for one in state.get("saved", ())
-        ]
+            for batch in state.get("saved", ())
+        ]  # fmt: skip
         pairs = [(ANY, item) if isinstance(item, str) else (known(item[0]), item[1]) for item in state.get("lost", ())]
         batches = cls(saved, pairs)
         batches.line = state.get("line", "")

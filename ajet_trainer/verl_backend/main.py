@@ -24,8 +24,7 @@ from typing import IO, Any
 
 from ajet_sdk.errors import AjetError
 from ajet_trainer.config import Config, ConfigError
-from ajet_trainer.daemons import Daemons
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches

@@ -19,8 +19,7 @@ from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
