@@ -27,10 +27,9 @@ from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
 from ajet_sdk.operations import PASSING
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
-from ajet_trainer import tls
 from ajet_trainer.config import Config
 from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
-from ajet_trainer.link import Link
+from ajet_trainer.link import Link, TlsRefused, tls_context
 from ajet_trainer.trained_batches import ANY
 
 PATIENCE_S = 5.0
@@ -93,7 +92,7 @@ class Daemons:
     def of(cls, config: Config, say: Callable[[str], None]) -> Daemons:
         """Those that `config` names."""
         alone = len(config.proxy_url) == 1
-        secured = tls.context(config)
+        secured = tls_context(config)
         keys = config.key if len(config.key) > 1 else (config.key or ("",)) * len(config.proxy_url)
         links = [
             Link(
@@ -126,7 +125,7 @@ class Daemons:
         outcomes = _side_by_side(self._members, lambda link: link.within(self._deadline_s).meet())
         failures = [(member, error) for member, error in zip(self._members, outcomes, strict=True) if error is not None]
         for member, error in failures:
-            if isinstance(error, tls.TlsRefused):
+            if isinstance(error, TlsRefused):
                 raise error
             if isinstance(error, ProxyUnreachable) and len(failures) == len(self._members):
                 raise ProxyUnreachable(f"{error.message}. Is ajet-proxy running, and is proxy_url its address?")

@@ -3,8 +3,13 @@
 Every request is safe to repeat: an ack, nack or extend names its batch, the gate and the policy are set and not
 toggled, and a lease whose answer got lost simply runs out. So whatever fails on the way (no connection, 429, 5xx) is
 tried again with growing pauses until `deadline_s` has passed, and only then raised. Three things are never tried again:
-a connection that TLS refuses (`ajet_trainer.tls`), a frame of another wire version, which raises `WireVersion`, and an
-answer that is too large, which is not read to its end.
+a connection that TLS refuses, a frame of another wire version, which raises `WireVersion`, and an answer that is too
+large, which is not read to its end.
+
+What the other side or the library says of a refused certificate is turned into the option that mends it. Some proxies,
+ajet's among them, say nothing: asyncio's TLS hangs up on a certificate that it does not accept without telling why. So
+a few hang-ups in a row on a trainer that shows a certificate count as a refusal too. A proxy that is starting again
+refuses connections in between.
 
 Next: ajet_trainer/admission.py
 """
@@ -28,9 +33,10 @@ from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
 from ajet_sdk.operations import PASSING, Reply, refused
 from ajet_sdk.sample import Batch
-from ajet_trainer.tls import Judge
+from ajet_trainer.config import Config, ConfigError
 
 ANSWER_S, CONNECT_S = 30.0, 3.0
+HANG_UPS = 3
 _RELEASES = "install the same ajet release on both sides"
 
 
@@ -39,6 +45,10 @@ class WireVersion(AjetError):
 
     status = 400
     type = "wire_version"
+
+
+class TlsRefused(ProxyUnreachable):
+    """One side does not accept the other's certificate, or one of them speaks no TLS."""
 
 
 class Link:
@@ -139,7 +149,7 @@ class Link:
         """The body of a good answer; None for one that has none."""
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
-        judge = Judge(self.url, self._certified)
+        judge = TlsJudge(self.url, self._certified)
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s), read=wait_s + self._answer_s)
         while True:
             failure: AjetError
@@ -187,3 +197,61 @@ def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTranspo
     deliver it minutes late, and an old word would open a gate that was closed since."""
     options = [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(800 * answer_s))] if sys.platform == "linux" else []
     return httpx.HTTPTransport(verify=tls or True, socket_options=options)
+
+
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """What `config` says of TLS; None where no daemon speaks it. Raises `ConfigError` for files that cannot be used."""
+    if not any(url.startswith("https:") for url in config.proxy_url):
+        return None
+    made = httpx.create_ssl_context(trust_env=False)
+    try:
+        if config.tls_ca:
+            made.load_verify_locations(cafile=config.tls_ca)
+    except OSError as error:
+        raise ConfigError(f"cannot use tls_ca {config.tls_ca}: {error}", param="tls_ca") from None
+    try:
+        if config.tls_cert:
+            made.load_cert_chain(config.tls_cert, config.tls_key or None, password="")  # never ask at the terminal
+    except OSError as error:
+        key = config.tls_key or config.tls_cert
+        raise ConfigError(f"cannot use tls_cert {config.tls_cert} with the key in {key}: {error}") from None
+    return made
+
+
+class TlsJudge:
+    """Reads the failures of one request to `url`, in order. `certified` says whether we show a certificate."""
+
+    def __init__(self, url: str, certified: bool) -> None:
+        self._url, self._certified, self._hang_ups = url, certified, 0
+
+    def refused(self, error: httpx.TransportError) -> TlsRefused | None:
+        """What `error` says about certificates, with those before it; None when it says nothing of them."""
+        found = refusal(self._url, error)
+        hung_up = self._certified and isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+        self._hang_ups = self._hang_ups + 1 if hung_up else 0
+        if found is None and self._hang_ups == HANG_UPS:
+            return TlsRefused(
+                f"{self._url} hangs up on us, as proxies do on a certificate that they do not accept: "
+                "tls_cert must be of the proxy's tls_client_ca, and hold today (the proxy's log says more)"
+            )
+        return found
+
+
+def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
+    """`error` as what it says about certificates; None when it says nothing of them."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    reason = cause.reason or ""
+    if isinstance(cause, ssl.SSLCertVerificationError) and "mismatch" in cause.verify_message:
+        return TlsRefused(f"the certificate of {url} is for other names ({cause.verify_message}): use one in proxy_url")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return TlsRefused(f"the certificate of {url} is not trusted ({cause.verify_message}): name its CA in tls_ca")
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        said = reason.partition("ALERT_")[2].replace("_", " ").lower()
+        return TlsRefused(f"{url} refuses our certificate ({said}): tls_cert must be of the proxy's tls_client_ca")
+    if reason == "WRONG_VERSION_NUMBER":
+        return TlsRefused(f"{url} speaks no TLS: write http:// for it")
+    return None
