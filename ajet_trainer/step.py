@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease
-from ajet_sdk.sample import BatchEpisode
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.advantage import trainable
 from ajet_trainer.batch import Row, to_rows
@@ -35,6 +34,10 @@ CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
 POLL_S = 2.0
 """How long one request for a batch waits at the proxy, which is also how long a stop signal may go unnoticed."""
+
+
+Hand = Sequence[tuple[Leased, Admission]]
+"""The batches of a step, and what of each is trained."""
 
 
 class Learner(Protocol):
@@ -116,23 +119,16 @@ class Run:
     def step(self) -> None:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
         self.timing = {}
-        hand = self.lease()
-        if not hand:
-            return
-        admissions = [self.admit(leased) for leased in hand]
-        rows = [
-            row
-            for leased, admission in zip(hand, admissions, strict=True)
-            for row in to_rows(leased.batch.batch, admission.groups)
-        ]
+        hand = [(leased, self.admit(leased)) for leased in self.lease()]
+        rows = [row for leased, admission in hand for row in to_rows(leased.batch.batch, admission.groups)]
         if not rows:
-            self.dismiss(hand, admissions)
+            self.dismiss(hand)
             return
 
         if self.learner.colocated:
             self.close_gate()
-        metrics = self.train(hand, admissions, rows)
-        figures = self.figures(hand, admissions, rows, metrics)
+        metrics = self.train(hand, rows)
+        figures = self.figures(hand, rows, metrics)
         self.batches.line = line_of(figures | {"timing": self.times(metrics)})
         if self.save_due:
             self.save()
@@ -189,10 +185,10 @@ class Run:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
         return admission
 
-    def dismiss(self, hand: Sequence[Leased], admissions: Sequence[Admission]) -> None:
+    def dismiss(self, hand: Hand) -> None:
         """These batches hold nothing to train: acknowledged as they are, so that they do not come back; together with
         the next checkpoint if there is something trained that only it will hold, which may be their own episodes."""
-        for leased, admission in zip(hand, admissions, strict=True):
+        for leased, admission in hand:
             name, version = leased.batch.batch, self.learner.version
             if self.batches.unsaved:
                 self.batches.trained(TrainedBatch(name, version, (), leased.daemon, admission.filtered))
@@ -201,12 +197,12 @@ class Run:
                 self.daemons.ack(leased.daemon, name, version, admission.filtered)
             self.keeper.release(leased.daemon, name)
 
-    def train(self, hand: Sequence[Leased], admissions: Sequence[Admission], rows: Sequence[Row]) -> dict[str, float]:
+    def train(self, hand: Hand, rows: Sequence[Row]) -> dict[str, float]:
         """One step of the learner; its batches are trained from here on."""
         self.progress.phase("training", quiet=True)
         with self.timed("train"):
             metrics = self.learner.train(rows)
-        for leased, admission in zip(hand, admissions, strict=True):
+        for leased, admission in hand:
             episodes = tuple(episode.episode for episode in admission.episodes)
             self.batches.trained(
                 TrainedBatch(leased.batch.batch, self.learner.version, episodes, leased.daemon, admission.filtered)
@@ -268,20 +264,14 @@ class Run:
                 self.batches.acknowledged(entry)
             self.keeper.release(entry.daemon, entry.batch)
 
-    def figures(
-        self,
-        hand: Sequence[Leased],
-        admissions: Sequence[Admission],
-        rows: Sequence[Row],
-        metrics: Mapping[str, float],
-    ) -> dict[str, Any]:
+    def figures(self, hand: Hand, rows: Sequence[Row], metrics: Mapping[str, float]) -> dict[str, Any]:
         """What `metrics.jsonl` says of the step, but for the times that it took."""
         return {
             "step": self.learner.version,
             "policy_version": self.learner.version,
-            "batch": ",".join(leased.batch.batch for leased in hand),
-            "daemons": {url: groups_in(one for one in hand if one.daemon == url) for url in self.daemons.urls},
-            **batch_figures(hand, admissions, rows),
+            "batch": ",".join(leased.batch.batch for leased, _ in hand),
+            "daemons": {url: groups_in(one for one, _ in hand if one.daemon == url) for url in self.daemons.urls},
+            **batch_figures(hand, rows),
             **learner_figures(metrics),
         }
 
@@ -314,30 +304,28 @@ class Run:
 
 def overlap(one: Leased, other: Leased) -> bool:
     """Whether two leases of one daemon hold an episode in common: then the older of them is no lease any more."""
-    return one.daemon == other.daemon and not episodes_of(one).isdisjoint(episodes_of(other))
-
-
-def episodes_of(leased: Leased) -> set[str]:
-    return {episode.episode for group in leased.batch.groups for episode in group.episodes}
+    names, others = (
+        {episode.episode for group in leased.batch.groups for episode in group.episodes} for leased in (one, other)
+    )
+    return one.daemon == other.daemon and not names.isdisjoint(others)
 
 
 def groups_in(hand: Iterable[Leased]) -> int:
     return sum(len(leased.batch.groups) for leased in hand)
 
 
-def batch_figures(hand: Sequence[Leased], admissions: Sequence[Admission], rows: Sequence[Row]) -> dict[str, Any]:
+def batch_figures(hand: Hand, rows: Sequence[Row]) -> dict[str, Any]:
     """What `metrics.jsonl` says of the data. Rewards are of all leased episodes, the rest is of what was trained."""
-    episodes: list[BatchEpisode] = [item for one in hand for group in one.batch.groups for item in group.episodes]
-    rewards = [episode.reward for episode in episodes]
-    trained = [episode for admission in admissions for episode in admission.episodes]
+    rewards = [episode.reward for one, _ in hand for group in one.batch.groups for episode in group.episodes]
+    trained = [episode for _, admission in hand for episode in admission.episodes]
     mean = math.fsum(rewards) / len(rewards)
     samples = [sample for episode in trained for sample in trainable(episode)]
     return {
         "reward_mean": mean,
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
-        "groups": sum(len(admission.groups) for admission in admissions),
+        "groups": sum(len(admission.groups) for _, admission in hand),
         "episodes": len(trained),
-        "rejected_episodes": sum(len(admission.rejected) for admission in admissions),
+        "rejected_episodes": sum(len(admission.rejected) for _, admission in hand),
         "samples": len(rows),
         "sampled_tokens": sum(row.sampled for row in rows),
         "prompt_tokens": sum(row.tokens - row.sampled for row in rows),
