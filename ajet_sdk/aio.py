@@ -18,35 +18,19 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Concatenate
+from typing import Any, Concatenate
 
 from ajet_sdk import episodes, routes
-from ajet_sdk.client import connected, no_reply
+from ajet_sdk.client import ClientBase, no_reply
 from ajet_sdk.episodes import EpisodeLife, P, opening, shown_as
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.operations import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, request
+from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.rollouts import Attempt, RolloutsPlan, name_of, result_of
 
-if TYPE_CHECKING:
-    import httpx
 
-
-class Client:
+class Client(ClientBase):
     """The async `ajet_sdk.Client`; it belongs to the event loop that first uses it."""
-
-    def __init__(
-        self,
-        proxy_url: str | None = None,
-        api_key: str | None = None,
-        *,
-        deadline: float = DEADLINE_S,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self.target = Target.resolve(proxy_url, api_key)
-        self.patience = Patience(deadline)
-        self._transport = transport
-        self._http: httpx.AsyncClient | None = None
 
     async def drive(self, talk: Talk[T]) -> T:
         """Carries an operation out to its end."""
@@ -69,10 +53,8 @@ class Client:
         if isinstance(effect, Sleep):
             await asyncio.sleep(effect.seconds)
             return None
-        if self._http is None:
-            self._http = connected(httpx.AsyncClient, self.target, self._transport)
         try:
-            answer = await self._http.request(**effect._asdict())
+            answer = await self._connections(httpx.AsyncClient).request(**effect._asdict())
         except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             return no_reply(self.target, error)
         return Reply(answer.status_code, answer.headers, answer.content)
@@ -130,9 +112,7 @@ class Opening:
     """An episode about to be opened: ``await`` it, or enter it with ``async with``."""
 
     def __init__(self, client: Client, body: routes.OpenEpisode) -> None:
-        self._client = client
-        self._body = body
-        self._episode: Episode | None = None
+        self._client, self._body = client, body
 
     def __await__(self) -> Generator[Any, None, Episode]:
         return self._open().__await__()
@@ -151,8 +131,7 @@ class Opening:
         return self._episode
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._episode is not None:
-            await self._episode.__aexit__(kind, error, trace)
+        await self._episode.__aexit__(kind, error, trace)
 
 
 def episode(

@@ -54,12 +54,9 @@ def no_reply(target: Target, error: Exception) -> NoReply:
     raise BadRequest(f"{target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
 
 
-class Client:
-    """A connection to one proxy's control plane.
-
-    `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
-    long each operation may try to be acknowledged. `transport` replaces the network in tests.
-    """
+class ClientBase:
+    """What both clients have: where their proxy is, and connections that belong to the process that made them.
+    `transport` replaces the network in tests."""
 
     def __init__(
         self,
@@ -67,14 +64,31 @@ class Client:
         api_key: str | None = None,
         *,
         deadline: float = DEADLINE_S,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.target = Target.resolve(proxy_url, api_key)
         self.patience = Patience(deadline)
         self._transport = transport
-        self._http: httpx.Client | None = None
+        self._http: Any = None
         self._process = os.getpid()
         self._making = threading.Lock()
+
+    def _connections(self, kind: Callable[..., H]) -> H:
+        """The client of httpx, of this `kind`, which is made when it is first needed."""
+        if self._process != os.getpid():  # the parent's, and its lock may have been held by another thread
+            self._process, self._http, self._making = os.getpid(), None, threading.Lock()
+        with self._making:
+            self._http = self._http or connected(kind, self.target, self._transport)
+            http: H = self._http
+            return http
+
+
+class Client(ClientBase):
+    """A connection to one proxy's control plane.
+
+    `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
+    long each operation may try to be acknowledged.
+    """
 
     def drive(self, talk: Talk[T]) -> T:
         """Carries an operation out to its end."""
@@ -98,20 +112,10 @@ class Client:
             time.sleep(effect.seconds)
             return None
         try:
-            answer = self._connections().request(**effect._asdict())
+            answer = self._connections(httpx.Client).request(**effect._asdict())
         except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             return no_reply(self.target, error)
         return Reply(answer.status_code, answer.headers, answer.content)
-
-    def _connections(self) -> httpx.Client:
-        import httpx
-
-        if self._process != os.getpid():  # the parent's, and its lock may have been held by another thread
-            self._process, self._http, self._making = os.getpid(), None, threading.Lock()
-        with self._making:
-            if self._http is None:
-                self._http = connected(httpx.Client, self.target, self._transport)
-            return self._http
 
     def close(self) -> None:
         """Lets go of the connections."""

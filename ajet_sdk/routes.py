@@ -179,15 +179,13 @@ ROUTES: tuple[Route, ...] = (
     Route("ca", "GET", "/ca.pem", "any", None),
 )
 
+_BY_NAME = {route.name: route for route in ROUTES}
 B = TypeVar("B")
 
 
 def route(name: str) -> Route:
     """The route called `name`; `KeyError` for a name that is not in the table."""
-    for candidate in ROUTES:
-        if candidate.name == name:
-            return candidate
-    raise KeyError(name)
+    return _BY_NAME[name]
 
 
 def parse(kind: type[B], body: Any) -> B:
