@@ -1,7 +1,7 @@
 """Checks of everything the proxy depends on, each with what to do about a fault.
 
-A check returns findings and never raises; the proxy itself is not touched, so `doctor` may run beside it. A warning is
-something that works but will surprise; a fault is something that does not work.
+A check returns findings and never raises; the proxy itself is not touched, so `doctor` may run at the same time. A
+warning is something that works but will surprise; a fault is something that does not work.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
     ({"return_token_ids": False}, "return_token_ids", GIVES_TOKEN_IDS),
     ({"logprobs": False}, "return_token_ids and logprobs", GIVES_TOKEN_IDS),
 )
-"""What a call asks the engine for besides, less what it may refuse; that, and what to do then."""
+"""What a call asks the engine for in addition, without what it may refuse; that, and what to do then."""
 
 
 @dataclass(frozen=True, slots=True)

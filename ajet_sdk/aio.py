@@ -26,7 +26,7 @@ from ajet_sdk.episodes import EpisodeLife, P, opening, shown_as
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import Attempt, RolloutsPlan, name_of, result_of
+from ajet_sdk.rollouts import Rollout, RolloutsPlan, name_of, result_of
 
 
 class Client(ClientBase):
@@ -209,23 +209,23 @@ class Rollouts(RolloutsPlan):
         return self.results
 
     async def _work(self) -> None:
-        for attempt in self._attempts:
+        for rollout in self._rollouts:
             if self._stopped:
                 return
             # a task of its own, so that an agent that cancels the task it runs in ends nothing else
-            result = self._done[attempt.number] = await asyncio.ensure_future(self._attempt(attempt))
+            result = self._done[rollout.number] = await asyncio.ensure_future(self._roll_out(rollout))
             if self._on_result is not None:
                 self._on_result(result)
 
-    async def _attempt(self, attempt: Attempt) -> RunResult:
+    async def _roll_out(self, rollout: Rollout) -> RunResult:
         started, client = time.monotonic(), self._client
-        body = replace(self._body, task=self._name(attempt.task))
+        body = replace(self._body, task=self._name(rollout.task))
         found: Episode | None = None
         error: BaseException | None = None
         try:
             found = Episode(client, await client.drive(opening(client.target, body, client.patience)))
             async with found:
-                answer = self._agent(attempt.task, found)
+                answer = self._agent(rollout.task, found)
                 if not inspect.isawaitable(answer):
                     raise BadRequest("the agent is no coroutine function: run it by ajet_sdk.run", param="agent")
                 value = await answer
@@ -236,4 +236,4 @@ class Rollouts(RolloutsPlan):
             if isinstance(caught, ours):
                 raise
             error = caught  # a CancelledError too: the agent made it
-        return result_of(attempt, body.task or "", found, error, time.monotonic() - started)
+        return result_of(rollout, body.task or "", found, error, time.monotonic() - started)

@@ -3,9 +3,9 @@
 `EpisodeLife` knows the life of an episode and does no I/O: its methods are operations (see `ajet_sdk.operations`).
 `Episode` carries them out with blocking calls; `ajet_sdk.aio.Episode` does the same with ``await``.
 
-Invariant: leaving the ``with`` block settles the episode. A final reward, a seal or an abort, whoever gave it (another
-process may have, or a header of the agent's), is left as it is; rewards that are not final are sealed; no reward at all
-aborts; and so does an exception, whose text becomes the reason. A failure to abort never hides that exception.
+Invariant: leaving the ``with`` block settles the episode. A final reward, a seal or an abort is left as it is, even
+one of another process or of a header that the agent sent. Rewards that are not final are sealed. No reward at all
+aborts, and so does an exception, whose text becomes the reason. A failure to abort never hides that exception.
 """
 
 from __future__ import annotations

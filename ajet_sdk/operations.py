@@ -30,7 +30,7 @@ DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
 DEADLINE_S = 60.0
 """How long an operation goes on trying to be acknowledged."""
 ATTEMPT_S = 30.0
-"""How long one attempt waits for a connection, and then for its answer."""
+"""How long one request waits for a connection, and then for its answer."""
 LEAST_S = 0.001
 """Less time than this before the deadline is none."""
 BACKOFF_FIRST_S = 0.1
@@ -71,7 +71,7 @@ class Target:
 
     @property
     def local(self) -> bool:
-        """Whether the proxy is on this machine, so that no HTTP proxy of the environment may stand between."""
+        """Whether the proxy is on this machine. Then no HTTP proxy of the environment stands between."""
         host = urlsplit(self.url).hostname or ""
         return host in ("localhost", "::1") or host.startswith("127.")
 

@@ -1,6 +1,6 @@
 """Runs an agent over tasks, several episodes of each, many at a time.
 
-The attempts of one task are begun together, so that groups complete early. An agent's failure is a result, never an
+The rollouts of one task are begun together, so that groups complete early. An agent's failure is a result, never an
 exception that would end the others: its episode is aborted with the reason, and the run goes on. Only the caller's own
 mistakes (tasks that cannot be iterated or named) and an interrupt end the run, the latter after aborting what is open.
 
@@ -33,22 +33,22 @@ HEARD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """The `index`-th run at `task`; `number` counts all attempts of the run from 0."""
+class Rollout:
+    """The `index`-th run at `task`; `number` counts all of the run from 0."""
 
     number: int
     task: Any
     index: int
 
 
-def attempts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Attempt]:
+def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
     """Every task `repeat` times, task by task; `tasks` may be endless."""
     if isinstance(tasks, str):
         raise BadRequest(f"tasks must be a list of tasks, not one text: [{tasks[:80]!r}]", param="tasks")
     number = 0
     for task in tasks:
         for index in range(repeat):
-            yield Attempt(number, task, index)
+            yield Rollout(number, task, index)
             number += 1
 
 
@@ -66,9 +66,9 @@ def name_of(task: Any) -> str:
 
 
 def result_of(
-    attempt: Attempt, task: str, episode: EpisodeLife | None, error: BaseException | None, seconds: float
+    rollout: Rollout, task: str, episode: EpisodeLife | None, error: BaseException | None, seconds: float
 ) -> RunResult:
-    """What came of an attempt; without an `episode`, none could be opened."""
+    """What came of a rollout; without an `episode`, none could be opened."""
     reason = reason_of(error) if error is not None else None
     settled = episode.outcome if episode is not None else None
     lost = settled.lost if settled is not None else None
@@ -83,7 +83,7 @@ def result_of(
         if settled.discarded is not None:
             reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
     return RunResult(
-        task, attempt.index, episode.id if episode else None, outcome, reward, reason, seconds, told(lost)
+        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, told(lost)
     )
 
 
@@ -121,7 +121,7 @@ class RolloutsPlan:
                 name(task)
             parallel = max(1, min(parallel, len(tasks) * repeat))
         self._client, self._agent, self._body, self._name, self._on_result = client, agent, body, name, on_result
-        self._attempts = attempts_at(tasks, repeat)
+        self._rollouts = rollouts_at(tasks, repeat)
         self._parallel = parallel
         self._done: dict[int, RunResult] = {}
         self._stopped = False
@@ -191,22 +191,22 @@ class Rollouts(RolloutsPlan):
         self._workers.append((thread, ended))
         start(thread)
 
-    def _next(self) -> Attempt | None:
+    def _next(self) -> Rollout | None:
         with self._lock:
             if self._stopped or self._fault is not None:
                 return None
             try:
-                return next(self._attempts, None)
+                return next(self._rollouts, None)
             except Exception as error:
                 self._fault = error
                 return None
 
     def _work(self, ended: threading.Event) -> None:
         try:
-            while (attempt := self._next()) is not None:
-                result = self._attempt(attempt)
+            while (rollout := self._next()) is not None:
+                result = self._roll_out(rollout)
                 with self._lock:
-                    self._done[attempt.number] = result
+                    self._done[rollout.number] = result
                 if self._on_result is not None:
                     self._on_result(result)
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
@@ -214,9 +214,9 @@ class Rollouts(RolloutsPlan):
         finally:
             ended.set()
 
-    def _attempt(self, attempt: Attempt) -> RunResult:
+    def _roll_out(self, rollout: Rollout) -> RunResult:
         started, client = time.monotonic(), self._client
-        body = replace(self._body, task=self._name(attempt.task))
+        body = replace(self._body, task=self._name(rollout.task))
         episode: Episode | None = None
         error: BaseException | None = None
         try:
@@ -227,7 +227,7 @@ class Rollouts(RolloutsPlan):
                 if self._stopped:
                     episode.abort(INTERRUPTED)
                 else:
-                    value = self._agent(attempt.task, episode)
+                    value = self._agent(rollout.task, episode)
                     if value is not None:
                         episode.reward(value)
         except KeyboardInterrupt:
@@ -238,7 +238,7 @@ class Rollouts(RolloutsPlan):
             if episode is not None:
                 with self._lock:
                     self._open.pop(episode.id, None)
-        return result_of(attempt, body.task or "", episode, error, time.monotonic() - started)
+        return result_of(rollout, body.task or "", episode, error, time.monotonic() - started)
 
 
 def run(
@@ -260,7 +260,7 @@ def run(
 
     What the agent returns is the episode's final reward; None means that it rewarded or aborted the episode itself (one
     that it left without a reward is aborted). Whatever it raises aborts its episode and is recorded in the results.
-    `name` turns a task into its name; `on_result` is called as each attempt ends, by the thread that ran it.
+    `name` turns a task into its name; `on_result` is called as each rollout ends, by the thread that ran it.
     A list of tasks of which one has no name is refused before any of them is begun.
     KeyboardInterrupt aborts the open episodes and is raised again.
     """

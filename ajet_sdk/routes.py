@@ -85,7 +85,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept beside the state's reason."""
+    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept apart from the state's reason."""
 
     reason: str | None = None
 

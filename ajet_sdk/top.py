@@ -32,7 +32,7 @@ RECENT = 64
 """A mean reward is that of so many of the latest episodes, or a few more."""
 NAME, LEAST = 28, 8
 """A task, model or agent name is cut behind so many columns; in a table that would not fit, behind fewer."""
-STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "quiet": "\033[2m", "": ""}
+STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "dim": "\033[2m", "": ""}
 ENTER, LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 Lines = list[tuple[str, str]]
 """Each with its style."""
@@ -53,7 +53,7 @@ def screenful(
     lines: Lines = _top(status, rates)
     rest: list[Lines] = [] if overview is None else [_tasks(overview, width), _quiet(overview, width)]
     if overview is None:
-        lines.append(("quiet", "rewards and agents: with an admin's key"))
+        lines.append(("dim", "rewards and agents: with an admin's key"))
     else:
         lines += _rewards(overview, width) + _leases(overview)
     lines += _drift(status)

@@ -2,7 +2,7 @@
 
 A lease belongs to the daemon that gave it: it is extended, acknowledged and given back there and nowhere else. Of
 several daemons each is asked for one group at a time, in turn, so that a batch takes what is ready anywhere and a busy
-daemon starves no other. Gates are closed and opened side by side, so that no daemon's agents wait for another's.
+daemon starves no other. Gates are closed and opened side by side, and no daemon's agents wait for another's.
 
 A daemon that does not answer within `PATIENCE_S` is *away*: it is asked again with growing pauses, and training goes on
 with the rest. Nothing is owed to it that it would miss: its leases run out by themselves, its acknowledgements are

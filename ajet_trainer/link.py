@@ -52,7 +52,7 @@ class TlsRefused(ProxyUnreachable):
 
 
 class Link:
-    """A connection to one proxy. Times are in seconds; every method raises an `AjetError` when it fails for good.
+    """A connection to one proxy. Times are in seconds; every method raises an `AjetError` when it has failed.
 
     `answer_s` is how long a connection may take, and an answer beyond what the proxy was asked to wait. `certified`
     says that `tls` shows a certificate.
@@ -122,7 +122,7 @@ class Link:
         self._post(f"/batches/{quote(batch, safe='')}/extend", routes.Extend(lease_s))
 
     def close_gate(self, reason: str, wait_s: float) -> None:
-        """Returns once the proxy holds new requests and no call is in flight any more."""
+        """Returns once the proxy holds new requests and no call is in flight."""
         self._post("/gate/close", routes.GateClose(reason, wait_s), wait_s=wait_s, deadline_s=wait_s)
 
     def open_gate(self, policy_version: int) -> None:
@@ -175,7 +175,7 @@ class Link:
             pause = min(pause * 2, 5.0)
 
     def _read(self, answer: httpx.Response) -> bytes:
-        """The body, no more of which is read than a batch may have."""
+        """The body, of which at most as much is read as a batch may have."""
         pieces, size = list[bytes](), 0
         self._check(int(answer.headers.get("Content-Length", "0")))
         for piece in answer.iter_bytes():

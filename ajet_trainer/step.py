@@ -303,7 +303,7 @@ class Run:
 
 
 def overlap(one: Leased, other: Leased) -> bool:
-    """Whether two leases of one daemon hold an episode in common: then the older of them is no lease any more."""
+    """Whether two leases of one daemon hold an episode in common: then the older of them has ended."""
     names, others = (
         {episode.episode for group in leased.batch.groups for episode in group.episodes} for leased in (one, other)
     )

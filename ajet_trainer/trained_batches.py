@@ -10,8 +10,8 @@ episodes again under another batch: `blocked` names them, and admission refuses 
 come back and are forgotten, so the list stays as small as what is in flight.
 
 Several daemons may feed one trainer, and two of them may call their episodes by the same name, so everything here
-belongs to the daemon that gave it, known by its URL. What came from a daemon whose URL is configured no more belongs to
-``ANY``: it may have moved, so its episodes are blocked wherever they come from.
+belongs to the daemon that gave it, known by its URL. What came from a daemon whose URL is not configured belongs to
+``ANY``: it may have moved, so its episodes are blocked at every daemon.
 """
 
 from __future__ import annotations

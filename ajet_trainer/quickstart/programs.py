@@ -71,15 +71,15 @@ def free_port(port: int = 0) -> int:
 
 
 def path_of(name: str) -> str:
-    """Path of one of our console scripts: beside this interpreter, else in the daemon's environment, else on PATH.
+    """Path of one of our console scripts: next to this interpreter, else in the daemon's environment, else on PATH.
 
-    The proxy lives in an environment of its own: in a checkout, `.venv` beside `.venv-engine`.
+    The proxy lives in an environment of its own: in a checkout, `.venv` next to `.venv-engine`.
     """
     here = Path(sys.executable).parent
-    beside = [here / name, here.parent.parent / ".venv" / "bin" / name]
+    near = [here / name, here.parent.parent / ".venv" / "bin" / name]
     if name == "ajet-proxy":
-        beside.reverse()
-    found = next((str(path) for path in beside if path.is_file()), None) or shutil.which(name)
+        near.reverse()
+    found = next((str(path) for path in near if path.is_file()), None) or shutil.which(name)
     if found is None:
         raise QuickstartError(f"the program {name} is not here: `make setup` installs it, or put it on PATH")
     return found
@@ -169,7 +169,7 @@ class Children:
         return program
 
     def finished(self, program: Program) -> None:
-        """`program` has ended and need not be looked after any more."""
+        """`program` has ended and needs no care."""
         self._programs.remove(program)
 
     def check(self) -> None:

@@ -161,7 +161,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return queue.plain(metrics)
 
     def save(self, batches: Mapping[str, Any]) -> None:
-        """verl's checkpoint with `batches` in it, then no more old ones than there are to be; verl writes its
+        """verl's checkpoint with `batches` in it, then the old ones go but for those that stay; verl writes its
         latest-checkpoint marker last."""
         self.train_dataloader.batches = batches
         self._save_checkpoint()

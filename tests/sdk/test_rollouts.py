@@ -15,7 +15,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk import aio, errors
 from ajet_sdk.results import RunResult
-from ajet_sdk.rollouts import Rollouts, RolloutsPlan, attempts_at, name_of
+from ajet_sdk.rollouts import Rollouts, RolloutsPlan, name_of, rollouts_at
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.ports import free_port
@@ -210,7 +210,7 @@ def test_no_more_than_parallel_run_at_once_and_all_of_them_do(stub: ControlStub)
 
 
 def test_tasks_may_be_endless(stub: ControlStub) -> None:
-    assert [attempt.task for attempt in itertools.islice(attempts_at(itertools.count(), 2), 4)] == [0, 0, 1, 1]
+    assert [attempt.task for attempt in itertools.islice(rollouts_at(itertools.count(), 2), 4)] == [0, 0, 1, 1]
 
 
 def test_stopping_aborts_what_is_open_and_begins_no_more(stub: ControlStub) -> None:
