@@ -159,32 +159,17 @@ class Call:
 
     def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
         """The JSON object of contract §6.1; without `tokens`, counts stand in for ids and logprobs."""
-        versions = self.policy_versions
-        out: dict[str, Any] = {
-            "call": self.call,
-            "episode": self.episode,
-            "model": self.model,
-            "agent": self.agent,
-            "started_at": self.started_at,
-        }
+        versions, first = self.policy_versions, ("call", "episode", "model", "agent", "started_at")
+        out: dict[str, Any] = {name: getattr(self, name) for name in first}
         if tokens:
-            out["prompt_token_ids"] = list(self.prompt_token_ids)
-            out["token_ids"] = list(self.token_ids)
-            out["logprobs"] = list(self.logprobs)
+            out |= {name: list(getattr(self, name)) for name in ("prompt_token_ids", "token_ids", "logprobs")}
         else:
-            out["prompt_tokens"] = len(self.prompt_token_ids)
-            out["sampled_tokens"] = len(self.token_ids)
+            out |= {"prompt_tokens": len(self.prompt_token_ids), "sampled_tokens": len(self.token_ids)}
         out["finish_reason"] = self.finish_reason
-        out["policy_version"] = versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions]
-        for name in ("parent", "identified_by", "continuity"):
-            if getattr(self, name) is not None:
-                out[name] = getattr(self, name)
-        if self.altered:
-            out["altered"] = list(self.altered)
-        if self.version_uncertain:
-            out["version_uncertain"] = True
-        if self.same_text is not None:
-            out["same_text"] = list(self.same_text)
+        out["policy_version"] = versions[0][0] if len(versions) == 1 else _listed(versions)
+        for name in ("parent", "identified_by", "continuity", "altered", "version_uncertain", "same_text"):
+            if (value := getattr(self, name)) not in (None, (), False):
+                out[name] = _listed(value)
         return out
 
 
