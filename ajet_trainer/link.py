@@ -94,7 +94,7 @@ class Link:
 
     def lease(self, ask: routes.Lease) -> Batch | None:
         """The next batch, or None when nothing was ready within ``ask.wait_s``."""
-        frame = self._post("/batches/lease", ask, wait_s=ask.wait_s)
+        frame = self._send("/batches/lease", ask, wait_s=ask.wait_s)
         if frame is None:
             return None
         try:
@@ -111,42 +111,40 @@ class Link:
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
         """The step that trained `batch`, without the episodes `filtered`, is checkpointed. Raises `NotFound` or
         `Conflict` when the lease is gone."""
-        self._post(f"/batches/{quote(batch, safe='')}/ack", routes.Ack(policy_version, filtered or {}))
+        self._send(f"/batches/{quote(batch, safe='')}/ack", routes.Ack(policy_version, filtered or {}))
 
     def nack(self, batch: str) -> None:
         """Gives `batch` back untrained."""
-        self._post(f"/batches/{quote(batch, safe='')}/nack", routes.Empty())
+        self._send(f"/batches/{quote(batch, safe='')}/nack", routes.Empty())
 
     def extend(self, batch: str, lease_s: float) -> None:
         """The lease of `batch` now ends `lease_s` seconds from now."""
-        self._post(f"/batches/{quote(batch, safe='')}/extend", routes.Extend(lease_s))
+        self._send(f"/batches/{quote(batch, safe='')}/extend", routes.Extend(lease_s))
 
     def close_gate(self, reason: str, wait_s: float) -> None:
         """Returns once the proxy holds new requests and no call is in flight."""
-        self._post("/gate/close", routes.GateClose(reason, wait_s), wait_s=wait_s, deadline_s=wait_s)
+        self._send("/gate/close", routes.GateClose(reason, wait_s), wait_s=wait_s, deadline_s=wait_s)
 
     def open_gate(self, policy_version: int) -> None:
         """Lets requests through again, served by `policy_version`."""
-        self._post("/gate/open", routes.GateOpen(policy_version))
+        self._send("/gate/open", routes.GateOpen(policy_version))
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
-        self._post("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
+        self._send("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
 
     def meet(self) -> None:
         """The proxy answers, and lets us do what a trainer may: it is asked about a batch that there cannot be."""
-        self._send("GET", "/status", None)
+        self._send("/status")
         with suppress(NotFound):
             self.extend("none", 1.0)
 
     def close(self) -> None:
         self._http.close()
 
-    def _post(self, path: str, body: Any, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
-        return self._send("POST", path, routes.to_json(body), wait_s, deadline_s)
-
-    def _send(self, method: str, path: str, body: Any, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
-        """The body of a good answer; None for one that has none."""
+    def _send(self, path: str, body: Any = None, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
+        """The body of a good answer to a POST of `body`, or to a GET where there is none; None for one without any."""
+        method, fields = ("GET", None) if body is None else ("POST", routes.to_json(body))
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
         judge = TlsJudge(self.url, self._certified)
@@ -154,7 +152,7 @@ class Link:
         while True:
             failure: AjetError
             try:
-                with self._http.stream(method, path, json=body, timeout=timeout) as answer:
+                with self._http.stream(method, path, json=fields, timeout=timeout) as answer:
                     content = self._read(answer)
             except httpx.TransportError as error:
                 if (untrusted := judge.refused(error)) is not None:
