@@ -1,7 +1,7 @@
 """Checks of everything the proxy depends on, each with what to do about a fault.
 
-A check returns findings and never raises; the proxy itself is not touched, so `doctor` may run beside it. A warning is
-something that works but will surprise; a fault is something that does not work.
+A check returns findings and never raises; the proxy itself is not touched, so `doctor` may run at the same time. A
+warning is something that works but will surprise; a fault is something that does not work.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import stat
 import time
 from dataclasses import asdict, dataclass
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,13 +39,14 @@ RENEWAL = datetime.timedelta(days=30)
 CLOCK_SKEW_S = 30.0
 TESTED_VLLM = ((0, 31), (0, 33))
 """The vLLM releases, first and last, whose dialect was read or recorded for this proxy."""
+AS_ITS_USER = "run doctor as the user that runs the proxy (or as root)"
 
 _LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
     ({"return_token_ids": True, "logprobs": False}, "logprobs", GIVES_LOGPROBS),
     ({"return_token_ids": False}, "return_token_ids", GIVES_TOKEN_IDS),
     ({"logprobs": False}, "return_token_ids and logprobs", GIVES_TOKEN_IDS),
 )
-"""What a call asks the engine for besides, less what it may refuse; that, and what to do then."""
+"""What a call asks the engine for in addition, without what it may refuse; that, and what to do then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,18 @@ class Finding:
     level: Literal["ok", "warning", "fault"]
     message: str
     advice: str = ""
+
+
+def _ok(check: str, message: str) -> Finding:
+    return Finding(check, "ok", message)
+
+
+def _warning(check: str, message: str, advice: str) -> Finding:
+    return Finding(check, "warning", message, advice)
+
+
+def _fault(check: str, message: str, advice: str) -> Finding:
+    return Finding(check, "fault", message, advice)
 
 
 def run(config: Config) -> list[Finding]:
@@ -82,27 +96,26 @@ def as_json(findings: list[Finding]) -> str:
 
 
 def _data_dir(config: Config) -> list[Finding]:
-    path = Path(config.data_dir)
+    path, check = Path(config.data_dir), "data directory"
     try:
         there = path.exists()
     except PermissionError:
-        return [Finding("data directory", "fault", f"this user may not look at {path}",
-                        "run doctor as the user that runs the proxy (or as root), or choose another --data-dir")]
+        return [_fault(check, f"this user may not look at {path}", f"{AS_ITS_USER}, or choose another --data-dir")]
     if not there:
         parent = next(p for p in path.absolute().parents if p.exists())
         if os.access(parent, os.W_OK | os.X_OK):
-            return [Finding("data directory", "ok", f"{path} does not exist yet and can be made"), _disk(parent)]
-        return [Finding("data directory", "fault", f"{path} does not exist and {parent} is not writable",
-                        f"make it for the user that runs the proxy: mkdir -m 700 {path}, or choose --data-dir")]
+            return [_ok(check, f"{path} does not exist yet and can be made"), _disk(parent)]
+        return [_fault(check, f"{path} does not exist and {parent} is not writable",
+                       f"make it for the user that runs the proxy: mkdir -m 700 {path}, or choose --data-dir")]
     if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        return [Finding("data directory", "fault", f"{path} is not a directory that this user can write",
-                        "chown it to the user that runs the proxy, or choose another --data-dir")]
-    found = [Finding("data directory", "ok", str(path))]
+        return [_fault(check, f"{path} is not a directory that this user can write",
+                       "chown it to the user that runs the proxy, or choose another --data-dir")]
+    found = [_ok(check, str(path))]
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
-        found.append(Finding("permissions", "warning", f"others can look into {path}", f"chmod 700 {path}"))
+        found.append(_warning("permissions", f"others can look into {path}", f"chmod 700 {path}"))
     secret = path / "secret"
     if secret.exists() and stat.S_IMODE(secret.stat().st_mode) & 0o077:
-        found.append(Finding("permissions", "fault", f"{secret} is readable by others", f"chmod 600 {secret}"))
+        found.append(_fault("permissions", f"{secret} is readable by others", f"chmod 600 {secret}"))
     found += [*_strangers(path), *_journal(path), *_keys(path), *_authority(path / "ca")]
     return [*found, _disk(path), _lock(path)]
 
@@ -113,22 +126,21 @@ def _strangers(path: Path) -> list[Finding]:
     others = [item for item in (*path.iterdir(), *path.glob("journal/*")) if item.lstat().st_uid != owner]
     if not others:
         return []
-    return [Finding("permissions", "fault", f"{len(others)} files under {path} are another user's, such as {others[0]}",
-                    f"chown -R --reference={path} {path}")]
+    return [_fault("permissions", f"{len(others)} files under {path} are another user's, such as {others[0]}",
+                   f"chown -R --reference={path} {path}")]
 
 
 def _journal(path: Path) -> list[Finding]:
     """Whether a start would find all segments of the journal, if a proxy has begun one."""
     folder = folder_of(path)
     if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
-        return [Finding("journal", "fault", f"this user may not look into {folder}",
-                        "run doctor as the user that runs the proxy (or as root)")]
+        return [_fault("journal", f"this user may not look into {folder}", AS_ITS_USER)]
     try:
         refuse_lost(path)
     except JournalDamaged as error:
         fault, _, advice = error.message.partition(": ")
-        return [Finding("journal", "fault", fault, advice)]
-    return [Finding("journal", "ok", "nothing of it is missing")] if has_journal(path) else []
+        return [_fault("journal", fault, advice)]
+    return [_ok("journal", "nothing of it is missing")] if has_journal(path) else []
 
 
 def _keys(path: Path) -> list[Finding]:
@@ -139,11 +151,10 @@ def _keys(path: Path) -> list[Finding]:
         keyring.ring(path)
     except ConfigError as error:
         fault, _, advice = str(error).rpartition(": ")
-        return [Finding("keys", "fault", fault, advice)]
+        return [_fault("keys", fault, advice)]
     except OSError as error:
-        return [Finding("keys", "fault", f"{error.filename} cannot be read: {error.strerror}",
-                        "run doctor as the user that runs the proxy (or as root)")]
-    return [Finding("keys", "ok", "the secret that signs them and what was revoked can be read")]
+        return [_fault("keys", f"{error.filename} cannot be read: {error.strerror}", AS_ITS_USER)]
+    return [_ok("keys", "the secret that signs them and what was revoked can be read")]
 
 
 def _authority(directory: Path) -> list[Finding]:
@@ -151,224 +162,210 @@ def _authority(directory: Path) -> list[Finding]:
     check, renew = "interception", f"delete {directory} and restart: programs must then trust the new CA"
     if not directory.exists():
         return []
-    found = [Finding(check, "fault", fault, f"chmod it, or {renew}") for fault in authority.exposed(directory)]
+    found = [_fault(check, fault, f"chmod it, or {renew}") for fault in authority.exposed(directory)]
     try:
         begins, ends = authority.lifetime(directory)
     except (OSError, ValueError) as error:
-        return [*found, Finding(check, "fault", f"the CA's certificate cannot be read: {error}", renew)]
+        return [*found, _fault(check, f"the CA's certificate cannot be read: {error}", renew)]
     now = datetime.datetime.now(datetime.UTC)
     if not begins <= now < ends:
-        return [*found, Finding(check, "fault", f"the CA's certificate holds from {begins:%F} to {ends:%F}", renew)]
+        return [*found, _fault(check, f"the CA's certificate holds from {begins:%F} to {ends:%F}", renew)]
     if ends - now < RENEWAL:
-        return [*found, Finding(check, "warning", f"the CA's certificate ends on {ends:%F}", renew)]
-    return [*found, Finding(check, "ok", f"the CA's certificate holds until {ends:%F}")]
+        return [*found, _warning(check, f"the CA's certificate ends on {ends:%F}", renew)]
+    return [*found, _ok(check, f"the CA's certificate holds until {ends:%F}")]
 
 
 def _disk(path: Path) -> Finding:
     free = shutil.disk_usage(path).free
     text = f"{free / 2**30:.1f} GiB free under {path}"
     if free < LOW_DISK:
-        return Finding("disk", "fault", text, "free some space: the proxy refuses calls while it cannot write")
-    return Finding("disk", "ok", text)
+        return _fault("disk", text, "free some space: the proxy refuses calls while it cannot write")
+    return _ok("disk", text)
 
 
 def _retention(config: Config) -> list[Finding]:
     """Whether anything ends the archive's growth."""
     if config.archive_max_age or config.archive_max_bytes or config.max_disk:
         return []
-    return [Finding("retention", "warning", "by the settings given here the archive grows until the disk is full",
-                    "set archive_max_bytes or archive_max_age, and max_disk above them: docs/explain/journal.md says "
-                    "what an episode takes")]
+    return [_warning("retention", "by the settings given here the archive grows until the disk is full",
+                     "set archive_max_bytes or archive_max_age, and max_disk above them: docs/explain/journal.md says "
+                     "what an episode takes")]
 
 
 def _lock(path: Path) -> Finding:
     lock = path / "lock"
     if not lock.exists():
-        return Finding("lock", "ok", "no proxy has used this data directory yet")
+        return _ok("lock", "no proxy has used this data directory yet")
     try:
         with lock.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return Finding("lock", "ok", "a proxy is running on this data directory; a second one would be refused")
+        return _ok("lock", "a proxy is running on this data directory; a second one would be refused")
     except PermissionError:
-        return Finding("lock", "fault", f"this user may not open {lock}", "run doctor as the user that runs the proxy")
-    return Finding("lock", "ok", "no proxy is running on this data directory")
+        return _fault("lock", f"this user may not open {lock}", "run doctor as the user that runs the proxy")
+    return _ok("lock", "no proxy is running on this data directory")
 
 
 async def _upstreams(config: Config) -> list[Finding]:
     if not config.upstream:
-        return [Finding("upstream", "warning", "none configured: requests wait until a trainer announces its engines",
-                        "give --upstream URL if an engine is already there")]
+        return [_warning("upstream", "none configured: requests wait until a trainer announces its engines",
+                         "give --upstream URL if an engine is already there")]
     headers = {"Authorization": f"Bearer {config.upstream_key}"} if config.upstream_key else {}
     timeout = aiohttp.ClientTimeout(total=60, connect=10)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-        urls = [base_url(url) for urls in config.upstreams.values() for url in urls]
-        found = [await _upstream(session, url, config) for url in urls]
-    return [finding for findings in found for finding in findings]
+        engines = [_Engine(session, base_url(url), config) for urls in config.upstreams.values() for url in urls]
+        return [finding for engine in engines for finding in await engine.examine()]
 
 
-async def _upstream(session: aiohttp.ClientSession, url: str, config: Config) -> list[Finding]:
-    check = f"upstream {url}"
-    try:
-        return await _engine(session, url, check, config)
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
-        return [Finding(check, "fault", f"cannot be reached: {error or 'no answer in time'}",
-                        "start the engine, or correct --upstream")]
+class _Engine:
+    """The checks of one engine at `url`."""
 
+    def __init__(self, session: aiohttp.ClientSession, url: str, config: Config) -> None:
+        self._session, self._url, self._config, self._model = session, url, config, ""
+        check = f"upstream {url}"
+        self._ok, self._warning, self._fault = (partial(made, check) for made in (_ok, _warning, _fault))
 
-async def _engine(session: aiohttp.ClientSession, url: str, check: str, config: Config) -> list[Finding]:
-    if await _is_proxy(session, url):
-        return [Finding(check, "fault", "is an ajet-proxy and no engine",
-                        "give --upstream the engine's own address")]
-    status, models, date = await _get(session, f"{url}/v1/models")
-    if status == 401:
-        return [Finding(check, "fault", "wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
-    names = [item.get("id") for item in _list(models, "data")]
-    if status != 200 or not names:
-        return [Finding(check, "fault", f"GET /v1/models answered {status} without a model",
-                        "is this an OpenAI-compatible server? --upstream is its base URL")]
-    found = [Finding(check, "ok", f"serves {', '.join(map(str, names))}"), *_clock(check, date)]
-    found.append(await _version(session, url, check))
-    found += [item for name in names[:1] for item in await _generation(session, url, check, str(name))]
-    if config.continuity == "auto":
-        found.append(await _continuity(session, url, check, str(names[0])))
-    if config.gate_mode == "pause":
-        found.append(await _pause(session, url, check))
-    return found
+    async def examine(self) -> list[Finding]:
+        try:
+            return await self._examine()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            return [self._fault(f"cannot be reached: {error or 'no answer in time'}",
+                                "start the engine, or correct --upstream")]
 
+    async def _examine(self) -> list[Finding]:
+        if await self._is_proxy():
+            return [self._fault("is an ajet-proxy and no engine", "give --upstream the engine's own address")]
+        status, models, date = await self._get("/v1/models")
+        if status == 401:
+            return [self._fault("wants an API key", "set AJET_UPSTREAM_KEY to the engine's key")]
+        names = [str(item.get("id")) for item in _list(models, "data")]
+        if status != 200 or not names:
+            return [self._fault(f"GET /v1/models answered {status} without a model",
+                                "is this an OpenAI-compatible server? --upstream is its base URL")]
+        self._model = names[0]
+        found = [self._ok(f"serves {', '.join(names)}"), *self._clock(date), await self._version()]
+        found += await self._generation()
+        if self._config.continuity == "auto":
+            found.append(await self._continuity())
+        if self._config.gate_mode == "pause":
+            found.append(await self._pause())
+        return found
 
-def _clock(check: str, date: str | None) -> list[Finding]:
-    if date is None:
-        return []
-    try:
-        skew = abs(parsedate_to_datetime(date).timestamp() - time.time())
-    except ValueError:
-        return []
-    if skew > CLOCK_SKEW_S:
-        return [Finding(check, "warning", f"its clock is {skew:.0f} s from ours", "run NTP on both machines")]
-    return [Finding(check, "ok", "its clock agrees with ours")]
+    async def _is_proxy(self) -> bool:
+        """Whether a proxy answers, for which all below ``/ajet`` are control routes; with or without a key."""
+        _, body, _ = await self._get("/ajet/v1")
+        error = body.get("error")
+        return isinstance(error, dict) and error.get("code") == "unknown_route"
 
+    def _clock(self, date: str | None) -> list[Finding]:
+        try:
+            skew = abs(parsedate_to_datetime(date or "").timestamp() - time.time())
+        except ValueError:
+            return []
+        if skew > CLOCK_SKEW_S:
+            return [self._warning(f"its clock is {skew:.0f} s from ours", "run NTP on both machines")]
+        return [self._ok("its clock agrees with ours")]
 
-async def _version(session: aiohttp.ClientSession, url: str, check: str) -> Finding:
-    status, body, _ = await _get(session, f"{url}/version")
-    version = body.get("version")
-    if status != 200 or not isinstance(version, str):
-        return Finding(check, "warning", "does not say it is vLLM (no /version)",
-                       "calls can be recorded only from an engine that gives token ids, such as vLLM")
-    first, last = TESTED_VLLM
-    try:
-        major_minor = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-    except ValueError:
-        major_minor = last
-    if not first <= major_minor <= last:
-        return Finding(check, "warning", f"vLLM {version} is outside the tested releases",
-                       f"tested are {first[0]}.{first[1]} to {last[0]}.{last[1]}")
-    return Finding(check, "ok", f"vLLM {version}")
+    async def _version(self) -> Finding:
+        status, body, _ = await self._get("/version")
+        version = body.get("version")
+        if status != 200 or not isinstance(version, str):
+            return self._warning("does not say it is vLLM (no /version)",
+                                 "calls can be recorded only from an engine that gives token ids, such as vLLM")
+        first, last = TESTED_VLLM
+        try:
+            major_minor = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+        except ValueError:
+            major_minor = last
+        if not first <= major_minor <= last:
+            return self._warning(f"vLLM {version} is outside the tested releases",
+                                 f"tested are {first[0]}.{first[1]} to {last[0]}.{last[1]}")
+        return self._ok(f"vLLM {version}")
 
-
-async def _generation(session: aiohttp.ClientSession, url: str, check: str, model: str) -> list[Finding]:
-    status, reply = await _chat(session, url, model, max_tokens=2, return_token_ids=True)
-    choice = next(iter(_list(reply, "choices")), {})
-    if status != 200:
-        return [await _refusal(session, url, check, model, status, reply)]
-    if not choice.get("token_ids") or not reply.get("prompt_token_ids"):
-        return [Finding(check, "fault", "gives no token ids: every episode would be discarded as incomplete_call",
-                        GIVES_TOKEN_IDS)]
-    logprobs = _list(choice.get("logprobs") or {}, "content")
-    if len(logprobs) != len(choice["token_ids"]):
-        return [Finding(check, "fault", f"gives {len(logprobs)} logprobs for {len(choice['token_ids'])} tokens",
-                        GIVES_LOGPROBS)]
-    scaled = await _sees_temperature(session, url, model)
-    found = [Finding(check, "ok", "gives exact token ids and a logprob for each")]
-    if scaled is False:
-        found.append(Finding(
-            check, "warning",
-            "its logprobs ignore temperature: away from 1 they are not those that the tokens were drawn with",
-            "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
-        ))
-    return found
-
-
-async def _refusal(
-    session: aiohttp.ClientSession, url: str, check: str, model: str, status: int, reply: dict[str, Any]
-) -> Finding:
-    """Why a chat completion that asks for ids and logprobs was answered with an error: if one that asks for less is
-    answered well, the engine refuses what that leaves out."""
-    answered = f"a chat completion answered {status}: {json.dumps(reply)[:200]}"
-    for asked, what, advice in _LESS if status in REFUSED else ():
-        if (await _chat(session, url, model, max_tokens=2, **asked))[0] == 200:
-            return Finding(check, "fault", f"refuses {what}, so every episode would be discarded as incomplete_call: "
-                           f"{answered}", advice)
-    return Finding(check, "fault", answered, "look into the engine's log")
-
-
-async def _continuity(session: aiohttp.ClientSession, url: str, check: str, model: str) -> Finding:
-    """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity.memory`). An engine that has
-    no ``/v1/responses``, or answers it with no ids, has no history there to be asked about."""
-    said = {"model": model, "messages": [{"role": "user", "content": "Hi"}]}
-    status, rendered = await _post(session, f"{url}/tokenize", said)
-    ids = rendered.get("tokens")
-    if status != 200 or not isinstance(ids, list) or not ids:
-        return Finding(check, "warning", "its /tokenize renders no conversations: history goes as text, and may drift",
-                       "use vLLM, or --continuity off to have this no longer looked for")
-    ids = ids[:1] * 3
-    status, answer = await _post(session, f"{url}/v1/chat/completions", trial(model, ids))
-    if status != 200 or answer.get("prompt_token_ids") != ids:
-        return Finding(check, "warning", "its chat route takes no prompt ids: history goes as text, and may drift",
-                       "use a tested vLLM, or --continuity off to have this no longer looked for")
-    status, answer = await _post(session, f"{url}{responding.ROUTE}", responding.trial(model, ids))
-    told = responding.prompt_told(answer)
-    if status in (400, 422) or told not in (None, tuple(ids)):
-        return Finding(check, "warning", "its /v1/responses takes no prompt ids: history goes as text there",
-                       "use a tested vLLM, or chat completions, or --continuity off to have this no longer looked for")
-    return Finding(check, "ok", "takes history as exact ids")
-
-
-async def _sees_temperature(session: aiohttp.ClientSession, url: str, model: str) -> bool | None:
-    """Whether logprobs are those of the distribution that was sampled from; None where it cannot be told.
-
-    The likeliest token's logprob falls as temperature rises, if temperature counts. vLLM lists the sampled token and
-    the likeliest ones, in no order to rely on.
-    """
-    likeliest = []
-    for temperature in (1.0, 2.0):
-        _, reply = await _chat(session, url, model, max_tokens=1, temperature=temperature, top_logprobs=2)
+    async def _generation(self) -> list[Finding]:
+        status, reply = await self._chat(max_tokens=2, return_token_ids=True)
+        if status != 200:
+            return [await self._refusal(status, reply)]
         choice = next(iter(_list(reply, "choices")), {})
-        rows = _list(next(iter(_list(choice.get("logprobs") or {}, "content")), {}), "top_logprobs")
-        if len(rows) < 2:
-            return None
-        likeliest.append(max(float(row["logprob"]) for row in rows))
-    return likeliest[0] - likeliest[1] > 1e-3
+        if not choice.get("token_ids") or not reply.get("prompt_token_ids"):
+            return [self._fault("gives no token ids: every episode would be discarded as incomplete_call",
+                                GIVES_TOKEN_IDS)]
+        logprobs, ids = _list(choice.get("logprobs") or {}, "content"), choice["token_ids"]
+        if len(logprobs) != len(ids):
+            return [self._fault(f"gives {len(logprobs)} logprobs for {len(ids)} tokens", GIVES_LOGPROBS)]
+        found = [self._ok("gives exact token ids and a logprob for each")]
+        if await self._sees_temperature() is False:
+            found.append(self._warning(
+                "its logprobs ignore temperature: away from 1 they are not those that the tokens were drawn with",
+                "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
+            ))
+        return found
 
+    async def _refusal(self, status: int, reply: dict[str, Any]) -> Finding:
+        """Why a chat completion that asks for ids and logprobs was answered with an error: if one that asks for less is
+        answered well, the engine refuses what that leaves out."""
+        answered = f"a chat completion answered {status}: {json.dumps(reply)[:200]}"
+        for asked, what, advice in _LESS if status in REFUSED else ():
+            if (await self._chat(max_tokens=2, **asked))[0] == 200:
+                lost = "so every episode would be discarded as incomplete_call"
+                return self._fault(f"refuses {what}, {lost}: {answered}", advice)
+        return self._fault(answered, "look into the engine's log")
 
-async def _chat(session: aiohttp.ClientSession, url: str, model: str, **more: Any) -> tuple[int, dict[str, Any]]:
-    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **more}
-    return await _post(session, f"{url}/v1/chat/completions", body)
+    async def _continuity(self) -> Finding:
+        """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity.memory`). An engine that
+        has no ``/v1/responses``, or answers it with no ids, has no history there to be asked about."""
+        off = "--continuity off to have this no longer looked for"
+        said = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}]}
+        status, rendered = await self._post("/tokenize", said)
+        ids = rendered.get("tokens")
+        if status != 200 or not isinstance(ids, list) or not ids:
+            return self._warning("its /tokenize renders no conversations: history goes as text, and may drift",
+                                 f"use vLLM, or {off}")
+        ids = ids[:1] * 3
+        status, answer = await self._post("/v1/chat/completions", trial(self._model, ids))
+        if status != 200 or answer.get("prompt_token_ids") != ids:
+            return self._warning("its chat route takes no prompt ids: history goes as text, and may drift",
+                                 f"use a tested vLLM, or {off}")
+        status, answer = await self._post(responding.ROUTE, responding.trial(self._model, ids))
+        told = responding.prompt_told(answer)
+        if status in (400, 422) or told not in (None, tuple(ids)):
+            return self._warning("its /v1/responses takes no prompt ids: history goes as text there",
+                                 f"use a tested vLLM, or chat completions, or {off}")
+        return self._ok("takes history as exact ids")
 
+    async def _sees_temperature(self) -> bool | None:
+        """Whether logprobs are those of the distribution that was sampled from; None where it cannot be told.
 
-async def _post(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    async with session.post(url, json=body, allow_redirects=False) as answer:
-        return answer.status, await _json(answer)
+        The likeliest token's logprob falls as temperature rises, if temperature counts. vLLM lists the sampled token
+        and the likeliest ones, in no order to rely on.
+        """
+        likeliest = []
+        for temperature in (1.0, 2.0):
+            _, reply = await self._chat(max_tokens=1, temperature=temperature, top_logprobs=2)
+            choice = next(iter(_list(reply, "choices")), {})
+            rows = _list(next(iter(_list(choice.get("logprobs") or {}, "content")), {}), "top_logprobs")
+            if len(rows) < 2:
+                return None
+            likeliest.append(max(float(row["logprob"]) for row in rows))
+        return likeliest[0] - likeliest[1] > 1e-3
 
+    async def _pause(self) -> Finding:
+        if (await self._get("/is_paused"))[0] == 404:
+            return self._fault("gate_mode is pause, but it has no /pause",
+                               "start vLLM with VLLM_SERVER_DEV_MODE=1, or use --gate-mode drain")
+        return self._ok("can be paused while weights change")
 
-async def _is_proxy(session: aiohttp.ClientSession, url: str) -> bool:
-    """Whether a proxy answers there, for which all below ``/ajet`` are control routes; with or without a key."""
-    _, body, _ = await _get(session, f"{url}/ajet/v1")
-    error = body.get("error")
-    return isinstance(error, dict) and error.get("code") == "unknown_route"
+    async def _chat(self, **more: Any) -> tuple[int, dict[str, Any]]:
+        body = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **more}
+        return await self._post("/v1/chat/completions", body)
 
+    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        async with self._session.post(self._url + path, json=body, allow_redirects=False) as answer:
+            return answer.status, await _json(answer)
 
-async def _pause(session: aiohttp.ClientSession, url: str, check: str) -> Finding:
-    status, _, _ = await _get(session, f"{url}/is_paused")
-    if status == 404:
-        return Finding(check, "fault", "gate_mode is pause, but it has no /pause",
-                       "start vLLM with VLLM_SERVER_DEV_MODE=1, or use --gate-mode drain")
-    return Finding(check, "ok", "can be paused while weights change")
-
-
-async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, dict[str, Any], str | None]:
-    async with session.get(url, allow_redirects=False) as answer:
-        return answer.status, await _json(answer), answer.headers.get("Date")
+    async def _get(self, path: str) -> tuple[int, dict[str, Any], str | None]:
+        async with self._session.get(self._url + path, allow_redirects=False) as answer:
+            return answer.status, await _json(answer), answer.headers.get("Date")
 
 
 async def _json(answer: aiohttp.ClientResponse) -> dict[str, Any]:

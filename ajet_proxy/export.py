@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
@@ -24,7 +24,6 @@ from ajet_sdk.errors import BadRequest
 from ajet_sdk.sample import Sample
 
 FORMS = ("samples", "sft", "preferences")
-FORMATS = ("jsonl", "parquet")
 ROWS_AT_ONCE = 500
 
 
@@ -37,8 +36,7 @@ class Choice:
     min_reward: float | None = None
 
     def takes(self, sample: Sample) -> bool:
-        low = self.min_reward is not None and (sample.reward is None or sample.reward < self.min_reward)
-        return not low
+        return self.min_reward is None or (sample.reward is not None and sample.reward >= self.min_reward)
 
 
 def rows(data_dir: Path, form: str, choice: Choice, removed: Callable[[int], None]) -> Iterator[dict[str, Any]]:
@@ -139,9 +137,7 @@ def _schema(arrow: Any, form: str) -> Any:
 
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:
+    """`row` with pairs and triples as structs."""
     structs = {"policy_versions": ("version", "count"), "spans": ("call", "start", "end")}
-    return {name: _structs(value, structs[name]) if name in structs else value for name, value in row.items()}
-
-
-def _structs(values: Iterable[Sequence[Any]], names: Sequence[str]) -> list[dict[str, Any]]:
-    return [dict(zip(names, value, strict=True)) for value in values]
+    found = {name: [dict(zip(structs[name], item, strict=True)) for item in row[name]] for name in structs & row.keys()}
+    return row | found

@@ -189,9 +189,9 @@ def notify(state: str, env: Mapping[str, str]) -> bool:
     address = env.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notifying:
         try:
-            channel.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
+            notifying.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
         except OSError:
             return False
     return True

@@ -18,8 +18,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import ajet_sdk.aio as aio
-    import ajet_sdk.errors as errors
+    from ajet_sdk import aio as aio
+    from ajet_sdk import errors as errors
     from ajet_sdk.client import Client as Client
     from ajet_sdk.episodes import Episode as Episode
     from ajet_sdk.episodes import abort as abort
@@ -32,21 +32,6 @@ if TYPE_CHECKING:
     from ajet_sdk.rollouts import run as run
 
 __version__ = "0.1.0"
-__all__ = [
-    "AjetError",
-    "Client",
-    "Episode",
-    "ProxyUnreachable",
-    "RunResult",
-    "RunResults",
-    "abort",
-    "aio",
-    "episode",
-    "errors",
-    "reward",
-    "run",
-]
-
 _HOME = {
     "AjetError": "errors",
     "Client": "client",
@@ -59,6 +44,7 @@ _HOME = {
     "reward": "episodes",
     "run": "rollouts",
 }
+__all__ = sorted([*_HOME, "aio", "errors"])
 
 
 def __getattr__(name: str) -> Any:

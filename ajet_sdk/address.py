@@ -2,7 +2,7 @@
 
 `urllib.parse.urlsplit` takes nearly anything, and what it lets pass fails later, in a library's own words, at a place
 that knows nothing of settings. Hosts are names (RFC 1123, with underscores; international ones in their ASCII form) or
-IP addresses. The scheme is written small, so that nobody who looks for ``https:`` overlooks it.
+IP addresses. The scheme is written small, so that code that looks for ``https:`` finds it.
 """
 
 from __future__ import annotations

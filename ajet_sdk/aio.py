@@ -1,4 +1,4 @@
-"""The async twin of `ajet_sdk`: the same operations (see `ajet_sdk.protocol`), carried out with asyncio.
+"""The async twin of `ajet_sdk`: the same operations (see `ajet_sdk.operations`), carried out with asyncio.
 
 ::
 
@@ -16,37 +16,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Concatenate
 
-from ajet_sdk import routes
-from ajet_sdk.client import connected, no_reply
-from ajet_sdk.episodes import EpisodeLife, Opened, aborting, current_episode, opening, rewarding
+from ajet_sdk import episodes, routes
+from ajet_sdk.client import ClientBase, no_reply
+from ajet_sdk.episodes import EpisodeLife, P, opening, shown_as
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
+from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import Attempt, attempts_at, check_counts, check_names, name_of, result_of, workers_for
-
-if TYPE_CHECKING:
-    import httpx
+from ajet_sdk.rollouts import Rollout, RolloutsPlan, name_of, result_of
 
 
-class Client:
+class Client(ClientBase):
     """The async `ajet_sdk.Client`; it belongs to the event loop that first uses it."""
-
-    def __init__(
-        self,
-        proxy_url: str | None = None,
-        api_key: str | None = None,
-        *,
-        deadline: float = DEADLINE_S,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self.target = Target.resolve(proxy_url, api_key)
-        self.patience = Patience(deadline)
-        self._transport = transport
-        self._http: httpx.AsyncClient | None = None
 
     async def drive(self, talk: Talk[T]) -> T:
         """Carries an operation out to its end."""
@@ -61,7 +45,7 @@ class Client:
 
     async def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
         """The acknowledged answer of the route called `name`; see `ajet_sdk.Client.ask`."""
-        return await self.drive(exchange(self.target, name, body, patience=self.patience, id=id, query=query))
+        return await self.drive(request(self.target, name, body, patience=self.patience, id=id, query=query))
 
     async def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
         import httpx
@@ -69,12 +53,8 @@ class Client:
         if isinstance(effect, Sleep):
             await asyncio.sleep(effect.seconds)
             return None
-        if self._http is None:
-            self._http = connected(httpx.AsyncClient, self.target, self._transport)
         try:
-            answer = await self._http.request(
-                effect.method, effect.url, headers=effect.headers, content=effect.content, timeout=effect.timeout
-            )
+            answer = await self._connections(httpx.AsyncClient).request(**effect._asdict())
         except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             return no_reply(self.target, error)
         return Reply(answer.status_code, answer.headers, answer.content)
@@ -88,47 +68,30 @@ class Client:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+def _awaited(
+    operation: Callable[Concatenate[Any, P], Talk[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """The method of `Episode` that carries out an operation of `EpisodeLife`."""
+
+    async def method(self: Episode, /, *args: P.args, **more: P.kwargs) -> T:
+        return await self._client.drive(operation(self, *args, **more))
+
+    return shown_as(operation, method)
 
 
 class Episode(EpisodeLife):
     """The async `ajet_sdk.Episode`; make it with `episode`."""
 
-    def __init__(self, client: Client, opened: Opened, *, owns_client: bool = False) -> None:
-        super().__init__(opened, client.target, client.patience)
-        self._client = client
-        self._owns_client = owns_client
-
-    async def reward(
-        self,
-        value: float,
-        *,
-        call: str | None = None,
-        agent: str | None = None,
-        final: bool = True,
-        note: str | None = None,
-    ) -> None:
-        """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it."""
-        await self._client.drive(self._reward(value, call, agent, final, note))
-
-    async def seal(self) -> None:
-        """Says that no more calls or rewards will come."""
-        await self._client.drive(self._seal())
-
-    async def abort(self, reason: str | None = None) -> None:
-        """Gives the episode up: none of it is trained."""
-        await self._client.drive(self._abort(reason))
-
-    async def heartbeat(self) -> None:
-        """Says that the agent is alive though it calls no model, so that the episode does not idle out."""
-        await self._client.drive(self._heartbeat())
-
-    async def record(self, *, tokens: bool = False) -> dict[str, Any]:
-        """The episode as the proxy has it, with its calls; with `tokens`, also their ids and logprobs."""
-        return await self._client.drive(self._record(tokens))
+    _client: Client
+    reward = _awaited(EpisodeLife._reward)
+    seal = _awaited(EpisodeLife._seal)
+    abort = _awaited(EpisodeLife._abort)
+    heartbeat = _awaited(EpisodeLife._heartbeat)
+    record = _awaited(EpisodeLife._record)
 
     async def aclose(self) -> None:
         """Lets go of the connections; the episode itself stays as it is."""
@@ -138,9 +101,7 @@ class Episode(EpisodeLife):
     async def __aenter__(self) -> Episode:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             await self._client.drive(self._leave(error))
         finally:
@@ -151,9 +112,7 @@ class Opening:
     """An episode about to be opened: ``await`` it, or enter it with ``async with``."""
 
     def __init__(self, client: Client, body: routes.OpenEpisode) -> None:
-        self._client = client
-        self._body = body
-        self._episode: Episode | None = None
+        self._client, self._body = client, body
 
     def __await__(self) -> Generator[Any, None, Episode]:
         return self._open().__await__()
@@ -171,11 +130,8 @@ class Opening:
         self._episode = await self._open()
         return self._episode
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._episode is not None:
-            await self._episode.__aexit__(kind, error, trace)
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._episode.__aexit__(kind, error, trace)
 
 
 def episode(
@@ -197,32 +153,17 @@ def episode(
     return Opening(Client(proxy_url, api_key, deadline=deadline), body)
 
 
-async def reward(
-    value: float,
-    *,
-    call: str | None = None,
-    agent: str | None = None,
-    final: bool = True,
-    note: str | None = None,
-    episode: str | None = None,
-    deadline: float = DEADLINE_S,
-) -> None:
-    """See `ajet_sdk.reward`."""
-    found = current_episode(episode)
-    async with Client(deadline=deadline) as client:
-        await client.drive(
-            rewarding(
-                client.target, found, value, call=call, agent=agent, final=final, note=note, patience=client.patience
-            )
-        )
+def _once(operation: Callable[Concatenate[Target, P], Talk[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The function that carries out an operation of this process's episode over connections of its own."""
+
+    async def function(*args: P.args, **more: P.kwargs) -> T:
+        async with Client() as client:
+            return await client.drive(operation(client.target, *args, **more))
+
+    return shown_as(operation, function, skipped=1)
 
 
-async def abort(reason: str | None = None, *, episode: str | None = None, deadline: float = DEADLINE_S) -> None:
-    """See `ajet_sdk.abort`."""
-    found = current_episode(episode)
-    async with Client(deadline=deadline) as client:
-        await client.drive(aborting(client.target, found, reason, client.patience))
-
+reward, abort = _once(episodes.reward_own), _once(episodes.abort_own)
 
 Agent = Callable[[Any, Episode], Awaitable[Any]]
 
@@ -243,31 +184,18 @@ async def run(
     deadline: float = DEADLINE_S,
 ) -> RunResults:
     """See `ajet_sdk.run`; the agent is a coroutine function, and `parallel` of them run at once in this event loop."""
-    check_counts(repeat, parallel)
-    check_names(tasks, name)
-
-    def opened_for(task: Any) -> routes.OpenEpisode:
-        return routes.OpenEpisode(task=name(task), model=model, agent=agent_name, eval=eval)
-
+    body = routes.OpenEpisode(None, model, agent_name, eval)
     async with Client(proxy_url, api_key, deadline=deadline) as client:
-        rollouts = _Rollouts(client, agent, attempts_at(tasks, repeat), opened_for, on_result)
-        return await rollouts.run(workers_for(tasks, repeat, parallel))
+        return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result).run()
 
 
-class _Rollouts:
-    """One run of `agent` at the `attempts`; `ajet_sdk.rollouts.Rollouts` with tasks in place of threads."""
+class Rollouts(RolloutsPlan):
+    """One run over tasks; `ajet_sdk.rollouts.Rollouts` with asyncio's tasks in place of threads."""
 
-    def __init__(
-        self, client: Client, agent: Agent, attempts: Iterator[Attempt],
-        opened_for: Callable[[Any], routes.OpenEpisode], on_result: Callable[[RunResult], None] | None,
-    ) -> None:
-        self._client, self._agent, self._attempts, self._opened_for = client, agent, attempts, opened_for
-        self._on_result = on_result
-        self._done: dict[int, RunResult] = {}
-        self._stopped = False
+    _client: Client
 
-    async def run(self, parallel: int) -> RunResults:
-        workers = [asyncio.ensure_future(self._work()) for _ in range(parallel)]
+    async def run(self) -> RunResults:
+        workers = [asyncio.ensure_future(self._work()) for _ in range(self._parallel)]
         try:
             ended, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
             for worker in ended:
@@ -278,26 +206,26 @@ class _Rollouts:
                 if not getattr(worker, "cancelling", int)():  # a second one would interrupt what the first one aborts
                     worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        return RunResults(tuple(self._done[number] for number in sorted(self._done)))
+        return self.results
 
     async def _work(self) -> None:
-        for attempt in self._attempts:
+        for rollout in self._rollouts:
             if self._stopped:
                 return
             # a task of its own, so that an agent that cancels the task it runs in ends nothing else
-            result = self._done[attempt.number] = await asyncio.ensure_future(self._attempt(attempt))
+            result = self._done[rollout.number] = await asyncio.ensure_future(self._roll_out(rollout))
             if self._on_result is not None:
                 self._on_result(result)
 
-    async def _attempt(self, attempt: Attempt) -> RunResult:
-        started, body = time.monotonic(), self._opened_for(attempt.task)
+    async def _roll_out(self, rollout: Rollout) -> RunResult:
+        started, client = time.monotonic(), self._client
+        body = replace(self._body, task=self._name(rollout.task))
         found: Episode | None = None
         error: BaseException | None = None
         try:
-            client = self._client
             found = Episode(client, await client.drive(opening(client.target, body, client.patience)))
             async with found:
-                answer = self._agent(attempt.task, found)
+                answer = self._agent(rollout.task, found)
                 if not inspect.isawaitable(answer):
                     raise BadRequest("the agent is not a coroutine function: use ajet_sdk.run", param="agent")
                 value = await answer
@@ -308,4 +236,4 @@ class _Rollouts:
             if isinstance(caught, ours):
                 raise
             error = caught  # a CancelledError too: the agent made it
-        return result_of(attempt, body.task or "", found, error, time.monotonic() - started)
+        return result_of(rollout, body.task or "", found, error, time.monotonic() - started)

@@ -145,18 +145,13 @@ def reward(
     VALUE is a finite number. It may be negative.
     """
     from ajet_sdk.episodes import current_episode, finite, rewarding
-    from ajet_sdk.routes import check_id
+    from ajet_sdk.routes import Reward, check_id
 
     with usage():
-        value = finite(value)
+        body = Reward(finite(value), call, agent, final=not not_final)
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
-        client.drive(
-            rewarding(
-                client.target, found, value, call=call, agent=agent, final=not not_final, note=None,
-                patience=client.patience,
-            )
-        )
+        client.drive(rewarding(client.target, found, body, client.patience))
 
 
 @ajet.command()
@@ -216,7 +211,7 @@ def top(every: float, proxy: str | None) -> None:
 
 def client_for(proxy: str | None, deadline: float | None = None) -> Client:
     from ajet_sdk.client import Client
-    from ajet_sdk.protocol import DEADLINE_S
+    from ajet_sdk.operations import DEADLINE_S
 
     with usage():
         return Client(proxy, deadline=DEADLINE_S if deadline is None else deadline)
@@ -239,16 +234,14 @@ def check_program(name: str) -> None:
 
 def await_proxy(client: Client) -> None:
     """Waits for a proxy that is still starting, and says so."""
-    from dataclasses import replace
-
     from ajet_sdk.errors import NotReady, ProxyUnreachable
-    from ajet_sdk.protocol import exchange
+    from ajet_sdk.operations import Patience, request
 
     try:
-        client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=0.0)))
+        client.drive(request(client.target, "status", patience=Patience(0.0)))
     except (ProxyUnreachable, NotReady):
         say(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}")
-        client.drive(exchange(client.target, "status", patience=replace(client.patience, deadline=AWAIT_PROXY_S)))
+        client.drive(request(client.target, "status", patience=Patience(AWAIT_PROXY_S)))
 
 
 def run_and_tell(

@@ -1,4 +1,4 @@
-"""The blocking client: carries out the operations of `ajet_sdk.protocol` over one pool of connections.
+"""The blocking client: carries out the operations of `ajet_sdk.operations` over one pool of connections.
 
 httpx is imported when the first request is made, so that ``import ajet_sdk`` stays quick. A `Client` may be shared by
 threads and survives a fork. It holds no state but its connections: a process never uses those of its parent, whose
@@ -11,11 +11,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.protocol import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, exchange
+from ajet_sdk.operations import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, request
 
 if TYPE_CHECKING:
     import httpx
@@ -55,12 +54,9 @@ def no_reply(target: Target, error: Exception) -> NoReply:
     raise BadRequest(f"{target.url} cannot be asked: {error}", param="AJET_PROXY_URL") from error
 
 
-class Client:
-    """A connection to one proxy's control plane.
-
-    `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
-    long each operation may try to be acknowledged. `transport` replaces the network in tests.
-    """
+class ClientBase:
+    """What both clients have: where their proxy is, and connections that belong to the process that made them.
+    `transport` replaces the network in tests."""
 
     def __init__(
         self,
@@ -68,14 +64,31 @@ class Client:
         api_key: str | None = None,
         *,
         deadline: float = DEADLINE_S,
-        transport: httpx.BaseTransport | None = None,
+        transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.target = Target.resolve(proxy_url, api_key)
         self.patience = Patience(deadline)
         self._transport = transport
-        self._http: httpx.Client | None = None
+        self._http: Any = None
         self._process = os.getpid()
         self._making = threading.Lock()
+
+    def _connections(self, kind: Callable[..., H]) -> H:
+        """The client of httpx, of this `kind`, which is made when it is first needed."""
+        if self._process != os.getpid():  # the parent's, and its lock may have been held by another thread
+            self._process, self._http, self._making = os.getpid(), None, threading.Lock()
+        with self._making:
+            self._http = self._http or connected(kind, self.target, self._transport)
+            http: H = self._http
+            return http
+
+
+class Client(ClientBase):
+    """A connection to one proxy's control plane.
+
+    `proxy_url` and `api_key` default to the environment's (see `Target.resolve`). `deadline`, in seconds, bounds how
+    long each operation may try to be acknowledged.
+    """
 
     def drive(self, talk: Talk[T]) -> T:
         """Carries an operation out to its end."""
@@ -90,7 +103,7 @@ class Client:
 
     def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
         """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`; `body` is its dataclass."""
-        return self.drive(exchange(self.target, name, body, patience=self.patience, id=id, query=query))
+        return self.drive(request(self.target, name, body, patience=self.patience, id=id, query=query))
 
     def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
         import httpx
@@ -99,22 +112,10 @@ class Client:
             time.sleep(effect.seconds)
             return None
         try:
-            answer = self._connections().request(
-                effect.method, effect.url, headers=effect.headers, content=effect.content, timeout=effect.timeout
-            )
+            answer = self._connections(httpx.Client).request(**effect._asdict())
         except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             return no_reply(self.target, error)
         return Reply(answer.status_code, answer.headers, answer.content)
-
-    def _connections(self) -> httpx.Client:
-        import httpx
-
-        if self._process != os.getpid():  # the parent's, and its lock may have been held by another thread
-            self._process, self._http, self._making = os.getpid(), None, threading.Lock()
-        with self._making:
-            if self._http is None:
-                self._http = connected(httpx.Client, self.target, self._transport)
-            return self._http
 
     def close(self) -> None:
         """Lets go of the connections."""
@@ -125,7 +126,5 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

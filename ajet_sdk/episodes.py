@@ -1,11 +1,11 @@
 """What an agent's author touches: an episode that is open, rewarded, and settled.
 
-`EpisodeLife` knows the life of an episode and does no I/O: its methods are operations (see `ajet_sdk.protocol`).
+`EpisodeLife` knows the life of an episode and does no I/O: its methods are operations (see `ajet_sdk.operations`).
 `Episode` carries them out with blocking calls; `ajet_sdk.aio.Episode` does the same with ``await``.
 
-Invariant: leaving the ``with`` block settles the episode. A final reward, a seal or an abort, whoever gave it (another
-process may have, or a header of the agent's), is left as it is; rewards that are not final are sealed; no reward at all
-aborts; and so does an exception, whose text becomes the reason. A failure to abort never hides that exception.
+Invariant: leaving the ``with`` block settles the episode. A final reward, a seal or an abort is left as it is, even
+one of another process or of a header that the agent sent. Rewards that are not final are sealed. No reward at all
+aborts, and so does an exception, whose text becomes the reason. A failure to abort never hides that exception.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Any
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
-from ajet_sdk.protocol import DEADLINE_S, Patience, Reply, Talk, Target, exchange
+from ajet_sdk.operations import DEADLINE_S, Patience, Reply, T, Talk, Target, request
+
+P = ParamSpec("P")
 
 ABORT_DEADLINE_S = 10.0
 """How long an abort on the way out of an exception may try to be acknowledged."""
@@ -55,7 +57,7 @@ class Outcome:
 
 def opening(target: Target, body: routes.OpenEpisode, patience: Patience) -> Talk[Opened]:
     """Opens an episode."""
-    reply = yield from exchange(target, "open_episode", body, patience=patience)
+    reply = yield from request(target, "open_episode", body, patience=patience)
     answer = reply.json()
     try:
         return Opened(
@@ -70,26 +72,14 @@ def opening(target: Target, body: routes.OpenEpisode, patience: Patience) -> Tal
         raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}") from error
 
 
-def rewarding(
-    target: Target,
-    episode: str,
-    value: float,
-    *,
-    call: str | None,
-    agent: str | None,
-    final: bool,
-    note: str | None,
-    patience: Patience,
-) -> Talk[Outcome]:
+def rewarding(target: Target, episode: str, reward: routes.Reward, patience: Patience) -> Talk[Outcome]:
     """Gives a reward under an id made here, so that it counts once however often it has to be sent.
 
-    Returns the reward that the episode has with it, of all that was given by whomever; and the reason if the proxy
-    discarded the episode all the same.
+    Returns the reward that the episode has with it, of all that it was given by any process; and the reason if the
+    proxy discarded the episode nevertheless.
     """
-    body = routes.Reward(
-        value=finite(value), call=call, agent=agent, final=final, id=f"rew-{uuid.uuid4().hex}", note=note
-    )
-    reply = yield from exchange(target, "reward", body, id=episode, patience=patience)
+    body = replace(reward, value=finite(reward.value), id=f"rew-{uuid.uuid4().hex}")
+    reply = yield from request(target, "reward", body, id=episode, patience=patience)
     answer = _told(target, reply)
     if answer.get("state") != "discarded":
         return Outcome(reward=answer.get("reward"))
@@ -99,7 +89,7 @@ def rewarding(
 def aborting(target: Target, episode: str, reason: str | None, patience: Patience) -> Talk[None]:
     """Gives the episode up; an episode that was aborted before stays so."""
     try:
-        reply = yield from exchange(target, "abort", routes.Abort(reason), id=episode, patience=patience)
+        reply = yield from request(target, "abort", routes.Abort(reason), id=episode, patience=patience)
         _told(target, reply)
     except Conflict:
         record = yield from reading(target, episode, False, patience)
@@ -110,7 +100,7 @@ def aborting(target: Target, episode: str, reason: str | None, patience: Patienc
 def sealing(target: Target, episode: str, patience: Patience) -> Talk[None]:
     """No more will come; an episode that was sealed before stays so."""
     try:
-        reply = yield from exchange(target, "seal", routes.Empty(), id=episode, patience=patience)
+        reply = yield from request(target, "seal", routes.Empty(), id=episode, patience=patience)
         _told(target, reply)
     except Conflict:
         record = yield from reading(target, episode, False, patience)
@@ -121,7 +111,7 @@ def sealing(target: Target, episode: str, patience: Patience) -> Talk[None]:
 def reading(target: Target, episode: str, tokens: bool, patience: Patience) -> Talk[dict[str, Any]]:
     """The episode's record (contract §5.3), with token ids and logprobs if `tokens`."""
     query = {"tokens": 1} if tokens else None
-    return _told(target, (yield from exchange(target, "get_episode", id=episode, query=query, patience=patience)))
+    return _told(target, (yield from request(target, "get_episode", id=episode, query=query, patience=patience)))
 
 
 def _told(target: Target, reply: Reply) -> dict[str, Any]:
@@ -151,12 +141,12 @@ def reason_of(error: BaseException) -> str:
 
 
 class EpisodeLife:
-    """The part of an episode that does no I/O; both `Episode` classes build on it."""
+    """The part of an episode that does no I/O. Both `Episode` classes carry out its operations, each by its client."""
 
-    def __init__(self, opened: Opened, target: Target, patience: Patience) -> None:
-        self._opened = opened
-        self._target = replace(target, key=opened.api_key or target.key)
-        self._patience = patience
+    def __init__(self, client: Any, opened: Opened, *, owns_client: bool = False) -> None:
+        self._client, self._opened, self._owns_client = client, opened, owns_client
+        self._target = replace(client.target, key=opened.api_key or client.target.key)
+        self._patience: Patience = client.patience
         self.outcome: Outcome | None = None
         """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
 
@@ -203,26 +193,36 @@ class EpisodeLife:
         return f"<{type(self).__name__} {self.id} task={self.task!r} outcome={self.outcome}>"
 
     def _reward(
-        self, value: float, call: str | None, agent: str | None, final: bool, note: str | None
+        self,
+        value: float,
+        *,
+        call: str | None = None,
+        agent: str | None = None,
+        final: bool = True,
+        note: str | None = None,
     ) -> Talk[None]:
-        outcome = yield from rewarding(
-            self._target, self.id, value, call=call, agent=agent, final=final, note=note, patience=self._patience
-        )
+        """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it."""
+        reward = routes.Reward(value, call, agent, final, note=note)
+        outcome = yield from rewarding(self._target, self.id, reward, self._patience)
         if final or self.outcome is not None:
             self.outcome = outcome
 
     def _seal(self) -> Talk[None]:
+        """Says that no more calls or rewards will come."""
         yield from sealing(self._target, self.id, self._patience)
         self.outcome = self.outcome or Outcome()
 
-    def _abort(self, reason: str | None) -> Talk[None]:
+    def _abort(self, reason: str | None = None) -> Talk[None]:
+        """Gives the episode up: none of it is trained."""
         yield from aborting(self._target, self.id, reason, self._patience)
         self.outcome = Outcome(aborted=reason or "aborted")
 
     def _heartbeat(self) -> Talk[None]:
-        yield from exchange(self._target, "heartbeat", routes.Empty(), id=self.id, patience=self._patience)
+        """Says that the agent is alive though it calls no model, so that the episode does not idle out."""
+        yield from request(self._target, "heartbeat", routes.Empty(), id=self.id, patience=self._patience)
 
-    def _record(self, tokens: bool) -> Talk[dict[str, Any]]:
+    def _record(self, *, tokens: bool = False) -> Talk[dict[str, Any]]:
+        """The episode as the proxy has it, with its calls; with `tokens`, also their ids and logprobs."""
         return (yield from reading(self._target, self.id, tokens, self._patience))
 
     def _leave(self, error: BaseException | None) -> Talk[None]:
@@ -233,10 +233,10 @@ class EpisodeLife:
             return
         if self.outcome is not None and self.outcome != Outcome():
             return
-        record = yield from self._record(False)
+        record = yield from self._record()
         if record.get("state") == "open" and record.get("rewards"):
             yield from self._seal()
-            record = yield from self._record(False)
+            record = yield from self._record()
         elif record.get("state") == "open":
             yield from self._abort("left without a reward")
             return
@@ -266,6 +266,27 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     return Outcome(aborted=f"discarded by the proxy: {reason}")
 
 
+def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:
+    """`method` with the name, docstring and parameters, but for the first `skipped`, of the operation that it carries
+    out, and with what that returns in the end."""
+    found = signature(operation)
+    returned = str(found.return_annotation).removeprefix("Talk[").removesuffix("]")
+    parameters = list(found.parameters.values())[skipped:]
+    method.__name__ = method.__qualname__ = operation.__name__.removeprefix("_").removesuffix("_own")
+    method.__doc__ = operation.__doc__
+    method.__signature__ = found.replace(parameters=parameters, return_annotation=returned)  # type: ignore[attr-defined]
+    return method
+
+
+def blocking(operation: Callable[Concatenate[Any, P], Talk[T]]) -> Callable[Concatenate[Any, P], T]:
+    """The method of `Episode` that carries out an operation of `EpisodeLife`."""
+
+    def method(self: Episode, /, *args: P.args, **more: P.kwargs) -> T:
+        return self._client.drive(operation(self, *args, **more))
+
+    return shown_as(operation, method)
+
+
 class Episode(EpisodeLife):
     """One run of an agent on one task. Use it as a context manager; make it with `ajet_sdk.episode`.
 
@@ -273,38 +294,12 @@ class Episode(EpisodeLife):
     the deadline.
     """
 
-    def __init__(self, client: Client, opened: Opened, *, owns_client: bool = False) -> None:
-        super().__init__(opened, client.target, client.patience)
-        self._client = client
-        self._owns_client = owns_client
-
-    def reward(
-        self,
-        value: float,
-        *,
-        call: str | None = None,
-        agent: str | None = None,
-        final: bool = True,
-        note: str | None = None,
-    ) -> None:
-        """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it."""
-        self._client.drive(self._reward(value, call, agent, final, note))
-
-    def seal(self) -> None:
-        """Says that no more calls or rewards will come."""
-        self._client.drive(self._seal())
-
-    def abort(self, reason: str | None = None) -> None:
-        """Gives the episode up: none of it is trained."""
-        self._client.drive(self._abort(reason))
-
-    def heartbeat(self) -> None:
-        """Says that the agent is alive though it calls no model, so that the episode does not idle out."""
-        self._client.drive(self._heartbeat())
-
-    def record(self, *, tokens: bool = False) -> dict[str, Any]:
-        """The episode as the proxy has it, with its calls; with `tokens`, also their ids and logprobs."""
-        return self._client.drive(self._record(tokens))
+    _client: Client
+    reward = blocking(EpisodeLife._reward)
+    seal = blocking(EpisodeLife._seal)
+    abort = blocking(EpisodeLife._abort)
+    heartbeat = blocking(EpisodeLife._heartbeat)
+    record = blocking(EpisodeLife._record)
 
     def close(self) -> None:
         """Lets go of the connections; the episode itself stays as it is."""
@@ -314,18 +309,11 @@ class Episode(EpisodeLife):
     def __enter__(self) -> Episode:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             self._client.drive(self._leave(error))
         finally:
             self.close()
-
-
-def open_with(client: Client, body: routes.OpenEpisode) -> Episode:
-    """An episode over a client that others use too, and that it therefore does not close."""
-    return Episode(client, client.drive(opening(client.target, body, client.patience)))
 
 
 def episode(
@@ -358,9 +346,9 @@ def episode(
         raise
 
 
-def current_episode(given: str | None = None, environ: Mapping[str, str] | None = None) -> str:
-    """The episode that this process belongs to: `given`, or the one in ``AJET_EPISODE``."""
-    found = given or (os.environ if environ is None else environ).get("AJET_EPISODE")
+def current_episode(named: str | None = None, environ: Mapping[str, str] | None = None) -> str:
+    """The episode that this process belongs to: the one `named`, or the one in ``AJET_EPISODE``."""
+    found = named or (os.environ if environ is None else environ).get("AJET_EPISODE")
     if not found:
         raise NotFound(
             "no episode here: AJET_EPISODE is not set. Start the program with `ajet run`, pass Episode.env() on to it, "
@@ -371,7 +359,8 @@ def current_episode(given: str | None = None, environ: Mapping[str, str] | None 
     return found
 
 
-def reward(
+def reward_own(
+    target: Target,
     value: float,
     *,
     call: str | None = None,
@@ -380,19 +369,27 @@ def reward(
     note: str | None = None,
     episode: str | None = None,
     deadline: float = DEADLINE_S,
-) -> None:
+) -> Talk[None]:
     """Rewards the episode that this process belongs to (see `current_episode`); returns once the reward is on disk."""
-    found = current_episode(episode)
-    with Client(deadline=deadline) as client:
-        client.drive(
-            rewarding(
-                client.target, found, value, call=call, agent=agent, final=final, note=note, patience=client.patience
-            )
-        )
+    found, reward = current_episode(episode), routes.Reward(value, call, agent, final, note=note)
+    yield from rewarding(target, found, reward, Patience(deadline))
 
 
-def abort(reason: str | None = None, *, episode: str | None = None, deadline: float = DEADLINE_S) -> None:
+def abort_own(
+    target: Target, reason: str | None = None, *, episode: str | None = None, deadline: float = DEADLINE_S
+) -> Talk[None]:
     """Gives up the episode that this process belongs to."""
-    found = current_episode(episode)
-    with Client(deadline=deadline) as client:
-        client.drive(aborting(client.target, found, reason, client.patience))
+    yield from aborting(target, current_episode(episode), reason, Patience(deadline))
+
+
+def _once(operation: Callable[Concatenate[Target, P], Talk[T]]) -> Callable[P, T]:
+    """The function that carries out an operation of this process's episode over connections of its own."""
+
+    def function(*args: P.args, **more: P.kwargs) -> T:
+        with Client() as client:
+            return client.drive(operation(client.target, *args, **more))
+
+    return shown_as(operation, function, skipped=1)
+
+
+reward, abort = _once(reward_own), _once(abort_own)

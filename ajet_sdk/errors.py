@@ -122,8 +122,8 @@ def from_body(status: int, body: Any, *, retry_after: float | None = None) -> Aj
         detail = {"message": f"HTTP {status}: {str(body)[:200]}"}
     cls = _BY_STATUS.get(status, AjetError)
     code, param = detail.get("code"), detail.get("param")
-    foreign = status in _ELSEWHERE and detail.get("type") not in _TYPES
-    hint = " (an ajet proxy does not answer like this: is its address right, and without /v1?)" if foreign else ""
+    elsewhere = status in _ELSEWHERE and detail.get("type") not in _TYPES
+    hint = " (an ajet proxy does not answer like this: is its address right, and without /v1?)" if elsewhere else ""
     if code == "unknown_route":
         hint = " (is the proxy's address right, and without /ajet?)"
     return cls(

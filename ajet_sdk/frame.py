@@ -34,22 +34,24 @@ class FrameError(BadRequest):
     """A frame that is truncated, oversized, of another version, or not what it says it is."""
 
 
-def pack_ints(values: Iterable[int]) -> bytes:
-    """Token ids as little-endian int32."""
-    return _little(array("i", values))
+def pack(kind: str, values: Iterable[float]) -> bytes:
+    """Token ids (`kind` ``i``) as little-endian int32, or logprobs (``f``) as little-endian float32."""
+    return _little(array(kind, values)).tobytes()
 
 
-def unpack_ints(data: bytes, name: str) -> tuple[int, ...]:
-    return tuple(_array("i", data, name))
+def unpack(kind: str, data: bytes, name: str) -> tuple[Any, ...]:
+    if len(data) % 4:
+        raise FrameError(f"{name}: {len(data)} bytes is no whole number of 4-byte items")
+    values = array(kind)
+    values.frombytes(data)
+    return tuple(_little(values))
 
 
-def pack_floats(values: Iterable[float]) -> bytes:
-    """Logprobs as little-endian float32."""
-    return _little(array("f", values))
-
-
-def unpack_floats(data: bytes, name: str) -> tuple[float, ...]:
-    return tuple(_array("f", data, name))
+def _little(values: array[Any]) -> array[Any]:
+    """`values` in the byte order of the wire, or back from it."""
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
 
 
 def pack_mask(mask: Sequence[int]) -> list[int]:
@@ -93,11 +95,11 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
         raise FrameError(f"frame of {len(data)} bytes is {_fault(data)}") from error
     if not isinstance(body, dict):
         raise FrameError("a frame must be a MessagePack map")
-    version = _field(body, "version", int, "frame")
+    version = _Map(body, "frame").get("version", int)
     if version not in (VERSION, VERSION - 1):
         raise FrameError(f"frame has wire version {version}; this reader knows {VERSION}", code="wire_version")
     try:
-        return _decode_body(body)
+        return _decode_body(_Map(body, "frame"))
     except FrameError:
         raise
     except BadRequest as error:
@@ -121,17 +123,44 @@ def _fault(data: bytes) -> str:
     return "not MessagePack"
 
 
-def _decode_body(body: Any) -> Batch:
+class _Map:
+    """One map of a frame, called `where` in the errors about its fields."""
+
+    def __init__(self, body: Any, where: str) -> None:
+        if not isinstance(body, dict):
+            raise FrameError(f"{where} must be a map")
+        self.body, self.where = body, where
+
+    def get(self, name: str, kind: type) -> Any:
+        if name not in self.body:
+            raise FrameError(f"{self.where} lacks {name!r}", param=name)
+        value = self.body[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise FrameError(f"{self.where}: {name!r} has type {type(value).__name__}", param=name)
+        return value
+
+    def number(self, name: str) -> float:
+        value = self.get(name, object)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise FrameError(f"{self.where}: {name} must be a finite number, found {value!r:.80}", param=name)
+        return float(value)
+
+    def each(self, name: str, kind: type) -> list[Any]:
+        items: list[Any] = self.get(name, list)
+        for item in items:
+            if not isinstance(item, kind):
+                raise FrameError(f"{self.where}: {name!r} holds a {type(item).__name__}", param=name)
+        return items
+
+
+def _decode_body(frame: _Map) -> Batch:
+    groups = [_Map(group, "group") for group in frame.get("groups", list)]
     return Batch(
-        batch=_field(body, "batch", str, "frame"),
-        lease_until=_finite(_field(body, "lease_until", (int, float), "frame"), "frame: lease_until"),
-        policy_version=_field(body, "policy_version", int, "frame"),
+        batch=frame.get("batch", str),
+        lease_until=frame.number("lease_until"),
+        policy_version=frame.get("policy_version", int),
         groups=tuple(
-            Group(
-                task=_field(group, "task", str, "group"),
-                episodes=tuple(_decode_episode(item) for item in _field(group, "episodes", list, "group")),
-            )
-            for group in _field(body, "groups", list, "frame")
+            Group(group.get("task", str), tuple(map(_decode_episode, group.get("episodes", list)))) for group in groups
         ),
     )
 
@@ -151,9 +180,9 @@ def _encode_sample(sample: Sample) -> dict[str, Any]:
     body: dict[str, Any] = {
         "sample": sample.sample,
         "agent": sample.agent,
-        "token_ids": pack_ints(sample.token_ids),
+        "token_ids": pack("i", sample.token_ids),
         "loss_mask": pack_mask(sample.loss_mask),
-        "logprobs": pack_floats(sample.logprobs),
+        "logprobs": pack("f", sample.logprobs),
         "policy_versions": [list(pair) for pair in sample.policy_versions],
         "calls": list(sample.calls),
         "spans": [list(span) for span in sample.spans],
@@ -164,52 +193,49 @@ def _encode_sample(sample: Sample) -> dict[str, Any]:
     if sample.uncertain_tokens:
         body["uncertain_tokens"] = sample.uncertain_tokens
     if sample.parents is not None:
-        body["parents"] = pack_ints(sample.parents)
+        body["parents"] = pack("i", sample.parents)
     return body
 
 
 def _decode_episode(body: Any) -> BatchEpisode:
-    where = "episode"
-    episode = _field(body, "episode", str, where)
-    where = f"episode {episode}"
-    task = _field(body, "task", str, where)
-    model = _field(body, "model", str, where)
+    found = _Map(body, "episode")
+    episode = found.get("episode", str)
+    found.where = f"episode {episode}"
+    task, model = found.get("task", str), found.get("model", str)
     return BatchEpisode(
         episode=episode,
         task=task,
         model=model,
-        reward=_finite(_field(body, "reward", (int, float), where), f"{where}: reward"),
-        rewards=tuple(_each(body, "rewards", dict, where)),
-        samples=tuple(_decode_sample(item, episode, task, model) for item in _field(body, "samples", list, where)),
+        reward=found.number("reward"),
+        rewards=tuple(found.each("rewards", dict)),
+        samples=tuple(_decode_sample(item, episode, task, model) for item in found.get("samples", list)),
     )
 
 
 def _decode_sample(body: Any, episode: str, task: str, model: str) -> Sample:
-    name = _field(body, "sample", str, f"sample of {episode}")
-    where = f"sample {name}"
-    token_ids = unpack_ints(_field(body, "token_ids", bytes, where), f"{where}: token_ids")
-    loss_mask = unpack_mask(_field(body, "loss_mask", list, where), len(token_ids), f"{where}: loss_mask")
-    reward, broken_by, parents = body.get("reward"), body.get("broken_by"), body.get("parents")
-    if not isinstance(broken_by, (str, type(None))):
-        raise FrameError(f"{where}: 'broken_by' has type {type(broken_by).__name__}", param="broken_by")
+    found = _Map(body, f"sample of {episode}")
+    name = found.get("sample", str)
+    found.where = where = f"sample {name}"
+    token_ids = unpack("i", found.get("token_ids", bytes), f"{where}: token_ids")
+    loss_mask = unpack_mask(found.get("loss_mask", list), len(token_ids), f"{where}: loss_mask")
+    versions = spans_of(found.get("policy_versions", list), sum(loss_mask), f"{where}: policy_versions")
+    parents = body.get("parents")
     return Sample(
         sample=name,
         episode=episode,
         task=task,
         model=model,
-        agent=_field(body, "agent", str, where),
+        agent=found.get("agent", str),
         token_ids=token_ids,
         loss_mask=loss_mask,
-        logprobs=unpack_floats(_field(body, "logprobs", bytes, where), f"{where}: logprobs"),
-        policy_versions=spans_of(
-            _field(body, "policy_versions", list, where), sum(loss_mask), f"{where}: policy_versions"
-        ),
-        calls=tuple(_each(body, "calls", str, where)),
-        spans=tuple(_span(span, len(token_ids), where) for span in _each(body, "spans", list, where)),
-        reward=None if reward is None else _finite(reward, f"{where}: reward"),
-        broken_by=broken_by,
-        repaired_tokens=_field(body, "repaired_tokens", int, where) if "repaired_tokens" in body else 0,
-        uncertain_tokens=_field(body, "uncertain_tokens", int, where) if "uncertain_tokens" in body else 0,
+        logprobs=unpack("f", found.get("logprobs", bytes), f"{where}: logprobs"),
+        policy_versions=versions,
+        calls=tuple(found.each("calls", str)),
+        spans=tuple(_span(span, len(token_ids), where) for span in found.each("spans", list)),
+        reward=None if body.get("reward") is None else found.number("reward"),
+        broken_by=None if body.get("broken_by") is None else found.get("broken_by", str),
+        repaired_tokens=found.get("repaired_tokens", int) if "repaired_tokens" in body else 0,
+        uncertain_tokens=found.get("uncertain_tokens", int) if "uncertain_tokens" in body else 0,
         parents=None if parents is None else _parents(parents, len(token_ids), where),
     )
 
@@ -222,48 +248,7 @@ def _span(value: list[Any], length: int, where: str) -> tuple[str, int, int]:
 
 
 def _parents(value: Any, length: int, where: str) -> tuple[int, ...]:
-    parents = unpack_ints(value, f"{where}: parents") if isinstance(value, bytes) else ()
+    parents = unpack("i", value, f"{where}: parents") if isinstance(value, bytes) else ()
     if len(parents) != length or any(not -1 <= parent < index for index, parent in enumerate(parents)):
         raise FrameError(f"{where}: parents must name an earlier token, or -1, for each of {length}", param="parents")
     return parents
-
-
-def _each(body: Any, name: str, kind: type, where: str) -> list[Any]:
-    items: list[Any] = _field(body, name, list, where)
-    for item in items:
-        if not isinstance(item, kind):
-            raise FrameError(f"{where}: {name!r} holds a {type(item).__name__}", param=name)
-    return items
-
-
-def _finite(value: Any, name: str) -> float:
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise FrameError(f"{name} must be a finite number, found {value!r:.80}")
-    return float(value)
-
-
-def _field(body: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    if not isinstance(body, dict):
-        raise FrameError(f"{where} must be a map")
-    if name not in body:
-        raise FrameError(f"{where} lacks {name!r}", param=name)
-    value = body[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise FrameError(f"{where}: {name!r} has type {type(value).__name__}", param=name)
-    return value
-
-
-def _little(values: array[Any]) -> bytes:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
-
-
-def _array(kind: str, data: bytes, name: str) -> array[Any]:
-    if len(data) % 4:
-        raise FrameError(f"{name}: {len(data)} bytes is not a whole number of 4-byte items")
-    values = array(kind)
-    values.frombytes(data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

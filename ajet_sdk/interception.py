@@ -4,13 +4,15 @@ The program gets the address of the daemon's HTTPS proxy, with the key of its ep
 trust. It gets no base URL, not even one that this process has: what it does is what it would do at its provider's.
 Nothing of this machine changes: no trust store, no setting of anybody else's.
 
-Clients disagree on the variable in which they look for certificates, so all are set, to a file that holds the
-machine's own certificates and the daemon's CA; a client that replaces its trust by it still trusts every other host.
+Clients disagree on the variable in which they look for certificates, so all are set. Most *replace* their trust store
+by the file that a variable names, so that file holds the machine's own certificates and the daemon's CA: connections
+that are not intercepted meet the certificates of their true hosts.
 """
 
 from __future__ import annotations
 
 import os
+import ssl
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,10 +21,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from ajet_sdk.certificates import TRUST_VARIABLES, bundle
 from ajet_sdk.client import Client
 from ajet_sdk.errors import NotFound
 
+TRUST_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+USUAL = (
+    "/etc/ssl/certs/ca-certificates.crt",  # Debian, Ubuntu, Alpine
+    "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
+    "/etc/ssl/cert.pem",  # macOS
+)
 BASE_URLS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL")
 BY_THEMSELVES = ("transparent", "local")
 """Kinds of interception to which a program comes without being told of a proxy."""
@@ -88,3 +95,22 @@ def intercepting(client: Client) -> Iterator[Interception]:
         trusted.write_bytes(bundle(certificate, os.environ))
         home = urlsplit(client.target.url).hostname or ""
         yield Interception(url, tuple(known["hosts"]), home, ca, trusted)
+
+
+def bundle(ca: bytes, environ: Mapping[str, str]) -> bytes:
+    """The certificates (PEM) that programs with `environ` trust already, and `ca`."""
+    return system_certificates(environ).rstrip(b"\n") + b"\n" + ca
+
+
+def system_certificates(environ: Mapping[str, str]) -> bytes:
+    """What `environ` says to trust, else the machine's bundle, else certifi's; `NotFound` where there is none."""
+    paths = ssl.get_default_verify_paths()
+    named = [environ.get(name) for name in TRUST_VARIABLES]
+    for candidate in (*named, paths.cafile, paths.openssl_cafile, *USUAL):
+        if candidate and os.path.isfile(candidate):
+            return Path(candidate).read_bytes()
+    try:
+        import certifi
+    except ImportError:
+        raise NotFound("this machine has no file of trusted certificates: name one in SSL_CERT_FILE") from None
+    return Path(certifi.where()).read_bytes()

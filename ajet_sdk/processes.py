@@ -1,4 +1,4 @@
-"""One child process with all that it starts: in a session of its own, so that nothing of it outlives its episode.
+"""One child process with all that it starts: in a session of its own, which ends with its episode.
 
 The thread that calls `Child.wait` blocks until the program exits, while another hands on its output line by line. Once
 the program has exited, whatever it left running in its session is killed.

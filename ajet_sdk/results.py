@@ -1,6 +1,6 @@
-"""What came of running an agent: one `RunResult` for each attempted episode, and the table of them.
+"""What came of running an agent: one `RunResult` for each rollout, and the table of them.
 
-An attempt ends in one of three ways: ``rewarded`` (the proxy has acknowledged its reward), ``aborted`` (it was given
+A rollout ends in one of three ways: ``rewarded`` (the proxy has acknowledged its reward), ``aborted`` (it was given
 up, by the agent's own wish or by its exception) or ``failed`` (it could not be opened or settled, so the proxy's
 timeouts will end it). Only the first is a success, whatever the reward's value; its reason is set if the proxy had
 nothing to keep of it, as for a program that no model answered.
@@ -17,7 +17,7 @@ from unicodedata import combining, east_asian_width
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One attempt: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
+    """One rollout: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
     `untold` is set if nothing of it can be trained because its engine does not tell what it sampled: which of
     `ajet_sdk.untold.UNTOLD` it is."""
 
@@ -37,7 +37,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class RunResults(Sequence[RunResult]):
-    """All attempts, in the order in which they were begun."""
+    """All rollouts, in the order in which they were begun."""
 
     items: tuple[RunResult, ...] = field(default=())
 
@@ -49,7 +49,7 @@ class RunResults(Sequence[RunResult]):
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of the attempts that were rewarded."""
+        """The rewards of the rollouts that were rewarded."""
         return [item.reward for item in self.items if item.ok and item.reward is not None]
 
     @property
@@ -60,7 +60,7 @@ class RunResults(Sequence[RunResult]):
 
     @property
     def failures(self) -> list[RunResult]:
-        """The attempts that were aborted or failed."""
+        """The rollouts that were aborted or failed."""
         return [item for item in self.items if not item.ok]
 
     @property
@@ -74,7 +74,7 @@ class RunResults(Sequence[RunResult]):
         return [item for item in self.items if item.ok and item.reason is None]
 
     def table(self) -> str:
-        """A plain-text table, one attempt a line, and a line that sums up."""
+        """A plain-text table, one rollout a line, and a line that sums up."""
         head = ("task", "#", "episode", "outcome", "reward", "seconds", "reason")
         rows: list[tuple[str, ...]] = [head]
         for item in self.items:

@@ -1,6 +1,6 @@
 """Runs an agent over tasks, several episodes of each, many at a time.
 
-The attempts of one task are begun together, so that groups complete early. An agent's failure is a result, never an
+The rollouts of one task are begun together, so that groups complete early. An agent's failure is a result, never an
 exception that would end the others: its episode is aborted with the reason, and the run goes on. Only the caller's own
 mistakes (tasks that cannot be iterated or named) and an interrupt end the run, the latter after aborting what is open.
 
@@ -14,14 +14,14 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Episode, EpisodeLife, aborting, open_with, reason_of
+from ajet_sdk.episodes import Episode, EpisodeLife, aborting, opening, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
-from ajet_sdk.protocol import DEADLINE_S, Patience
+from ajet_sdk.operations import DEADLINE_S, Patience
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.untold import told
 
@@ -33,22 +33,22 @@ HEARD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """The `index`-th run at `task`; `number` counts all attempts of the run from 0."""
+class Rollout:
+    """The `index`-th run at `task`; `number` counts all of the run from 0."""
 
     number: int
     task: Any
     index: int
 
 
-def attempts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Attempt]:
+def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
     """Every task `repeat` times, task by task; `tasks` may be endless."""
     if isinstance(tasks, str):
         raise BadRequest(f"tasks must be a list of tasks, not one text: [{tasks[:80]!r}]", param="tasks")
     number = 0
     for task in tasks:
         for index in range(repeat):
-            yield Attempt(number, task, index)
+            yield Rollout(number, task, index)
             number += 1
 
 
@@ -65,28 +65,10 @@ def name_of(task: Any) -> str:
     )
 
 
-def check_names(tasks: Iterable[Any], name: Callable[[Any], str]) -> None:
-    """Raises for a task without a name before anything has begun, where `tasks` can be gone through twice."""
-    if isinstance(tasks, Collection) and not isinstance(tasks, str):
-        for task in tasks:
-            name(task)
-
-
-def check_counts(repeat: int, parallel: int) -> None:
-    for name, value in (("repeat", repeat), ("parallel", parallel)):
-        if value < 1:
-            raise BadRequest(f"{name} must be at least 1, not {value}", param=name)
-
-
-def workers_for(tasks: Iterable[Any], repeat: int, parallel: int) -> int:
-    """How many workers have something to do, but at least one; `parallel` where `tasks` cannot be counted."""
-    return max(1, min(parallel, len(tasks) * repeat)) if isinstance(tasks, Collection) else parallel
-
-
 def result_of(
-    attempt: Attempt, task: str, episode: EpisodeLife | None, error: BaseException | None, seconds: float
+    rollout: Rollout, task: str, episode: EpisodeLife | None, error: BaseException | None, seconds: float
 ) -> RunResult:
-    """What came of an attempt; without an `episode`, none could be opened."""
+    """What came of a rollout; without an `episode`, none could be opened."""
     reason = reason_of(error) if error is not None else None
     settled = episode.outcome if episode is not None else None
     lost = settled.lost if settled is not None else None
@@ -101,7 +83,7 @@ def result_of(
         if settled.discarded is not None:
             reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
     return RunResult(
-        task, attempt.index, episode.id if episode else None, outcome, reward, reason, seconds, told(lost)
+        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, told(lost)
     )
 
 
@@ -113,40 +95,57 @@ def start(thread: threading.Thread) -> None:
         raise BadRequest(f"parallel is too much for this machine: {error}", param="parallel") from None
 
 
-class Rollouts:
-    """One run over `tasks`. `opening` says how a task's episodes are opened; `on_stop` is called on an interrupt."""
+class RolloutsPlan:
+    """What both kinds of `Rollouts` know: what is to be run, and what came of it.
+
+    `body` opens the episodes, each with its task's `name`. The caller's mistakes are raised here, before anything has
+    begun: a task without a name is one of them, where `tasks` can be gone through twice.
+    """
 
     def __init__(
         self,
-        client: Client,
-        agent: Agent,
+        client: Any,
+        agent: Callable[..., Any],
         tasks: Iterable[Any],
-        *,
         repeat: int,
         parallel: int,
-        opening: Callable[[Any], routes.OpenEpisode],
-        on_result: Callable[[RunResult], None] | None = None,
-        on_stop: Callable[[], None] | None = None,
+        body: routes.OpenEpisode,
+        name: Callable[[Any], str],
+        on_result: Callable[[RunResult], None] | None,
     ) -> None:
-        check_counts(repeat, parallel)
-        if inspect.iscoroutinefunction(agent):
-            raise BadRequest("the agent is a coroutine function: use ajet_sdk.aio.run", param="agent")
-        self._client, self._agent, self._opening = client, agent, opening
-        self._on_result, self._on_stop = on_result, on_stop
-        self._attempts = attempts_at(tasks, repeat)
-        self._parallel = workers_for(tasks, repeat, parallel)
-        self._workers: list[tuple[threading.Thread, threading.Event]] = []
-        self._lock = threading.Lock()
-        self._open: dict[str, Episode] = {}
+        for what, value in (("repeat", repeat), ("parallel", parallel)):
+            if value < 1:
+                raise BadRequest(f"{what} must be at least 1, not {value}", param=what)
+        if isinstance(tasks, Collection) and not isinstance(tasks, str):
+            for task in tasks:
+                name(task)
+            parallel = max(1, min(parallel, len(tasks) * repeat))
+        self._client, self._agent, self._body, self._name, self._on_result = client, agent, body, name, on_result
+        self._rollouts = rollouts_at(tasks, repeat)
+        self._parallel = parallel
         self._done: dict[int, RunResult] = {}
         self._stopped = False
-        self._fault: BaseException | None = None
 
     @property
     def results(self) -> RunResults:
         """What is done so far, in the order in which it was begun."""
-        with self._lock:
-            return RunResults(tuple(self._done[number] for number in sorted(self._done)))
+        return RunResults(tuple(self._done[number] for number in sorted(self._done)))
+
+
+class Rollouts(RolloutsPlan):
+    """One run over tasks by threads; `on_stop` is called on an interrupt."""
+
+    _client: Client
+
+    def __init__(self, *plan: Any, on_stop: Callable[[], None] | None = None) -> None:
+        super().__init__(*plan)
+        if inspect.iscoroutinefunction(self._agent):
+            raise BadRequest("the agent is a coroutine function: run it by ajet_sdk.aio.run", param="agent")
+        self._on_stop = on_stop
+        self._workers: list[tuple[threading.Thread, threading.Event]] = []
+        self._lock = threading.Lock()
+        self._open: dict[str, Episode] = {}
+        self._fault: BaseException | None = None
 
     def run(self) -> RunResults:
         """Runs to the end; an exception in this thread, such as KeyboardInterrupt, stops the run first."""
@@ -192,22 +191,22 @@ class Rollouts:
         self._workers.append((thread, ended))
         start(thread)
 
-    def _next(self) -> Attempt | None:
+    def _next(self) -> Rollout | None:
         with self._lock:
             if self._stopped or self._fault is not None:
                 return None
             try:
-                return next(self._attempts, None)
+                return next(self._rollouts, None)
             except Exception as error:
                 self._fault = error
                 return None
 
     def _work(self, ended: threading.Event) -> None:
         try:
-            while (attempt := self._next()) is not None:
-                result = self._attempt(attempt)
+            while (rollout := self._next()) is not None:
+                result = self._roll_out(rollout)
                 with self._lock:
-                    self._done[attempt.number] = result
+                    self._done[rollout.number] = result
                 if self._on_result is not None:
                     self._on_result(result)
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
@@ -215,20 +214,20 @@ class Rollouts:
         finally:
             ended.set()
 
-    def _attempt(self, attempt: Attempt) -> RunResult:
-        started = time.monotonic()
-        body = self._opening(attempt.task)
+    def _roll_out(self, rollout: Rollout) -> RunResult:
+        started, client = time.monotonic(), self._client
+        body = replace(self._body, task=self._name(rollout.task))
         episode: Episode | None = None
         error: BaseException | None = None
         try:
-            episode = open_with(self._client, body)
+            episode = Episode(client, client.drive(opening(client.target, body, client.patience)))
             with self._lock:
                 self._open[episode.id] = episode
             with episode:
                 if self._stopped:
                     episode.abort(INTERRUPTED)
                 else:
-                    value = self._agent(attempt.task, episode)
+                    value = self._agent(rollout.task, episode)
                     if value is not None:
                         episode.reward(value)
         except KeyboardInterrupt:
@@ -239,7 +238,7 @@ class Rollouts:
             if episode is not None:
                 with self._lock:
                     self._open.pop(episode.id, None)
-        return result_of(attempt, body.task or "", episode, error, time.monotonic() - started)
+        return result_of(rollout, body.task or "", episode, error, time.monotonic() - started)
 
 
 def run(
@@ -261,17 +260,10 @@ def run(
 
     What the agent returns is the episode's final reward; None means that it rewarded or aborted the episode itself (one
     that it left without a reward is aborted). Whatever it raises aborts its episode and is recorded in the results.
-    `name` turns a task into its name; `on_result` is called as each attempt ends, by the thread that ran it.
+    `name` turns a task into its name; `on_result` is called as each rollout ends, by the thread that ran it.
     A list of tasks of which one has no name is refused before any of them is begun.
     KeyboardInterrupt aborts the open episodes and is raised again.
     """
-    check_names(tasks, name)
-
-    def opening(task: Any) -> routes.OpenEpisode:
-        return routes.OpenEpisode(task=name(task), model=model, agent=agent_name, eval=eval)
-
+    body = routes.OpenEpisode(None, model, agent_name, eval)
     with Client(proxy_url, api_key, deadline=deadline) as client:
-        rollouts = Rollouts(
-            client, agent, tasks, repeat=repeat, parallel=parallel, opening=opening, on_result=on_result
-        )
-        return rollouts.run()
+        return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result).run()

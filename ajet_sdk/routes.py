@@ -85,7 +85,7 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept beside the state's reason."""
+    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept apart from the state's reason."""
 
     reason: str | None = None
 
@@ -179,15 +179,13 @@ ROUTES: tuple[Route, ...] = (
     Route("ca", "GET", "/ca.pem", "any", None),
 )
 
+_BY_NAME = {route.name: route for route in ROUTES}
 B = TypeVar("B")
 
 
 def route(name: str) -> Route:
     """The route called `name`; `KeyError` for a name that is not in the table."""
-    for candidate in ROUTES:
-        if candidate.name == name:
-            return candidate
-    raise KeyError(name)
+    return _BY_NAME[name]
 
 
 def parse(kind: type[B], body: Any) -> B:

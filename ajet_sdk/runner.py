@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,10 +28,10 @@ from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
+from ajet_sdk.operations import Patience, Target
 from ajet_sdk.processes import Child, Limits, describe
-from ajet_sdk.protocol import Patience, Target
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import INTERRUPTED, Rollouts, start
+from ajet_sdk.rollouts import INTERRUPTED, Rollouts, name_of, start
 
 REWARD_SOURCES = ("exit-code", "stdout", "file")
 REWARD_FILE_VARIABLE = "AJET_REWARD_FILE"
@@ -133,9 +132,7 @@ class ProgramAgent:
         start(self._watcher)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self._watcher.join()
 
@@ -275,17 +272,11 @@ def run_program(
     they have started, aborts their episodes, and is raised again.
     """
 
-    def opening(task: str) -> routes.OpenEpisode:
-        return routes.OpenEpisode(task=task, model=model, agent=agent, eval=eval)
-
+    body = routes.OpenEpisode(None, model, agent, eval)
     own = client or Client()
     try:
         with ProgramAgent(program, own, on_output) as runs:
-            rollouts = Rollouts(
-                own, runs, tasks, repeat=repeat, parallel=parallel, opening=opening, on_result=on_result,
-                on_stop=runs.stop,
-            )
-            return rollouts.run()
+            return Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, on_stop=runs.stop).run()
     finally:
         if client is None:
             own.close()

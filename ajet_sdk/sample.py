@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
@@ -214,7 +214,7 @@ class Sample:
     repaired_tokens: int = 0
     uncertain_tokens: int = 0
     """Sampled tokens of which `policy_versions` is a reading around the call and not the engine's own word."""
-    parents: tuple[int, ...] | None = field(default=None)
+    parents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
@@ -222,29 +222,18 @@ class Sample:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of contract §6.2."""
-        out: dict[str, Any] = {
-            "sample": self.sample,
-            "episode": self.episode,
-            "task": self.task,
-            "model": self.model,
-            "agent": self.agent,
-            "token_ids": list(self.token_ids),
-            "loss_mask": list(self.loss_mask),
-            "logprobs": list(self.logprobs),
-            "policy_versions": [list(pair) for pair in self.policy_versions],
-            "calls": list(self.calls),
-            "spans": [list(span) for span in self.spans],
-            "reward": self.reward,
-        }
-        if self.broken_by is not None:
-            out["broken_by"] = self.broken_by
-        if self.repaired_tokens:
-            out["repaired_tokens"] = self.repaired_tokens
-        if self.uncertain_tokens:
-            out["uncertain_tokens"] = self.uncertain_tokens
-        if self.parents is not None:
-            out["parents"] = list(self.parents)
-        return out
+        out = {f.name: _listed(getattr(self, f.name)) for f in fields(self)}
+        return {name: value for name, value in out.items() if name not in _WHERE_SET or value not in (None, 0)}
+
+
+_WHERE_SET = ("broken_by", "repaired_tokens", "uncertain_tokens", "parents")
+
+
+def _listed(value: Any) -> Any:
+    """`value` with lists for its tuples."""
+    if not isinstance(value, tuple):
+        return value
+    return [list(item) for item in value] if value and isinstance(value[0], tuple) else list(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """``ajet top``: the run in a terminal, over HTTP alone.
 
-Idea: a frame is a function of what the proxy answered and of the terminal's size, so that it can be tested without
-either; `watch` asks, draws and waits. In a terminal the frames take the place of one another on a screen of their own,
-and the old screen comes back at the end; anywhere else they follow one another as plain text.
+Idea: a screenful is a function of what the proxy answered and of the terminal's size, so that it can be tested without
+either. `watch` asks, draws and waits. In a terminal each takes the place of the one before it, on a screen of its own,
+and the old screen comes back at the end. Anywhere else they follow one another as plain text.
 
-Invariant: no line is wider than the terminal and no frame higher, and nothing that an agent wrote can move the cursor.
+Invariant: no line is wider than the terminal and no screenful is higher. Nothing that an agent wrote can move the
+cursor.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ RECENT = 64
 """A mean reward is that of so many of the latest episodes, or a few more."""
 NAME, LEAST = 28, 8
 """A task, model or agent name is cut behind so many columns; in a table that would not fit, behind fewer."""
-STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "quiet": "\033[2m", "": ""}
+STYLES = {"head": "\033[1m", "alert": "\033[1;31m", "dim": "\033[2m", "": ""}
 ENTER, LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 Lines = list[tuple[str, str]]
 """Each with its style."""
@@ -45,16 +46,16 @@ class Rates:
     calls: float
 
 
-def frame(
-    status: Mapping[str, Any], seen: Mapping[str, Any] | None, rates: Rates | None, width: int, height: int
+def screenful(
+    status: Mapping[str, Any], overview: Mapping[str, Any] | None, rates: Rates | None, width: int, height: int
 ) -> Lines:
-    """The screen. `seen` is the overview; None if the key does not reach it."""
+    """The screen. `overview` is None if the key does not reach it."""
     lines: Lines = _top(status, rates)
-    rest: list[Lines] = [] if seen is None else [_tasks(seen, width), _quiet(seen, width)]
-    if seen is None:
-        lines.append(("quiet", "rewards and agents need an admin's key"))
+    rest: list[Lines] = [] if overview is None else [_tasks(overview, width), _quiet(overview, width)]
+    if overview is None:
+        lines.append(("dim", "rewards and agents need an admin's key"))
     else:
-        lines += _rewards(seen, width) + _leases(seen)
+        lines += _rewards(overview, width) + _leases(overview)
     lines += _drift(status)
     for number, table in enumerate(rest):
         room = (height - len(lines)) // (len(rest) - number)
@@ -115,9 +116,9 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
     return [*lines, ("", f"groups  {queue}")] if queue else lines
 
 
-def _rewards(seen: Mapping[str, Any], width: int) -> Lines:
+def _rewards(overview: Mapping[str, Any], width: int) -> Lines:
     lines: Lines = []
-    for kind, curve in (seen.get("rewards") or {}).items():
+    for kind, curve in (overview.get("rewards") or {}).items():
         mean = recent_mean(curve["points"])
         if mean is not None:
             start = f"reward, {kind}  {mean:.3f} latest of {curve['episodes']:,}  "
@@ -126,11 +127,11 @@ def _rewards(seen: Mapping[str, Any], width: int) -> Lines:
     return lines
 
 
-def _leases(seen: Mapping[str, Any]) -> Lines:
+def _leases(overview: Mapping[str, Any]) -> Lines:
     return [
         ("", f"leased  {lease['batch']}: {lease['episodes']} episodes of {_cut(lease['model'])}, runs out in "
-             f"{age(lease['lease_until'] - seen['now'])}")
-        for lease in (seen.get("leases") or ())[:3]
+             f"{age(lease['lease_until'] - overview['now'])}")
+        for lease in (overview.get("leases") or ())[:3]
     ]
 
 
@@ -143,22 +144,22 @@ def _drift(status: Mapping[str, Any]) -> Lines:
     ]
 
 
-def _tasks(seen: Mapping[str, Any], width: int) -> Lines:
+def _tasks(overview: Mapping[str, Any], width: int) -> Lines:
     name = max(LEAST, min(NAME, width - 44))  # which leaves the figures their room
     rows = [
         (_cut(task["task"], name) + (" (eval)" if task["eval"] else ""), f"{task['episodes']:,}", f"{task['mean']:.3f}",
          f"{task['recent_mean']:.3f}", sparkline(task["recent"], 8))
-        for task in seen.get("tasks") or ()
+        for task in overview.get("tasks") or ()
     ]
     return _table(("task", "episodes", "mean", "latest", ""), rows)
 
 
-def _quiet(seen: Mapping[str, Any], width: int) -> Lines:
+def _quiet(overview: Mapping[str, Any], width: int) -> Lines:
     name = max(LEAST, min(NAME, (width - 52) // 2))
     rows = [
         (age(one["quiet_s"]), "the model" if one["in_flight"] else "the agent", _cut(one["task"] or "-", name),
          _cut(one["agent"] or "-", name), str(one["calls"]), one["episode"])
-        for one in seen.get("quiet") or ()
+        for one in overview.get("quiet") or ()
     ]
     return _table(("quiet for", "waits for", "task", "agent", "calls", "episode"), rows)
 
@@ -184,7 +185,7 @@ def age(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-class Asking:
+class Poll:
     """What the proxy says from time to time, and what that makes a second."""
 
     def __init__(self, client: Client) -> None:
@@ -194,29 +195,29 @@ class Asking:
     def ask(self) -> tuple[dict[str, Any], dict[str, Any] | None, Rates | None]:
         status = self._client.ask("status").json()
         try:
-            seen = self._client.ask("overview").json()
+            overview = self._client.ask("overview").json()
         except (Forbidden, Unauthorized, NotFound):
-            seen = None
+            overview = None
         tokens, calls = status.get("tokens") or {}, status.get("calls") or {}
         now = (time.monotonic(), tokens.get("generated", 0), calls.get("complete", 0))
         before, self._before = self._before, now
         if before is None or now[0] <= before[0] or "generated" not in tokens:
-            return status, seen, None
+            return status, overview, None
         span = now[0] - before[0]
-        return status, seen, Rates(max(0, now[1] - before[1]) / span, max(0, now[2] - before[2]) / span)
+        return status, overview, Rates(max(0, now[1] - before[1]) / span, max(0, now[2] - before[2]) / span)
 
 
 def watch(client: Client, every: float, out: TextIO) -> None:
     """Draw again and again. A proxy that is away at first is an error; later it is waited for."""
-    asking = Asking(client)
-    answer = asking.ask()
+    poll = Poll(client)
+    answer = poll.ask()
     trouble: str | None = None
     with _screen(out):
         while True:
             _draw(out, answer, trouble)
             time.sleep(every)
             try:
-                answer, trouble = asking.ask(), None
+                answer, trouble = poll.ask(), None
             except ProxyUnreachable:
                 trouble = f"no answer, trying again: is ajet-proxy at {client.target.url} running?"
             except AjetError as error:
@@ -225,12 +226,12 @@ def watch(client: Client, every: float, out: TextIO) -> None:
 
 def _draw(out: TextIO, answer: tuple[Any, Any, Rates | None], trouble: str | None) -> None:
     if not out.isatty():
-        lines = frame(*answer, width=10_000, height=10_000)
+        lines = screenful(*answer, width=10_000, height=10_000)
         out.write("\n".join([line for _, line in lines] + ([plain(trouble)] if trouble else [])) + "\n\n")
         out.flush()
         return
     width, height = shutil.get_terminal_size()
-    lines = frame(*answer, width=width, height=height - 1 if trouble else height)
+    lines = screenful(*answer, width=width, height=height - 1 if trouble else height)
     if trouble is not None:
         lines.insert(0, ("alert", fit(plain(trouble).replace("\n", " "), width)))
     styles = dict.fromkeys(STYLES, "") if "NO_COLOR" in os.environ else STYLES

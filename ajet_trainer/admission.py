@@ -62,7 +62,7 @@ def admit(
 ) -> Admission:
     """Sorts `batch` into what is trained and what is not.
 
-    `trained` holds ids of episodes that are part of the checkpointed history already; `max_tokens` is the longest
+    `trained` holds ids of episodes that are in the weights already; `max_tokens` is the longest
     sample the learner takes. A group of several that shrinks to one has lost its baseline and is refused too.
     """
     groups: list[Group] = []

@@ -66,7 +66,7 @@ def trainable(episode: BatchEpisode) -> tuple[Sample, ...]:
 
 def _scoped(episode: BatchEpisode) -> bool:
     """Whether a reward of `episode` was given to an agent or a call alone."""
-    return any(given.get("agent") is not None or given.get("call") is not None for given in episode.rewards)
+    return any(item.get("agent") is not None or item.get("call") is not None for item in episode.rewards)
 
 
 def _rewarded(episode: BatchEpisode) -> list[tuple[Sample, float]]:

@@ -2,11 +2,11 @@
 
 A lease belongs to the daemon that gave it: it is extended, acknowledged and given back there and nowhere else. Of
 several daemons each is asked for one group at a time, in turn, so that a batch takes what is ready anywhere and a busy
-daemon starves no other. Gates are closed and opened side by side, so that no daemon's agents wait for another's.
+daemon starves no other. Gates are closed and opened side by side, and no daemon's agents wait for another's.
 
 A daemon that does not answer within `PATIENCE_S` is *away*: it is asked again with growing pauses, and training goes on
-with the rest. Nothing is owed to it that it would miss: its leases run out by themselves, its acknowledgements stay in
-the history (`Away` says so), and when it is back it hears the policy and has its gate opened, or closed if the others'
+with the rest. Nothing is owed to it that it would miss: its leases run out by themselves, its acknowledgements are
+kept (`Away` says so), and when it is back it hears the policy and has its gate opened, or closed if the others'
 are, before anything is leased from it. One that came back between two questions, with an empty data directory, was
 never missed: so the policy is told with every gate that opens, and whenever nobody has a batch.
 
@@ -16,6 +16,7 @@ failure ends the run; so does the absence of all.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,15 +24,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
-from ajet_sdk.protocol import PASSING
+from ajet_sdk.operations import PASSING
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
-from ajet_trainer import tls
 from ajet_trainer.config import Config
-from ajet_trainer.history import ANY
 from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
-from ajet_trainer.link import Link
+from ajet_trainer.link import Link, TlsRefused, tls_context
+from ajet_trainer.trained_batches import ANY
 
+LEASE_S = 300.0
+"""How long a lease lasts that is not extended."""
 CONNECT_S = 120.0
 """How long a daemon that is alone is waited for, and one of several that has to be there."""
 PATIENCE_S = 5.0
@@ -94,7 +96,7 @@ class Daemons:
     def of(cls, config: Config, say: Callable[[str], None], *, deadline_s: float = CONNECT_S) -> Daemons:
         """Those that `config` names."""
         alone = len(config.proxy_url) == 1
-        secured = tls.context(config)
+        secured = tls_context(config)
         keys = config.key if len(config.key) > 1 else (config.key or ("",)) * len(config.proxy_url)
         links = [
             Link(
@@ -127,7 +129,7 @@ class Daemons:
         outcomes = _side_by_side(self._members, lambda link: link.within(self._deadline_s).meet())
         failures = [(member, error) for member, error in zip(self._members, outcomes, strict=True) if error is not None]
         for member, error in failures:
-            if isinstance(error, tls.TlsRefused):
+            if isinstance(error, TlsRefused):
                 raise error
             if isinstance(error, ProxyUnreachable) and len(failures) == len(self._members):
                 raise ProxyUnreachable(f"{error.message}. Is ajet-proxy running, and is proxy_url its address?")
@@ -317,6 +319,62 @@ class Daemons:
         latest = max(self._members, key=lambda member: member.since)
         if self._clock() - latest.since > self._deadline_s:
             raise ProxyUnreachable(f"no daemon has answered for {self._deadline_s:g} s; the last said: {latest.away}")
+
+
+class Keeper:
+    """Keeps the leases of the batches in hand alive, from `hold` to `release`, while they are trained or wait for their
+    checkpoint. Use as a context manager; leaving it stops the thread.
+
+    The thread extends every held lease three times per lease length. A refusal is not raised: the batch may
+    be in the weights already, and `TrainedBatches` knows what to do when its acknowledgement is refused too.
+    """
+
+    def __init__(self, daemons: Daemons, lease_s: float = LEASE_S) -> None:
+        self._daemons, self.lease_s = daemons, lease_s
+        self._held: dict[tuple[str, str], None] = {}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease-keeper", daemon=True)
+
+    def __enter__(self) -> Keeper:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+
+    def hold(self, daemon: str, batch: str) -> None:
+        with self._lock:
+            self._held[daemon, batch] = None
+
+    def release(self, daemon: str, batch: str) -> None:
+        with self._lock:
+            self._held.pop((daemon, batch), None)
+
+    @property
+    def held(self) -> tuple[tuple[str, str], ...]:
+        """Daemon and id of the batches in hand, oldest first."""
+        with self._lock:
+            return tuple(self._held)
+
+    def extend_all(self) -> None:
+        """One round over everything held; a failure leaves the rest untouched. A daemon that does not answer is asked
+        once: waiting for it batch after batch would let the leases of the others run out."""
+        silent: set[str] = set()
+        for daemon, batch in self.held:
+            if daemon in silent:
+                continue
+            try:
+                self._daemons.extend(daemon, batch, self.lease_s)
+            except ProxyUnreachable:
+                silent.add(daemon)
+            except AjetError:
+                continue
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.lease_s / 3):
+            self.extend_all()
 
 
 def gone(error: AjetError) -> bool:

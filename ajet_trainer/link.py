@@ -3,8 +3,13 @@
 Every request is safe to repeat: an ack, nack or extend names its batch, the gate and the policy are set and not
 toggled, and a lease whose answer got lost simply runs out. So whatever fails on the way (no connection, 429, 5xx) is
 tried again with growing pauses until `deadline_s` has passed, and only then raised. Three things are never tried again:
-a connection that TLS refuses (`ajet_trainer.tls`), a frame of another wire version, which raises `WireVersion`, and an
-answer that is too large, which is not read to its end.
+a connection that TLS refuses, a frame of another wire version, which raises `WireVersion`, and an answer that is too
+large, which is not read to its end.
+
+What the other side or the library says of a refused certificate is turned into the option that mends it. Some proxies,
+ajet's among them, say nothing: asyncio's TLS hangs up on a certificate that it does not accept without telling why. So
+a few hang-ups in a row on a trainer that shows a certificate count as a refusal too. A proxy that is starting again
+refuses connections in between.
 
 Next: ajet_trainer/admission.py
 """
@@ -12,7 +17,6 @@ Next: ajet_trainer/admission.py
 from __future__ import annotations
 
 import copy
-import json
 import socket
 import ssl
 import sys
@@ -25,13 +29,15 @@ from urllib.parse import quote
 import httpx
 
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge, from_body
+from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
-from ajet_sdk.protocol import PASSING
+from ajet_sdk.operations import PASSING, Reply, refused
 from ajet_sdk.sample import Batch
-from ajet_trainer.tls import Judge
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import Config
 
 ANSWER_S, CONNECT_S = 30.0, 3.0
+HANG_UPS = 3
 _RELEASES = "install the same ajet release on both sides"
 
 
@@ -42,8 +48,12 @@ class WireVersion(AjetError):
     type = "wire_version"
 
 
+class TlsRefused(ProxyUnreachable):
+    """One side does not accept the other's certificate, or one of them speaks no TLS."""
+
+
 class Link:
-    """A connection to one proxy. Times are in seconds; every method raises an `AjetError` when it fails for good.
+    """A connection to one proxy. Times are in seconds; every method raises an `AjetError` when it has failed.
 
     `answer_s` is how long a connection may take, and an answer beyond what the proxy was asked to wait. `certified`
     says that `tls` shows a certificate.
@@ -85,7 +95,7 @@ class Link:
 
     def lease(self, ask: routes.Lease) -> Batch | None:
         """The next batch, or None when nothing was ready within ``ask.wait_s``."""
-        frame = self._post("/batches/lease", ask, wait_s=ask.wait_s)
+        frame = self._send("/batches/lease", ask, wait_s=ask.wait_s)
         if frame is None:
             return None
         try:
@@ -102,62 +112,59 @@ class Link:
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
         """The step that trained `batch`, without the episodes `filtered`, is checkpointed. Raises `NotFound` or
         `Conflict` when the lease is gone."""
-        self._post(f"/batches/{quote(batch, safe='')}/ack", routes.Ack(policy_version, filtered or {}))
+        self._send(f"/batches/{quote(batch, safe='')}/ack", routes.Ack(policy_version, filtered or {}))
 
     def nack(self, batch: str) -> None:
         """Gives `batch` back untrained."""
-        self._post(f"/batches/{quote(batch, safe='')}/nack", routes.Empty())
+        self._send(f"/batches/{quote(batch, safe='')}/nack", routes.Empty())
 
     def extend(self, batch: str, lease_s: float) -> None:
         """The lease of `batch` now ends `lease_s` seconds from now."""
-        self._post(f"/batches/{quote(batch, safe='')}/extend", routes.Extend(lease_s))
+        self._send(f"/batches/{quote(batch, safe='')}/extend", routes.Extend(lease_s))
 
     def close_gate(self, reason: str, wait_s: float) -> None:
-        """Returns once the proxy holds new requests and no call is in flight any more."""
-        self._post("/gate/close", routes.GateClose(reason, wait_s), wait_s=wait_s, deadline_s=wait_s)
+        """Returns once the proxy holds new requests and no call is in flight."""
+        self._send("/gate/close", routes.GateClose(reason, wait_s), wait_s=wait_s, deadline_s=wait_s)
 
     def open_gate(self, policy_version: int) -> None:
         """Lets requests through again, served by `policy_version`."""
-        self._post("/gate/open", routes.GateOpen(policy_version))
+        self._send("/gate/open", routes.GateOpen(policy_version))
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
-        self._post("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
+        self._send("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
 
     def meet(self) -> None:
         """The proxy answers, and lets us do what a trainer may: it is asked about a batch that there cannot be."""
-        self._send("GET", "/status", None)
+        self._send("/status")
         with suppress(NotFound):
             self.extend("none", 1.0)
 
     def close(self) -> None:
         self._http.close()
 
-    def _post(self, path: str, body: Any, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
-        return self._send("POST", path, routes.to_json(body), wait_s, deadline_s)
-
-    def _send(self, method: str, path: str, body: Any, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
-        """The body of a good answer; None for one that has none."""
+    def _send(self, path: str, body: Any = None, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
+        """The body of a good answer to a POST of `body`, or to a GET where there is none; None for one without any."""
+        method, fields = ("GET", None) if body is None else ("POST", routes.to_json(body))
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
-        judge = Judge(self.url, self._certified)
+        judge = TlsJudge(self.url, self._certified)
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s), read=wait_s + self._answer_s)
         while True:
             failure: AjetError
             try:
-                with self._http.stream(method, path, json=body, timeout=timeout) as answer:
+                with self._http.stream(method, path, json=fields, timeout=timeout) as answer:
                     content = self._read(answer)
             except httpx.TransportError as error:
-                refused = judge.refused(error)
-                if refused is not None:
-                    raise refused from error
+                if (untrusted := judge.refused(error)) is not None:
+                    raise untrusted from error
                 failure = ProxyUnreachable(
                     f"no answer from {self.url}{routes.PREFIX}{path}: {error or type(error).__name__}"
                 )
             else:
                 if answer.is_success:
                     return None if answer.status_code == 204 else content
-                failure = from_body(answer.status_code, _json(content), retry_after=_retry_after(answer))
+                failure = refused(Reply(answer.status_code, answer.headers, content))
                 if answer.status_code not in PASSING:
                     raise failure
             wait = max(pause, failure.retry_after or 0.0)
@@ -167,7 +174,7 @@ class Link:
             pause = min(pause * 2, 5.0)
 
     def _read(self, answer: httpx.Response) -> bytes:
-        """The body, no more of which is read than a batch may have."""
+        """The body, of which at most as much is read as a batch may have."""
         pieces, size = list[bytes](), 0
         self._check(int(answer.headers.get("Content-Length", "0")))
         for piece in answer.iter_bytes():
@@ -191,15 +198,58 @@ def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTranspo
     return httpx.HTTPTransport(verify=tls or True, socket_options=options)
 
 
-def _json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return content.decode(errors="replace")
-
-
-def _retry_after(answer: httpx.Response) -> float | None:
-    try:
-        return float(answer.headers.get("Retry-After", ""))
-    except ValueError:
+def tls_context(config: Config) -> ssl.SSLContext | None:
+    """What `config` says of TLS; None where no daemon speaks it. Raises `ConfigError` for files that cannot be used."""
+    if not any(url.startswith("https:") for url in config.proxy_url):
         return None
+    try:
+        made = httpx.create_ssl_context()
+    except OSError as error:
+        raise ConfigError(f"the file that SSL_CERT_FILE names cannot be used: {error}", param="SSL_CERT_FILE") from None
+    try:
+        if config.tls_cert:
+            made.load_cert_chain(config.tls_cert, password="")  # never ask at the terminal
+    except OSError as error:
+        said = f"cannot use tls_cert {config.tls_cert}, which holds the certificate and its key: {error}"
+        raise ConfigError(said, param="tls_cert") from None
+    return made
+
+
+class TlsJudge:
+    """Reads the failures of one request to `url`, in order. `certified` says whether we show a certificate."""
+
+    def __init__(self, url: str, certified: bool) -> None:
+        self._url, self._certified, self._hang_ups = url, certified, 0
+
+    def refused(self, error: httpx.TransportError) -> TlsRefused | None:
+        """What `error` says about certificates, with those before it; None when it says nothing of them."""
+        found = refusal(self._url, error)
+        hung_up = self._certified and isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+        self._hang_ups = self._hang_ups + 1 if hung_up else 0
+        if found is None and self._hang_ups == HANG_UPS:
+            return TlsRefused(
+                f"{self._url} closes our connections, as a proxy does with a certificate that it does not accept: "
+                "its tls_client_ca must have signed tls_cert, which must be valid today (the proxy's log says more)"
+            )
+        return found
+
+
+def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
+    """`error` as what it says about certificates; None when it says nothing of them."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return None
+    reason = cause.reason or ""
+    if isinstance(cause, ssl.SSLCertVerificationError) and "mismatch" in cause.verify_message:
+        return TlsRefused(f"the certificate of {url} is for other names ({cause.verify_message}): use one in proxy_url")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        advice = "name the file of its CA in SSL_CERT_FILE"
+        return TlsRefused(f"the certificate of {url} is not trusted ({cause.verify_message}): {advice}")
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        said = reason.partition("ALERT_")[2].replace("_", " ").lower()
+        return TlsRefused(f"{url} refuses our certificate ({said}): its tls_client_ca must have signed tls_cert")
+    if reason == "WRONG_VERSION_NUMBER":
+        return TlsRefused(f"{url} does not speak TLS: use http://")
+    return None

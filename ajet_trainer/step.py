@@ -5,7 +5,7 @@ crashes test, is the same for verl and for a script in a test.
 
 - The gate is closed while the engine sleeps or takes weights, and opens only with weights that are checkpointed
   (``save_freq = 1``) or that a checkpoint will soon hold.
-- A batch is acknowledged only when a checkpoint with it in its history is complete; until then its lease is extended.
+- A batch is acknowledged only when a checkpoint that names it is complete; until then its lease is extended.
 - However a step ends, the gate does not stay closed: `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
 
@@ -22,15 +22,13 @@ from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease
-from ajet_sdk.sample import BatchEpisode
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.advantage import trainable
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Away, Daemons, Leased
-from ajet_trainer.history import Entry, History
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
 from ajet_trainer.progress import Progress, line_of
+from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 
 CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
@@ -38,6 +36,10 @@ DRAIN_S = 1800.0
 """How long closing the gate waits for calls in flight: as long as a request at the gate waits for it to open."""
 POLL_S = 2.0
 """How long one request for a batch waits at the proxy, which is also how long a stop signal may go unnoticed."""
+
+
+Hand = Sequence[tuple[Leased, Admission]]
+"""The batches of a step, and what of each is trained."""
 
 
 class Learner(Protocol):
@@ -52,8 +54,8 @@ class Learner(Protocol):
         """One step on `rows`; raises `version` by one. Returns the learner's own metrics and ``timing_s/…``."""
         ...
 
-    def save(self, history: Mapping[str, Any]) -> None:
-        """A checkpoint of `version` with `history` in its folder, complete when this returns."""
+    def save(self, batches: Mapping[str, Any]) -> None:
+        """A checkpoint of `version` with `batches` (see `TrainedBatches`) in its folder, complete when this returns."""
         ...
 
     def push(self) -> None:
@@ -77,14 +79,14 @@ class Run:
         config: Config,
         daemons: Daemons,
         learner: Learner,
-        history: History,
+        batches: TrainedBatches,
         keeper: Keeper,
         progress: Progress,
         *,
         stopping: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.daemons, self.learner, self.history = config, daemons, learner, history
+        self.config, self.daemons, self.learner, self.batches = config, daemons, learner, batches
         self.keeper, self.progress, self.stopping, self.clock = keeper, progress, stopping, clock
         if not daemons.alone:
             progress.account = daemons.account
@@ -95,7 +97,7 @@ class Run:
 
     def start(self) -> None:
         """Settles with the proxy what the checkpoint holds, and says where the engines are and what they serve."""
-        self.progress.resume_at(self.learner.version, self.history.line)
+        self.progress.resume_at(self.learner.version, self.batches.line)
         self.acknowledge()
         if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
             self.close_gate()
@@ -119,24 +121,17 @@ class Run:
     def step(self) -> None:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
         self.timing = {}
-        hand = self.lease()
-        if not hand:
-            return
-        admissions = [self.admit(leased) for leased in hand]
-        rows = [
-            row
-            for leased, admission in zip(hand, admissions, strict=True)
-            for row in to_rows(leased.batch.batch, admission.groups)
-        ]
+        hand = [(leased, self.admit(leased)) for leased in self.lease()]
+        rows = [row for leased, admission in hand for row in to_rows(leased.batch.batch, admission.groups)]
         if not rows:
-            self.dismiss(hand, admissions)
+            self.dismiss(hand)
             return
 
         if self.learner.colocated:
             self.close_gate()
-        metrics = self.train(hand, admissions, rows)
-        figures = self.figures(hand, admissions, rows, metrics)
-        self.history.line = line_of(figures | {"timing": self.times(metrics)})
+        metrics = self.train(hand, rows)
+        figures = self.figures(hand, rows, metrics)
+        self.batches.line = line_of(figures | {"timing": self.times(metrics)})
         if self.save_due:
             self.save()
         self.close_gate()
@@ -184,7 +179,7 @@ class Run:
         """What of a batch is trained; says what is not, and why."""
         admission = admit(
             leased.batch,
-            trained=self.history.blocked(leased.daemon),
+            trained=self.batches.blocked(leased.daemon),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
             no_signal=self.config.no_signal,
         )
@@ -192,27 +187,27 @@ class Run:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
         return admission
 
-    def dismiss(self, hand: Sequence[Leased], admissions: Sequence[Admission]) -> None:
+    def dismiss(self, hand: Hand) -> None:
         """These batches hold nothing to train: acknowledged as they are, so that they do not come back; together with
         the next checkpoint if there is something trained that only it will hold, which may be their own episodes."""
-        for leased, admission in zip(hand, admissions, strict=True):
+        for leased, admission in hand:
             name, version = leased.batch.batch, self.learner.version
-            if self.history.unsaved:
-                self.history.trained(Entry(name, version, (), leased.daemon, admission.filtered))
+            if self.batches.unsaved:
+                self.batches.trained(TrainedBatch(name, version, (), leased.daemon, admission.filtered))
                 continue
             with suppress(Away, NotFound, Conflict):  # what comes back of a lost lease holds nothing to train either
                 self.daemons.ack(leased.daemon, name, version, admission.filtered)
             self.keeper.release(leased.daemon, name)
 
-    def train(self, hand: Sequence[Leased], admissions: Sequence[Admission], rows: Sequence[Row]) -> dict[str, float]:
-        """One step of the learner, entered into the history."""
+    def train(self, hand: Hand, rows: Sequence[Row]) -> dict[str, float]:
+        """One step of the learner; its batches are trained from here on."""
         self.progress.phase("training", quiet=True)
         with self.timed("train"):
             metrics = self.learner.train(rows)
-        for leased, admission in zip(hand, admissions, strict=True):
+        for leased, admission in hand:
             episodes = tuple(episode.episode for episode in admission.episodes)
-            self.history.trained(
-                Entry(leased.batch.batch, self.learner.version, episodes, leased.daemon, admission.filtered)
+            self.batches.trained(
+                TrainedBatch(leased.batch.batch, self.learner.version, episodes, leased.daemon, admission.filtered)
             )
         return metrics
 
@@ -223,11 +218,11 @@ class Run:
         return self.done or (frequency > 0 and self.learner.version % frequency == 0)
 
     def save(self) -> None:
-        """A checkpoint whose history holds every batch trained so far."""
+        """A checkpoint that names every batch trained so far."""
         self.progress.phase("saving a checkpoint", quiet=True)
         with self.timed("save"):
-            self.learner.save(self.history.state())
-        self.history.saved()
+            self.learner.save(self.batches.state())
+        self.batches.saved()
         self.saved_version = self.learner.version
 
     def close_gate(self) -> None:
@@ -254,12 +249,12 @@ class Run:
         instead. What a proxy that is away must hear waits; the `last` time it is waited for once, then left to a
         restart."""
         missed: set[str] = set()
-        for entry in self.history.unacknowledged:
+        for entry in self.batches.unacknowledged:
             try:
                 patient = last and entry.daemon not in missed
                 self.daemons.ack(entry.daemon, entry.batch, entry.version, entry.filtered, last=patient)
             except (NotFound, Conflict):
-                self.history.refused(entry)
+                self.batches.refused(entry)
                 self.progress.say(f"the lease of batch {entry.batch} ran out; its episodes will not be trained again")
             except Away:
                 missed.add(entry.daemon)
@@ -268,23 +263,17 @@ class Run:
                                       "acknowledged now; the next start does that")  # fmt: skip
                 continue
             else:
-                self.history.acknowledged(entry)
+                self.batches.acknowledged(entry)
             self.keeper.release(entry.daemon, entry.batch)
 
-    def figures(
-        self,
-        hand: Sequence[Leased],
-        admissions: Sequence[Admission],
-        rows: Sequence[Row],
-        metrics: Mapping[str, float],
-    ) -> dict[str, Any]:
+    def figures(self, hand: Hand, rows: Sequence[Row], metrics: Mapping[str, float]) -> dict[str, Any]:
         """What `metrics.jsonl` says of the step, but for the times that it took."""
         return {
             "step": self.learner.version,
             "policy_version": self.learner.version,
-            "batch": ",".join(leased.batch.batch for leased in hand),
-            "daemons": {url: groups_in(one for one in hand if one.daemon == url) for url in self.daemons.urls},
-            **batch_figures(hand, admissions, rows),
+            "batch": ",".join(leased.batch.batch for leased, _ in hand),
+            "daemons": {url: groups_in(one for one, _ in hand if one.daemon == url) for url in self.daemons.urls},
+            **batch_figures(hand, rows),
             **learner_figures(metrics),
         }
 
@@ -296,7 +285,7 @@ class Run:
     def close(self) -> None:
         """Leaves nothing behind at the proxy: untrained and unsaved batches go back, the gate opens."""
         self.daemons.hurry(CLOSE_S)
-        saved = {(entry.daemon, entry.batch) for entry in self.history.unacknowledged}
+        saved = {(entry.daemon, entry.batch) for entry in self.batches.unacknowledged}
         for daemon, batch in sorted(set(self.keeper.held) - saved):
             _quietly(lambda daemon=daemon, batch=batch: self.daemons.nack(daemon, batch))  # type: ignore[misc]
             self.keeper.release(daemon, batch)
@@ -316,31 +305,29 @@ class Run:
 
 
 def overlap(one: Leased, other: Leased) -> bool:
-    """Whether two leases of one daemon hold an episode in common: then the older of them is no lease any more."""
-    return one.daemon == other.daemon and not episodes_of(one).isdisjoint(episodes_of(other))
-
-
-def episodes_of(leased: Leased) -> set[str]:
-    return {episode.episode for group in leased.batch.groups for episode in group.episodes}
+    """Whether two leases of one daemon hold an episode in common: then the older of them has ended."""
+    names, others = (
+        {episode.episode for group in leased.batch.groups for episode in group.episodes} for leased in (one, other)
+    )
+    return one.daemon == other.daemon and not names.isdisjoint(others)
 
 
 def groups_in(hand: Iterable[Leased]) -> int:
     return sum(len(leased.batch.groups) for leased in hand)
 
 
-def batch_figures(hand: Sequence[Leased], admissions: Sequence[Admission], rows: Sequence[Row]) -> dict[str, Any]:
+def batch_figures(hand: Hand, rows: Sequence[Row]) -> dict[str, Any]:
     """What `metrics.jsonl` says of the data. Rewards are of all leased episodes, the rest is of what was trained."""
-    episodes: list[BatchEpisode] = [item for one in hand for group in one.batch.groups for item in group.episodes]
-    rewards = [episode.reward for episode in episodes]
-    trained = [episode for admission in admissions for episode in admission.episodes]
+    rewards = [episode.reward for one, _ in hand for group in one.batch.groups for episode in group.episodes]
+    trained = [episode for _, admission in hand for episode in admission.episodes]
     mean = math.fsum(rewards) / len(rewards)
     samples = [sample for episode in trained for sample in trainable(episode)]
     return {
         "reward_mean": mean,
         "reward_std": math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / len(rewards)),
-        "groups": sum(len(admission.groups) for admission in admissions),
+        "groups": sum(len(admission.groups) for _, admission in hand),
         "episodes": len(trained),
-        "rejected_episodes": sum(len(admission.rejected) for admission in admissions),
+        "rejected_episodes": sum(len(admission.rejected) for _, admission in hand),
         "samples": len(rows),
         "sampled_tokens": sum(row.sampled for row in rows),
         "prompt_tokens": sum(row.tokens - row.sampled for row in rows),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from ajet_trainer.quickstart.machine import QuickstartError
 from ajet_trainer.quickstart.plan import LEARNING_RATE, Plan
+from ajet_trainer.quickstart.programs import QuickstartError
 from ajet_trainer.quickstart.screen import Screen
 
 STEPS, PROOF_STEPS = 30, 12

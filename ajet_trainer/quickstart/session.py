@@ -9,38 +9,56 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ajet_trainer.quickstart import figures, machine, page, plot
+from ajet_sdk.page import still_page
+from ajet_trainer.quickstart import figures, plot
 from ajet_trainer.quickstart import screen as show
-from ajet_trainer.quickstart.children import Children
-from ajet_trainer.quickstart.loop import Loop, Record, environment, ticks
+from ajet_trainer.quickstart.loop import Loop
 from ajet_trainer.quickstart.plan import Plan
+from ajet_trainer.quickstart.programs import Children, check_machine, environment, path_of, ticks
 from ajet_trainer.quickstart.screen import Screen
 
 CACHE = Path(".ajet")
 MODEL = "smollm2-135m-instruct"
 EPISODES_SHOWN = 4
 MODEL_S = 600.0
+INTRO = (
+    "Episodes of this run's first and last step, evenly picked, with their tokens exactly as the engine reported "
+    "them and the trainer used them. The agent sent text; ids and logprobs were recorded on the way."
+)
+Records = Sequence[Mapping[str, Any]]
 
 
 def one_run(plan: Plan, folder: Path, *, port: int, keep: bool, screen: Screen) -> dict[str, Any]:
-    """Runs `plan` in `folder` and returns its summary, which is also in ``summary.json``."""
-    machine.check(folder, port)
+    """Runs `plan` in `folder` and returns its summary. Writes ``reward.png``, ``episodes.html`` and, last,
+    ``summary.json``."""
+    check_machine(folder, port)
     for name in ("ajet-proxy", "ajet-trainer", "ajet"):
-        machine.program(name)
+        path_of(name)
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     model = model_folder(CACHE.absolute(), screen)
     found = time.monotonic() - began
-    loop = Loop(plan, folder, model, port, screen)
-    record = loop.run(EPISODES_SHOWN)
+    record = Loop(plan, folder, model, port, screen).run(EPISODES_SHOWN)
     if not keep:
         shutil.rmtree(folder / "trainer" / "checkpoints", ignore_errors=True)
     summary = figures.summarize(plan, record.metrics, record.status, {"model folder": found, **record.seconds})
-    write_results(plan, folder, model, record, summary)
+    subtitle = (
+        "SmolLM2-135M-Instruct, vLLM and verl on this machine's CPU · "
+        f"{plan.episodes_per_step} episodes a step · learning rate {plan.lr:g} · seed {plan.seed}"
+    )
+    plot.reward_plot(summary["reward"]["steps"], folder / "reward.png", subtitle)
+    half = (len(record.episodes) + 1) // 2
+    sections = [
+        ("Episodes of the first step", record.episodes[:half]), ("Episodes of the last step", record.episodes[half:]),
+    ]  # fmt: skip
+    html = page_html("Episodes, token by token", INTRO, sections, decoder(model))
+    (folder / "episodes.html").write_text(html, encoding="utf-8")
+    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
     return summary
 
 
@@ -63,32 +81,38 @@ def model_folder(cache: Path, screen: Screen) -> Path:
     return model
 
 
-def write_results(plan: Plan, folder: Path, model: Path, record: Record, summary: Mapping[str, Any]) -> None:
-    """``reward.png``, ``episodes.html`` and, last, ``summary.json``."""
-    subtitle = (
-        "SmolLM2-135M-Instruct, vLLM and verl on this machine's CPU · "
-        f"{plan.episodes_per_step} episodes a step · learning rate {plan.lr:g} · seed {plan.seed}"
-    )
-    plot.reward_plot(summary["reward"]["steps"], folder / "reward.png", subtitle)
-    half = (len(record.episodes) + 1) // 2
-    early, late = record.episodes[:half], record.episodes[half:]
-    intro = (
-        "Episodes of this run's first and last step, picked evenly. The tokens are those that the engine reported and "
-        "the trainer used. The agent sent text, and the proxy recorded ids and logprobs."
-    )
-    sections = [("Episodes of the first step", early), ("Episodes of the last step", late)]
-    html = page.page_html("Episodes, token by token", intro, sections, page.decoder(model))
-    (folder / "episodes.html").write_text(html, encoding="utf-8")
-    (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-
-
 def finished(plan: Plan, folder: Path) -> dict[str, Any] | None:
     """The summary of a finished run of exactly `plan` in `folder`, if there is one."""
     try:
         summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    same = all(
-        summary["plan"].get(name) == getattr(plan, name) for name in ("steps", "seed", "lr", "groups", "group_size")
-    )
-    return summary if same else None
+    return summary if summary["plan"] == asdict(plan) else None
+
+
+def page_html(
+    title: str, intro: str, sections: Sequence[tuple[str, Records]], decode: Callable[[int], str]
+) -> str:
+    """The daemon's own page with these episodes in it, in one file that asks nobody for anything.
+
+    `sections` are headings with their episode records, read with token ids. The timelines hold every token once, so the
+    calls need not repeat them. Tokens are decoded one by one, for display alone.
+    """
+    left_out = ("prompt_token_ids", "token_ids", "logprobs")
+
+    def shown(record: Mapping[str, Any]) -> dict[str, Any]:
+        calls = [{name: value for name, value in call.items() if name not in left_out} for call in record["calls"]]
+        return {**record, "calls": calls}
+
+    timelines = [line for _, records in sections for record in records for line in record.get("timelines", ())]
+    ids = {token for timeline in timelines for token in timeline["token_ids"]}
+    listed = [{"heading": heading, "episodes": list(map(shown, records))} for heading, records in sections]
+    return still_page(title, intro, listed, {token: decode(token) for token in sorted(ids)})
+
+
+def decoder(model: Path) -> Callable[[int], str]:
+    """Decodes single tokens with the tokenizer of the model in `model`."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    return lambda token: str(tokenizer.decode([token], skip_special_tokens=False))

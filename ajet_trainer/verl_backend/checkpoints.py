@@ -1,6 +1,6 @@
 """Which checkpoint a run resumes from: the newest whole one, whatever instant a crash chose.
 
-verl writes the actor, then `data.pt` (our history of batches), then the marker ``latest_checkpointed_iteration.txt``,
+verl writes the actor, then `data.pt` (our trained batches), then the marker ``latest_checkpointed_iteration.txt``,
 which it truncates before it fills it. A crash can so leave a folder without `data.pt`, a `data.pt` cut short, or an
 empty marker. `repair_marker` makes the marker name the newest folder that is whole and removes the broken ones, since
 the step that they belong to will be trained and saved again under the same name.
@@ -37,7 +37,7 @@ def repair_marker(folder: Path) -> int | None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Leaves the newest `keep` whole checkpoints in `folder`. What goes loses its history first, so that a crash leaves
+    """Leaves the newest `keep` whole checkpoints in `folder`. What goes loses `data.pt` first, so that a crash leaves
     nothing that looks whole."""
     steps, whole = _steps(folder)
     for step in steps:
@@ -47,7 +47,7 @@ def prune(folder: Path, keep: int) -> None:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """True when the history, which is written after everything else, is there to its last byte (torch saves a zip)."""
+    """True when `data.pt`, which is written after everything else, is there to its last byte (torch saves a zip)."""
     return (checkpoint / "actor").is_dir() and zipfile.is_zipfile(checkpoint / "data.pt")
 
 

@@ -19,6 +19,10 @@ import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
 
+def nothing(*_: Any, **__: Any) -> None:
+    """What a CPU need not do."""
+
+
 class CpuDeviceModule:
     """`torch.cpu` with the memory and seed calls that verl makes on `torch.cuda`."""
 
@@ -41,9 +45,6 @@ class CpuDeviceModule:
     def get_device_name(self, *_: Any, **__: Any) -> str:
         return "cpu"
 
-    def nothing(self, *_: Any, **__: Any) -> None:
-        """What a CPU need not do."""
-
     empty_cache = reset_peak_memory_stats = ipc_collect = set_device = nothing
 
     def manual_seed(self, seed: int) -> None:
@@ -62,15 +63,10 @@ class CpuDeviceModule:
 class CpuPlatform(PlatformBase):
     """See `PlatformBase` for what each answer means."""
 
-    device_name = "cpu"
-    vendor_name = "cpu"
-
-    def __init__(self) -> None:
-        self._module = CpuDeviceModule()
-
-    @property
-    def device_module(self) -> Any:
-        return self._module
+    device_name = vendor_name = "cpu"
+    device_module = CpuDeviceModule()
+    set_device = synchronize = empty_cache = set_allocator_settings = nothing
+    profiler_start = profiler_stop = cudart = nothing
 
     def is_available(self) -> bool:
         return True
@@ -85,19 +81,10 @@ class CpuPlatform(PlatformBase):
     def device_count(self) -> int:
         return 1
 
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
-
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
-    def manual_seed_all(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    def set_allocator_settings(self, settings: str) -> None: ...
-
-    def empty_cache(self) -> None: ...
+    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -112,25 +99,12 @@ class CpuPlatform(PlatformBase):
         """Logical: the trainer starts Ray with as many as there are training processes."""
         return "GPU"
 
-    def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
-        return {"num_gpus": num_gpus}
-
     def ray_noset_envvars(self) -> list[str]:
         return []
 
     def is_ipc_supported(self) -> bool:
         return False
 
-    def rollout_env_vars(self) -> dict[str, str]:
-        return {}
-
-    def cudart(self) -> None:
-        return None
-
     @contextmanager
     def nvtx_range(self, msg: str) -> Iterator[None]:
         yield
-
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...

@@ -1,4 +1,4 @@
-"""verl's actor worker and FSDP2 engine on a CPU: registered beside verl's own, two differences in all.
+"""verl's actor worker and FSDP2 engine on a CPU: registered along with verl's own, two differences in all.
 
 The process group must exist before the worker asks for one (on a CPU verl would ask for ``cpu:gloo,cpu:gloo``, which
 torch refuses), and a forward-only engine must not pin memory (pinning needs an accelerator). Importing this module

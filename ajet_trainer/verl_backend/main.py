@@ -25,12 +25,10 @@ from typing import IO, Any
 from ajet_sdk.errors import AjetError
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import DEVICE, Config
-from ajet_trainer.daemons import Daemons
-from ajet_trainer.history import History
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
-from ajet_trainer.verl_backend.environment import environment
+from ajet_trainer.trained_batches import TrainedBatches
 
 
 class Stop:
@@ -142,8 +140,8 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
 def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop) -> None:
     """The run proper, with everything up."""
     with closing(daemons), Keeper(daemons) as keeper:
-        history = History.from_state(trainer.history, daemons.urls)
-        training = Run(config, daemons, trainer, history, keeper, progress, stopping=lambda: stop.requested)
+        batches = TrainedBatches.from_state(trainer.batches, daemons.urls)
+        training = Run(config, daemons, trainer, batches, keeper, progress, stopping=lambda: stop.requested)
         try:
             training.start()
             progress.phase(f"training from step {trainer.version}")
@@ -162,6 +160,30 @@ def choose_device(wanted: str | None) -> str:
     if wanted == "cuda" and not found:
         raise ConfigError(f"{DEVICE} = 'cuda': torch finds no GPU here", param=DEVICE)
     return "cuda" if found and wanted != "cpu" else "cpu"
+
+
+def environment(device: str) -> dict[str, str]:
+    """Variables for every process of the run, this one included, set before torch or verl are imported. What is set
+    already stays as it is."""
+    values = {
+        "TRANSFER_QUEUE_ENABLE": "1",
+        "VERL_LOGGING_LEVEL": "WARN",
+        "TQ_LOGGING_LEVEL": "WARN",
+        "VLLM_LOGGING_LEVEL": "WARN",
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),
+    }
+    if device == "cpu":
+        values |= {
+            "VERL_PLATFORM": "cpu",
+            "OMP_NUM_THREADS": str(os.cpu_count() or 1),
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "RAY_worker_niceness": "0",  # Ray's 15 lets agents on the same cores starve trainer and engine
+        }
+    return {name: os.environ.get(name, value) for name, value in values.items()}
 
 
 def register_replica(device: str, folder: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 What is verl's stays verl's: workers, engines, advantages, losses, rollout correction, checkpoints, metrics. This class
 says where the data comes from (rows that `ajet_trainer.step` hands over, put into TransferQueue as finished sessions),
-what stands in for a dataset in a checkpoint (the history of batches, so that both are saved and restored together), how
+what stands in for a dataset in a checkpoint (the trained batches, so that both are saved and restored together), how
 weights reach the engine, and what one episode weighs when it came apart into several rows.
 
 Invariant: a step trains exactly the rows it was given, in at most ``len(groups) / ppo_mini_batch_size`` optimizer
@@ -46,16 +46,16 @@ MEANS = {"sapo": "seq-mean-token-mean"}
 
 
 class Leases:
-    """Stands where verl expects a dataloader: what a checkpoint keeps of the data is the history of batches."""
+    """Stands where verl expects a dataloader: what a checkpoint keeps of the data are the trained batches."""
 
     def __init__(self) -> None:
-        self.history: Mapping[str, Any] = {}
+        self.batches: Mapping[str, Any] = {}
 
     def state_dict(self) -> Mapping[str, Any]:
-        return self.history
+        return self.batches
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.history = state
+        self.batches = state
 
 
 @register_trainer("ajet")
@@ -128,10 +128,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return min(limits)
 
     @property
-    def history(self) -> Mapping[str, Any]:
+    def batches(self) -> Mapping[str, Any]:
         """What the checkpoint that this trainer started from holds; empty for a new run."""
-        history: Mapping[str, Any] = self.train_dataloader.history
-        return history
+        batches: Mapping[str, Any] = self.train_dataloader.batches
+        return batches
 
     def upstreams(self) -> Sequence[str] | None:
         if not self.colocated:
@@ -158,10 +158,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._track(metrics)
         return queue.plain(metrics)
 
-    def save(self, history: Mapping[str, Any]) -> None:
-        """verl's checkpoint with `history` in it, then no more old ones than there are to be; verl writes its
+    def save(self, batches: Mapping[str, Any]) -> None:
+        """verl's checkpoint with `batches` in it, then the old ones go but for those that stay; verl writes its
         latest-checkpoint marker last."""
-        self.train_dataloader.history = history
+        self.train_dataloader.batches = batches
         self._save_checkpoint()
         prune(Path(self.config.trainer.default_local_dir), self._keep_checkpoints)
 

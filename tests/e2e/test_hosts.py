@@ -25,12 +25,11 @@ import pytest
 from ajet_trainer import daemons as module
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons
-from ajet_trainer.history import History
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
+from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.certificates import Authority
 from tests.kit.hosts import Hosts, lacking
 from tests.kit.proxy_process import PROXY, ProxyProcess
@@ -76,7 +75,7 @@ class Learner:
         self.version += 1
         return {}
 
-    def save(self, history: Mapping[str, Any]) -> None:
+    def save(self, batches: Mapping[str, Any]) -> None:
         self.now("save")
 
     def push(self) -> None:
@@ -182,9 +181,9 @@ class Site:
             closing(self.daemons_of(config, say, patch)) as daemons, Keeper(daemons, LEASE_S) as keeper,
         ):
             daemons.meet()
-            history, progress = History(), Progress(config.run_dir, config.total_steps, say)
+            batches, progress = TrainedBatches(), Progress(config.run_dir, config.total_steps, say)
             run = Run(
-                config, daemons, learner, history, keeper, progress,
+                config, daemons, learner, batches, keeper, progress,
                 stopping=lambda: done() or time.monotonic() > give_up,
             )  # fmt: skip
             try:
@@ -194,7 +193,7 @@ class Site:
                 run.close()
                 for timer in self.timers:
                     timer.join()
-            assert history.unacknowledged == (), self.said
+            assert batches.unacknowledged == (), self.said
 
     def check(self, learner: Learner, seen: Sequence[tuple[int, ...]]) -> None:
         """Everything that agents saw is trained once, nothing else is, and all daemons know."""

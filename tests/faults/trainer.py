@@ -1,4 +1,4 @@
-"""The trainer that is killed: `ajet_trainer`'s own run, link, lease keeper and history, with a stub in verl's place.
+"""The trainer that is killed: `ajet_trainer`'s own run, link, lease keeper and trained batches, a stub in verl's place.
 
 verl's start takes half a minute, which is why it is not killed hundreds of times
 (`tests/e2e/training/test_trainer_restart.py` kills the whole thing a few times). The stub's weights are the names of
@@ -19,12 +19,11 @@ from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons
-from ajet_trainer.history import History
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
+from ajet_trainer.trained_batches import TrainedBatches
 from tests.faults.notes import Notes
 
 LEASE_S = 1.5
@@ -57,11 +56,11 @@ class Stub:
         self.version += 1
         return {}
 
-    def save(self, history: Mapping[str, Any]) -> None:
+    def save(self, batches: Mapping[str, Any]) -> None:
         before = self._saved["version"]
-        taken = [name for entry in history["saved"] if entry["version"] > before for name in entry["episodes"]]
+        taken = [name for entry in batches["saved"] if entry["version"] > before for name in entry["episodes"]]
         weights = [*self._saved["weights"], *taken]
-        self._saved = {"version": self.version, "weights": weights, "history": dict(history)}
+        self._saved = {"version": self.version, "weights": weights, "history": dict(batches)}
         new = self._folder / "checkpoint.new"
         with new.open("w") as file:
             json.dump(self._saved, file)
@@ -120,10 +119,10 @@ def run(url: str, folder: Path, notes: Path, stop: Path) -> None:
         model="none", model_name="stub", proxy_url=(url,), run_dir=str(folder), groups=1, group_size=2, save_freq=2,
     )
     daemons = Daemons([NotedLink(url, Notes(notes))])
-    history = History.from_state(checkpoint(folder)["history"], daemons.urls)
+    batches = TrainedBatches.from_state(checkpoint(folder)["history"], daemons.urls)
     with Keeper(daemons, LEASE_S) as keeper:
         training = Run(
-            config, daemons, learner, history, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
+            config, daemons, learner, batches, keeper, Progress(folder, 0, lambda line: None), stopping=stop.exists
         )
         training.start()
         try:

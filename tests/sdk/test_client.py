@@ -18,7 +18,7 @@ import pytest
 
 from ajet_sdk import Client, aio, errors, routes
 from ajet_sdk.client import http_options
-from ajet_sdk.protocol import Reply, Target
+from ajet_sdk.operations import Reply, Target
 from tests.kit.certificates import Authority
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
 from tests.kit.ports import free_port

@@ -230,12 +230,12 @@ def test_masks_are_runs(mask: list[int]) -> None:
 
 
 def test_the_bytes_of_tokens_and_logprobs_are_little_endian() -> None:
-    assert frame.pack_ints([1, 258]) == b"\x01\0\0\0\x02\x01\0\0"
-    assert frame.pack_floats([1.0]) == b"\0\0\x80\x3f"
+    assert frame.pack("i", [1, 258]) == b"\x01\0\0\0\x02\x01\0\0"
+    assert frame.pack("f", [1.0]) == b"\0\0\x80\x3f"
 
 
 def test_a_machine_of_the_other_byte_order_writes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = frame.pack_ints([1, 258])
+    there = frame.pack("i", [1, 258])
     monkeypatch.setattr("sys.byteorder", "big")
-    assert frame.pack_ints([1, 258]) == b"".join(there[at : at + 4][::-1] for at in (0, 4))
-    assert frame.unpack_ints(frame.pack_ints([1, 258]), "x") == (1, 258)
+    assert frame.pack("i", [1, 258]) == b"".join(there[at : at + 4][::-1] for at in (0, 4))
+    assert frame.unpack("i", frame.pack("i", [1, 258]), "x") == (1, 258)

@@ -15,7 +15,7 @@ import pytest
 import ajet_sdk
 from ajet_sdk import aio, errors
 from ajet_sdk.results import RunResult
-from ajet_sdk.rollouts import Rollouts, attempts_at, name_of, workers_for
+from ajet_sdk.rollouts import Rollouts, RolloutsPlan, name_of, rollouts_at
 from ajet_sdk.routes import OpenEpisode
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.ports import free_port
@@ -187,7 +187,8 @@ async def test_counts_are_positive(face: Any, stub: ControlStub, counts: dict[st
 
 @pytest.mark.parametrize(("tasks", "workers"), [(["a", "b"], 4), ([], 1), (iter("a"), 9)])
 def test_no_worker_is_without_work_where_that_can_be_known(tasks: Any, workers: int) -> None:
-    assert workers_for(tasks, 2, 9) == workers
+    plan = RolloutsPlan(None, print, tasks, 2, 9, OpenEpisode(), str, None)
+    assert plan._parallel == workers
 
 
 async def test_any_number_may_run_at_once(face: Any, stub: ControlStub) -> None:
@@ -209,7 +210,7 @@ def test_no_more_than_parallel_run_at_once_and_all_of_them_do(stub: ControlStub)
 
 
 def test_tasks_may_be_endless(stub: ControlStub) -> None:
-    assert [attempt.task for attempt in itertools.islice(attempts_at(itertools.count(), 2), 4)] == [0, 0, 1, 1]
+    assert [attempt.task for attempt in itertools.islice(rollouts_at(itertools.count(), 2), 4)] == [0, 0, 1, 1]
 
 
 def test_stopping_aborts_what_is_open_and_begins_no_more(stub: ControlStub) -> None:
@@ -221,13 +222,9 @@ def test_stopping_aborts_what_is_open_and_begins_no_more(stub: ControlStub) -> N
         go_on.wait(20)
         return 1.0
 
-    def opening(task: Any) -> OpenEpisode:
-        return OpenEpisode(task=name_of(task))
-
     with ajet_sdk.Client() as client:
         rollouts = Rollouts(
-            client, agent, itertools.count(), repeat=1, parallel=3, opening=opening,
-            on_stop=lambda: stopped.append(True),
+            client, agent, itertools.count(), 1, 3, OpenEpisode(), name_of, None, on_stop=lambda: stopped.append(True)
         )
         for _ in range(3):
             rollouts._begin()
@@ -257,9 +254,7 @@ def test_an_interrupted_run_has_the_results_of_workers_that_end_soon(stub: Contr
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     with ajet_sdk.Client() as client:
-        rollouts = Rollouts(
-            client, agent, ["t"], repeat=2, parallel=1, opening=lambda task: OpenEpisode(task="t"), on_stop=stopped.set
-        )
+        rollouts = Rollouts(client, agent, ["t"], 2, 1, OpenEpisode(), name_of, None, on_stop=stopped.set)
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
             rollouts.run()
@@ -276,9 +271,7 @@ def test_a_signal_that_wakes_no_wait_is_heard_all_the_same(stub: ControlStub) ->
         return 1.0
 
     with ajet_sdk.Client() as client:
-        rollouts = Rollouts(
-            client, agent, ["t"], repeat=1, parallel=1, opening=lambda task: OpenEpisode(task="t"), on_stop=stopped.set
-        )
+        rollouts = Rollouts(client, agent, ["t"], 1, 1, OpenEpisode(), name_of, None, on_stop=stopped.set)
         with pytest.raises(KeyboardInterrupt):
             rollouts.run()
     assert in_time == [True]
@@ -292,11 +285,8 @@ def test_an_interrupt_with_no_proxy_waits_for_it_once(stub: ControlStub, monkeyp
         release.wait(20)
         return 1.0
 
-    def opening(task: Any) -> OpenEpisode:
-        return OpenEpisode(task="t")
-
     with ajet_sdk.Client(deadline=1.0) as client:
-        rollouts = Rollouts(client, agent, ["t"], repeat=8, parallel=8, opening=opening)
+        rollouts = Rollouts(client, agent, ["t"], 8, 8, OpenEpisode(), name_of, None)
         for _ in range(8):
             rollouts._begin()
         until = time.monotonic() + 10

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from ajet_sdk.client import Client
 from ajet_sdk.results import columns
-from ajet_sdk.top import BARS, Asking, Rates, age, fit, frame, recent_mean, sparkline, watch
+from ajet_sdk.top import BARS, Poll, Rates, age, fit, recent_mean, screenful, sparkline, watch
 from tests.kit.control_stub import DROP, ControlStub
 from tests.kit.screen import Screen
 
@@ -62,7 +62,7 @@ def test_what_serves_any_model_is_shown() -> None:
 
 
 def text(*args: Any) -> str:
-    return "\n".join(line for _, line in frame(*args))
+    return "\n".join(line for _, line in screenful(*args))
 
 
 def test_a_frame_tells_all_that_an_owner_asks() -> None:
@@ -102,7 +102,7 @@ def test_a_proxy_that_says_little_is_shown_all_the_same() -> None:
 
 @given(st.integers(1, 250), st.integers(1, 70), st.booleans())
 def test_no_line_is_wider_and_no_frame_higher_than_the_terminal(width: int, height: int, admin: bool) -> None:
-    lines = frame(STATUS, SEEN if admin else None, Rates(1e9, 1.0), width, height)
+    lines = screenful(STATUS, SEEN if admin else None, Rates(1e9, 1.0), width, height)
     assert len(lines) <= height
     for _, line in lines:
         assert line.isprintable() and fit(line, width) == line
@@ -131,10 +131,10 @@ def test_rates_are_made_of_two_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: at)
     with ControlStub() as stub, Client(stub.url) as client:
         stub.status = lambda: STATUS | {"tokens": {"generated": tokens}}  # type: ignore[method-assign]
-        asking = Asking(client)
-        assert asking.ask()[2] is None
+        poll = Poll(client)
+        assert poll.ask()[2] is None
         at, tokens = 2.0, 150
-        assert asking.ask()[2] == Rates(25.0, 0.0)
+        assert poll.ask()[2] == Rates(25.0, 0.0)
 
 
 def test_where_there_is_no_terminal_the_frames_are_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:

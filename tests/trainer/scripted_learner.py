@@ -44,7 +44,7 @@ class Disk:
 
     version: int = 0
     weights: tuple[str, ...] = ()
-    history: Mapping[str, Any] = field(default_factory=dict)
+    batches: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ScriptedLearner:
@@ -66,9 +66,9 @@ class ScriptedLearner:
         self.instants.pass_by("after training")
         return {"actor/pg_loss": 0.5, "timing_s/update_actor": 1.5, "actor/something": 2.0}
 
-    def save(self, history: Mapping[str, Any]) -> None:
+    def save(self, batches: Mapping[str, Any]) -> None:
         self.instants.pass_by("before the checkpoint is complete")
-        self.disk.version, self.disk.weights, self.disk.history = self.version, tuple(self.weights), history
+        self.disk.version, self.disk.weights, self.disk.batches = self.version, tuple(self.weights), batches
         self.instants.pass_by("after the checkpoint is complete")
 
     def push(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ajet_sdk.errors import Conflict, NotFound
 from ajet_trainer.daemons import Away
-from ajet_trainer.history import Entry
+from ajet_trainer.trained_batches import TrainedBatch
 from tests.trainer.making import episode
 from tests.trainer.test_step import Setting
 
@@ -47,9 +47,9 @@ def test_the_end_of_a_run_waits_for_an_absent_proxy_once(setting: Setting) -> No
 
     run.daemons.ack = ack  # type: ignore[method-assign]
     for number in range(3):
-        run.history.trained(Entry(f"b{number}", 1, (), "http://proxy"))
-    run.history.trained(Entry("b3", 1, (), "http://other"))
-    run.history.saved()
+        run.batches.trained(TrainedBatch(f"b{number}", 1, (), "http://proxy"))
+    run.batches.trained(TrainedBatch("b3", 1, (), "http://other"))
+    run.batches.saved()
     run.acknowledge(last=True)
     there, gone = ("http://proxy", True), ("http://proxy", False)
     assert patient == [there, gone, gone, ("http://other", True)]

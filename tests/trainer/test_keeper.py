@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 
 from ajet_sdk.errors import NotFound, ProxyUnreachable
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Keeper
 
 
 class Extended:

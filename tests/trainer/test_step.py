@@ -10,12 +10,11 @@ from typing import Any, cast
 import pytest
 
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons
-from ajet_trainer.history import History
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
+from ajet_trainer.trained_batches import TrainedBatches
 from tests.trainer.making import episode
 from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
 from tests.trainer.test_link import Clock
@@ -55,7 +54,7 @@ class Setting:
             self.config,
             daemons,
             self.learner,
-            History.from_state(self.disk.history, daemons.urls),
+            TrainedBatches.from_state(self.disk.batches, daemons.urls),
             Keeper(daemons, 300.0),
             self.progress(self.config.run_dir, self.config.total_steps, self.said.append),
             stopping=lambda: self.stop or not self.proxy.ready,
@@ -246,7 +245,7 @@ def test_killed_at_any_instant_everything_is_trained_once(tmp_path: Path, save_f
         if expires:
             setting.proxy.expire()
         else:
-            unheard = {entry["batch"] for entry in setting.disk.history.get("saved", ())}
+            unheard = {entry["batch"] for entry in setting.disk.batches.get("saved", ())}
             for batch in [name for name in setting.proxy.leased if name not in unheard]:
                 setting.proxy.ready.insert(0, setting.proxy.leased.pop(batch))
         setting.whole()
@@ -278,9 +277,9 @@ class TwoDaemons:
         links = cast(list[Link], self.proxies)
         daemons = Daemons(links, say=self.said.append, clock=self.clock, sleep=self.clock.sleep, deadline_s=1e9)
         learner = ScriptedLearner(self.disk, self.instants)
-        history, keeper = History.from_state(self.disk.history, daemons.urls), Keeper(daemons, 300.0)
+        batches, keeper = TrainedBatches.from_state(self.disk.batches, daemons.urls), Keeper(daemons, 300.0)
         progress = self.progress(self.config.run_dir, 0, self.said.append)
-        self.run = Run(self.config, daemons, learner, history, keeper, progress, stopping=self.stopping)
+        self.run = Run(self.config, daemons, learner, batches, keeper, progress, stopping=self.stopping)
         try:
             self.run.start()
             self.run.loop()
@@ -303,7 +302,7 @@ class TwoDaemons:
             left = {task for tasks in proxy.ready for task in tasks}
             assert left.isdisjoint(proxy.trained)
             assert sorted(left | set(proxy.trained)) == sorted(f"{n}g{g}" for n in range(2) for g in range(2))
-            blocked = History.from_state(self.disk.history, (proxy.url,)).blocked(proxy.url)
+            blocked = TrainedBatches.from_state(self.disk.batches, (proxy.url,)).blocked(proxy.url)
             assert {f"{task}e0" for task in left.intersection(learned)} <= blocked
         assert sum(len(proxy.ready) for proxy in self.proxies) < self.config.groups
 

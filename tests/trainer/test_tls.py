@@ -15,7 +15,7 @@ from ajet_sdk.routes import Lease
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons
-from ajet_trainer.tls import Judge, TlsRefused, context, refusal
+from ajet_trainer.link import TlsJudge, TlsRefused, refusal, tls_context
 from tests.kit.certificates import Authority
 from tests.kit.proxy_process import ProxyProcess
 
@@ -89,10 +89,10 @@ def test_a_front_that_says_why_it_refuses_is_quoted() -> None:
 
 def test_hang_ups_between_which_nobody_is_there_are_a_restart() -> None:
     gone, hung_up = httpx.ConnectError("refused"), httpx.RemoteProtocolError("Server disconnected")
-    judge = Judge("https://p", certified=True)
+    judge = TlsJudge("https://p", certified=True)
     assert [judge.refused(error) for error in (hung_up, hung_up, gone, hung_up, hung_up)] == [None] * 5
     assert judge.refused(hung_up) is not None
-    without = Judge("https://p", certified=False)
+    without = TlsJudge("https://p", certified=False)
     assert [without.refused(hung_up) for _ in range(9)] == [None] * 9
 
 
@@ -112,13 +112,13 @@ def test_a_proxy_without_tls_is_named(tmp_path: Path) -> None:
 def test_files_that_cannot_be_used_are_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("/nonexistent", __file__, site.trainers.file):
         with pytest.raises(ConfigError, match=f"cannot use tls_cert {path}, which holds the certificate and its key"):
-            context(replace(site.config, tls_cert=path))
+            tls_context(replace(site.config, tls_cert=path))
     for path in ("/nonexistent", __file__):
         monkeypatch.setenv("SSL_CERT_FILE", path)
         with pytest.raises(ConfigError, match="the file that SSL_CERT_FILE names cannot be used"):
-            context(site.config)
+            tls_context(site.config)
 
 
 def test_other_troubles_of_the_network_are_no_refusal() -> None:
     assert refusal("https://p", httpx.ConnectError("refused")) is None
-    assert context(Config()) is None
+    assert tls_context(Config()) is None

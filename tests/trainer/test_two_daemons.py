@@ -18,11 +18,10 @@ import pytest
 from ajet_trainer import daemons as module
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from ajet_trainer.daemons import Daemons
-from ajet_trainer.history import History
-from ajet_trainer.keeper import Keeper
+from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
+from ajet_trainer.trained_batches import TrainedBatches
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.stub_process import stub_process
 
@@ -48,7 +47,7 @@ class Learner:
         self.version += 1
         return {}
 
-    def save(self, history: Mapping[str, Any]) -> None:
+    def save(self, batches: Mapping[str, Any]) -> None:
         pass
 
     def push(self) -> None:
@@ -98,12 +97,12 @@ def train(
         model="none", model_name="stub", proxy_url=tuple(proxy.url for proxy in two), run_dir=str(folder / "run"),
         group_size=SIZE, **options,
     )  # fmt: skip
-    history, progress = History(), Progress(config.run_dir, config.total_steps, said.append)
+    batches, progress = TrainedBatches(), Progress(config.run_dir, config.total_steps, said.append)
     daemons, give_up = Daemons.of(config, said.append), time.monotonic() + 120
     with closing(daemons), Keeper(daemons, LEASE_S) as keeper:
         daemons.meet()
         run = Run(
-            config, daemons, learner, history, keeper, progress, stopping=lambda: time.monotonic() > give_up
+            config, daemons, learner, batches, keeper, progress, stopping=lambda: time.monotonic() > give_up
         )  # fmt: skip
         try:
             run.start()
@@ -111,7 +110,7 @@ def train(
         finally:
             run.close()
     assert learner.version == config.total_steps, said
-    assert history.unacknowledged == ()
+    assert batches.unacknowledged == ()
     assert len(set(learner.rows)) == len(learner.rows)
     models = [proxy.report()["models"]["stub"] for proxy in two]
     assert [(model["gate"], model["policy_version"]) for model in models] == [("open", learner.version)] * 2

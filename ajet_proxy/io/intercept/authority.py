@@ -14,7 +14,7 @@ import os
 import stat
 from pathlib import Path
 
-from ajet_sdk.certificates import bundle
+from ajet_sdk.interception import bundle
 
 KEY = "mitmproxy-ca.pem"
 PRIVATE = (KEY, "mitmproxy-ca.p12")

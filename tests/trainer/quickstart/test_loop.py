@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from ajet_sdk import routes
+from ajet_trainer.quickstart.loop import Loop, metrics_in, phase_in
+from ajet_trainer.quickstart.plan import Plan
+from ajet_trainer.quickstart.screen import Screen
 from tests.kit.proxy_process import PROXY
 from tests.kit.source import ROOT
 from tests.kit.stub_process import stub_process
@@ -31,8 +34,8 @@ folder, engine, trainer = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 script = folder / "trainer.sh"
 script.write_text(f'#!/bin/sh\\nexec {sys.executable} {trainer} {engine} "$@"\\n')
 script.chmod(0o755)
-programs = {name: loop.program(name) for name in ("ajet", "ajet-proxy")} | {"ajet-trainer": str(script)}
-loop.program = programs.__getitem__
+programs = {name: loop.path_of(name) for name in ("ajet", "ajet-proxy")} | {"ajet-trainer": str(script)}
+loop.path_of = programs.__getitem__
 python = folder / "python.sh"
 python.write_text(f'#!/bin/sh\\nmkdir {folder}/failed-once 2>/dev/null && exit 3\\nexec {sys.executable} "$@"\\n')
 python.chmod(0o755)
@@ -92,9 +95,25 @@ def stopped(*_):
     raise KeyboardInterrupt
 
 run = Loop(Plan(steps=2, groups=2, group_size=2), Path(sys.argv[1]), Path("no-model"), 0, Screen(tty=False))
-run._run = stopped
+run._start_proxy = stopped
 run.run(2)
 """
+
+
+def test_files_that_are_not_there_yet_or_half_written(tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    assert (phase_in(none), metrics_in(none)) == ("starting", [])
+    (tmp_path / "phase.json").write_text('{"pha')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    assert phase_in(tmp_path) == "starting"
+    assert [record["step"] for record in metrics_in(tmp_path)] == [1, 2]
+    (tmp_path / "phase.json").write_text('{"phase": "training", "step": 2, "of": 9}')
+    assert phase_in(tmp_path) == "training"
+
+
+def test_a_key_of_the_shell_is_not_shown_to_the_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AJET_API_KEY", "ajet-of-another-proxy")
+    assert Loop(Plan(), tmp_path, tmp_path, 0, Screen(tty=False)).proxy.target.key is None
 
 
 def test_who_stops_it_is_told_where_the_run_stays(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from ajet_trainer.quickstart import proof, session
 from ajet_trainer.quickstart.cli import quickstart
-from ajet_trainer.quickstart.machine import QuickstartError
 from ajet_trainer.quickstart.plan import Plan
+from ajet_trainer.quickstart.programs import QuickstartError
 from ajet_trainer.quickstart.screen import Screen
 
 PLAN = Plan(steps=6)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk import errors, routes
-from ajet_sdk.protocol import (
+from ajet_sdk.operations import (
     ATTEMPT_S,
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
@@ -22,7 +22,7 @@ from ajet_sdk.protocol import (
     Sleep,
     Talk,
     Target,
-    exchange,
+    request,
 )
 
 TARGET = Target("http://proxy:8484", "ajet-key")
@@ -54,7 +54,7 @@ class Script:
                 outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
 
     def ask(self, name: str = "status", *args: Any, **more: Any) -> Reply:
-        reply = self.drive(exchange(TARGET, name, *args, patience=self.patience, **more))
+        reply = self.drive(request(TARGET, name, *args, patience=self.patience, **more))
         assert isinstance(reply, Reply)
         return reply
 
@@ -77,7 +77,7 @@ def test_a_request_carries_key_body_and_query() -> None:
 
 
 def test_without_a_key_none_is_shown() -> None:
-    talk = exchange(Target("http://proxy"), "status", patience=Patience())
+    talk = request(Target("http://proxy"), "status", patience=Patience())
     sent = next(talk)
     assert isinstance(sent, Send)
     assert "authorization" not in sent.headers

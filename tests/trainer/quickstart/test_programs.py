@@ -1,24 +1,27 @@
-"""Nothing that was started may outlive its block; each case runs in a process of its own that owns its children."""
+"""Nothing that was started may outlive its block; each case of that runs in a process of its own that owns its
+children. And what a machine lacks is named before anything is started."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+from collections import namedtuple
 from pathlib import Path
 
 import pytest
 
-from ajet_trainer.quickstart.children import Children
-from ajet_trainer.quickstart.machine import QuickstartError
+from ajet_trainer.quickstart import programs
+from ajet_trainer.quickstart.programs import Children, QuickstartError
 
 HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from ajet_trainer.quickstart.children import Children
+from ajet_trainer.quickstart.programs import Children
 folder = Path(sys.argv[1])
 """
 
@@ -53,9 +56,8 @@ def test_orphans_end_with_the_block(tmp_path: Path, ending: str) -> None:
     owner = start(
         tmp_path,
         f"""
-        import ajet_trainer.quickstart.children as children
-        children.TERM_GRACE_S = 1.0
-        children.Program.end.__defaults__ = (1.0,)
+        import ajet_trainer.quickstart.programs
+        ajet_trainer.quickstart.programs.TERM_GRACE_S = 1.0
         with Children() as programs:
             programs.start("sh", ["/bin/sh", "-c", {script!r}], folder / "log", os.environ)
             while len(list(folder.glob("*.pid"))) < 2:
@@ -94,3 +96,56 @@ def test_a_failed_program_is_quoted(tmp_path: Path) -> None:
     program.process.wait(10)
     with pytest.raises(QuickstartError, match=r"(?s)the thing ended with status 3.*broken pipe fitting"):
         children.check()
+
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs.shutil, "disk_usage", lambda _: Usage(0, 0, 50e9))
+    monkeypatch.setattr(programs, "memory", lambda _: 20e9)
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_good_machine_passes(tmp_path: Path) -> None:
+    programs.check_machine(tmp_path / "not" / "there", programs.free_port())
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(QuickstartError, match=f"port {port} is taken"):
+            programs.check_machine(tmp_path, port)
+
+
+@pytest.mark.usefixtures("roomy")
+def test_short_disk_and_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "memory", lambda _: 1e9)
+    with pytest.raises(QuickstartError, match=r"1\.0 GB of memory"):
+        programs.check_machine(tmp_path, 0)
+    monkeypatch.setattr(programs.shutil, "disk_usage", lambda _: Usage(0, 0, 2e9))
+    with pytest.raises(QuickstartError, match=r"2\.0 GB of free disk"):
+        programs.check_machine(tmp_path, 0)
+
+
+def test_programs_are_found_beside_us_in_the_daemons_environment_and_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, daemons, path = (tmp_path / name for name in (".venv-engine/bin", ".venv/bin", "elsewhere"))
+    for folder in (ours, daemons, path):
+        folder.mkdir(parents=True)
+        for name in ("ajet", "ajet-proxy"):
+            (folder / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(ours / "python"))
+    monkeypatch.setenv("PATH", str(path))
+    assert programs.path_of("ajet-proxy") == str(daemons / "ajet-proxy")
+    assert programs.path_of("ajet") == str(ours / "ajet")
+    (daemons / "ajet-proxy").unlink()
+    (ours / "ajet-proxy").unlink()
+    assert programs.path_of("ajet-proxy") == str(path / "ajet-proxy")
+    with pytest.raises(QuickstartError, match="make setup"):
+        programs.path_of("ajet-nothing")

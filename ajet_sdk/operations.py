@@ -19,7 +19,7 @@ import random
 import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from ajet_sdk import routes
@@ -30,7 +30,7 @@ DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
 DEADLINE_S = 60.0
 """How long an operation goes on trying to be acknowledged."""
 ATTEMPT_S = 30.0
-"""How long one attempt waits for a connection, and then for its answer."""
+"""How long one request waits for a connection, and then for its answer."""
 LEAST_S = 0.001
 """Less time than this before the deadline is none."""
 BACKOFF_FIRST_S = 0.1
@@ -71,7 +71,7 @@ class Target:
 
     @property
     def local(self) -> bool:
-        """Whether the proxy is on this machine, so that no HTTP proxy of the environment may stand between."""
+        """Whether the proxy is on this machine. Then no HTTP proxy of the environment stands between."""
         host = urlsplit(self.url).hostname or ""
         return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -85,9 +85,9 @@ class Patience:
     chance: Callable[[], float] = random.random
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Make this HTTP request once; `timeout` is in seconds, for each of connecting, writing and reading."""
+class Send(NamedTuple):
+    """Make this HTTP request once; `timeout` is in seconds, for each of connecting, writing and reading. The names are
+    those of httpx."""
 
     method: str
     url: str
@@ -134,7 +134,7 @@ Talk = Generator[Send | Sleep, Reply | NoReply | None, T]
 """An operation: sends, sleeps, and in the end a result of type `T`."""
 
 
-def exchange(
+def request(
     target: Target,
     name: str,
     body: Any = None,
@@ -147,7 +147,7 @@ def exchange(
 
     `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules.
     """
-    send = _request(target, name, body, id, query)
+    send = _send(target, name, body, id, query)
     started, attempts = patience.clock(), 0
     while True:
         left = patience.deadline - (patience.clock() - started)
@@ -168,7 +168,7 @@ def exchange(
         yield Sleep(min(left, max(pause, BACKOFF_FIRST_S) * (1.0 + 0.5 * patience.chance())))
 
 
-def _request(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:
+def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:
     route = routes.route(name)
     path = route.path if id is None else route.path.replace("{id}", routes.check_id(id, "id"))
     headers = {"accept": "application/json"}
@@ -199,11 +199,16 @@ def _failure(outcome: Reply | NoReply | None) -> AjetError:
         elif UNTRUSTED in reason:
             reason += ": the proxy's certificate is not trusted here. Name the file of its CA in SSL_CERT_FILE"
         return ProxyUnreachable(reason)
+    return refused(outcome)
+
+
+def refused(reply: Reply) -> AjetError:
+    """The error that an answer which acknowledges nothing stands for."""
     try:
-        after: float | None = max(0.0, float(outcome.headers["retry-after"]))
+        after: float | None = max(0.0, float(reply.headers["retry-after"]))
     except (KeyError, ValueError):
         after = None
-    return from_body(outcome.status, outcome.json(), retry_after=after)
+    return from_body(reply.status, reply.json(), retry_after=after)
 
 
 def _gave_up(failure: AjetError, send: Send, attempts: int, deadline: float) -> AjetError:
