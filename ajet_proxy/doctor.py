@@ -21,8 +21,9 @@ from typing import Any, Literal
 
 import aiohttp
 
-from ajet_proxy.core.continuity import responses as responding
-from ajet_proxy.core.continuity.memory import trial
+from ajet_proxy.core.continuity.memory import Outline
+from ajet_proxy.core.continuity.responses import Responding
+from ajet_proxy.core.conversation.history import RESPONSES
 from ajet_proxy.io.capture.relay import REFUSED
 from ajet_proxy.io.engines.pool import base_url
 from ajet_proxy.io.http import keyring
@@ -320,12 +321,12 @@ async def _continuity(session: aiohttp.ClientSession, url: str, check: str, mode
         return Finding(check, "warning", "its /tokenize renders no conversations: history goes as text, and may drift",
                        "use vLLM, or --continuity off to have this no longer looked for")
     ids = ids[:1] * 3
-    status, answer = await _post(session, f"{url}/v1/chat/completions", trial(model, ids))
+    status, answer = await _post(session, f"{url}/v1/chat/completions", Outline.trial(model, ids))
     if status != 200 or answer.get("prompt_token_ids") != ids:
         return Finding(check, "warning", "its chat route takes no prompt ids: history goes as text, and may drift",
                        "use a tested vLLM, or --continuity off to have this no longer looked for")
-    status, answer = await _post(session, f"{url}{responding.ROUTE}", responding.trial(model, ids))
-    told = responding.prompt_told(answer)
+    status, answer = await _post(session, f"{url}{RESPONSES}", Responding.trial(model, ids))
+    told = Responding.prompt_in(answer)
     if status in (400, 422) or told not in (None, tuple(ids)):
         return Finding(check, "warning", "its /v1/responses takes no prompt ids: history goes as text there",
                        "use a tested vLLM, or chat completions, or --continuity off to have this no longer looked for")

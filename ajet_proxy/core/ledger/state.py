@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ajet_proxy.core.conversation.lineage import Lineage
+from ajet_proxy.core.conversation.history import Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.gate import Gate
@@ -185,7 +185,7 @@ class State:
             episode.calls[call] = CallEntry(asked)
             self.episode_by_call[call] = episode.id
         if event.identified_by == "lineage":
-            self.lineage.attempt(episode.id, event.body_hash, event.idempotency_key)
+            self.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
         episode.running += len(event.calls)
         self.calls["running"] += len(event.calls)
 

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 from yarl import URL
 
-from ajet_proxy.core.continuity.memory import UNKNOWN_HISTORY, Known, Memory, Sought
+from ajet_proxy.core.continuity.memory import Known, Memory, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger.engine_alerts import Telling
@@ -243,14 +243,14 @@ class LocalPort:
         for ending in endings:  # one by one, because each changes what the next one means
             self._store.post(self._decide(ending))
 
-    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
+    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | Outcome:
         known = self._memory.recall(sought)
         if isinstance(known, str):
             return known
         before = self._store.ledger.packed(episode, known.call)
-        return UNKNOWN_HISTORY if before is None else (known, before)
+        return "unknown_history" if before is None else (known, before)
 
-    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
         ledger = self._store.ledger
         if not ledger.has_ended(ledger.episode_of_call(call) or ""):
             self._memory.remember(ends, shape, call, ended)

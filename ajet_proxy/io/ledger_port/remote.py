@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from ajet_proxy.core.continuity.memory import FIRST_TURN, Known, Sought
-from ajet_proxy.core.conversation.history import Beginnings, Mark, retold
+from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
+from ajet_proxy.core.conversation.history import Beginnings, ChatHistory, Mark, Marks, PromptHistory, ResponseHistory
 from ajet_proxy.core.identity.headers import RewardDirective
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
@@ -56,15 +56,16 @@ def _marks(packed: Sequence[Any]) -> tuple[Mark, ...]:
     return tuple(Mark(*mark) for mark in packed)
 
 
-def _asking(asking: Asking) -> list[Any]:
-    told = None if asking.history is None else asking.history.told()
-    return [asking.identity, told, dict(asking.sent), asking.model, asking.choices, asking.route]
+def _known_marks(kind: type[ChatHistory]) -> Form:
+    """The history of a chat crosses as the marks in it."""
+    return Form(kind, lambda history: list(history.beginnings(())), lambda packed: Marks(_marks(packed)))
 
 
 VALUES = Values((
     fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Known), fields(Turn),
     fields(Packed), fields(Facts), fields(Ask),
-    Form(Asking, _asking, lambda told: Asking(told[0], None if told[1] is None else retold(told[1]), *told[2:])),
+    Form(Asking, lambda asking: [*astuple(replace(asking, sent=dict(asking.sent)))], lambda told: Asking(*told)),
+    _known_marks(ChatHistory), _known_marks(ResponseHistory), fields(PromptHistory),
     Form(Whole, lambda end: [end.episode, end.call, end.marks, end.engine],
          lambda told: Whole(told[0], told[1], _marks(told[2]), told[3])),
     Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks, end.engine, end.taken_back],
@@ -96,8 +97,7 @@ class RemotePort:
         return self.facts
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        told = None if history is None else history.told()
-        return replace(identity, episode=await self._channel.ask("find", identity, told, dict(sent)))
+        return replace(identity, episode=await self._channel.ask("find", identity, history, dict(sent)))
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         await self._channel.ask("reward", identity, name, again)
@@ -155,13 +155,13 @@ class RemotePort:
     def used(self, tenant: str, tokens: int) -> None:
         self._channel.tell("used", tenant, tokens)
 
-    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
+    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | Outcome:
         if sought.end is None:
-            return FIRST_TURN
-        found: tuple[Known, Packed] | str = await self._channel.ask("recall", sought, episode)
+            return "first_turn"
+        found: tuple[Known, Packed] | Outcome = await self._channel.ask("recall", sought, episode)
         return found
 
-    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
         self._channel.tell("remember", ends, shape, call, ended)
 
     def keep(self, response: str, ask: Ask) -> None:

@@ -11,8 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
-from ajet_proxy.core.continuity.memory import Known, Sought
-from ajet_proxy.core.conversation.history import retold
+from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
+from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.trajectory.call import RESTARTED
 from ajet_proxy.core.trajectory.timeline import Packed
@@ -59,8 +59,8 @@ class PortServer:
         self._ledger_port.unknown(tuple(self._answered))
         self._gone()
 
-    async def _find(self, identity: Identity, told: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:
-        return (await self._ledger_port.find(identity, None if told is None else retold(told), sent)).episode
+    async def _find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> str | None:
+        return (await self._ledger_port.find(identity, history, sent)).episode
 
     async def _enter(self, entry: int, model: str, episode: str) -> None:
         inside = self._ledger_port.enter(model, episode, partial(self._tell, "over", entry))
@@ -91,7 +91,7 @@ class PortServer:
         self._answered.difference_update(ending.call for ending in endings if isinstance(ending, Gone))
         self._ledger_port.lose(endings)
 
-    async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | str:
+    async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | Outcome:
         return await self._ledger_port.recall(Sought(*sought), episode)
 
     async def _complete(self, episode: str, model: str, agent: str) -> tuple[Packed, ...]:

@@ -18,7 +18,9 @@ TOOL_CALL = {"id": "call-1", "type": "function", "function": {"name": "f", "argu
 IMAGE = {"type": "image_url", "image_url": {"url": "x", "detail": None}}
 CHAT_REQUEST: dict[str, Any] = {"model": "m", "messages": [
     {"role": "system", "content": "x-anthropic-billing-header: cch=1;\n\nYou help."},
-    {"role": "user", "name": "bob", "content": [{"type": "text", "text": " gu"}, {"type": "input_text", "text": "ess"}]},
+    {"role": "user", "name": "bob", "content": [
+        {"type": "text", "text": " gu"}, {"type": "input_text", "text": "ess"},
+    ]},
     {"role": "assistant", "content": "<think>hm</think>\nok", "reasoning": "hm", "tool_calls": [
         TOOL_CALL, {"id": "call-2", "function": {"name": "g", "arguments": ""}},
         {"id": "call-3", "function": {"name": "h", "arguments": None}},

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.core.trajectory.repair import COMPARED, join, replaced
-from ajet_proxy.core.trajectory.same_text import with_same_text
+from ajet_proxy.core.trajectory.repair import COMPARED, join, replaced, with_same_text
 from ajet_proxy.core.trajectory.samples import merge_calls
 from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.sample import Call

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.core.trajectory.same_text import TRIED, find, with_same_text
+from ajet_proxy.core.trajectory.repair import TRIED, find_same_text, with_same_text
 from ajet_proxy.core.trajectory.timeline import pack
 from ajet_sdk.sample import Call
 from tests.kit.engine_tokens import IM_END, decode, encode
@@ -19,7 +19,7 @@ ASKED = make_call("a", encode("hi "), ANSWER, at=1.0)
 
 def search(prompt: Sequence[int], *calls: Call, spell: Callable[[Sequence[int]], str] | None = None) -> object:
     """What `find` finds, and how often it had to ask."""
-    running, asked = find(pack_tokens(prompt), [pack(call) for call in calls]), 0
+    running, asked = find_same_text(pack_tokens(prompt), [pack(call) for call in calls]), 0
     try:
         ids = next(running)
         while True:

@@ -16,7 +16,7 @@ import aiohttp
 from msgspec.structs import replace
 
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.core.trajectory.same_text import Found, find
+from ajet_proxy.core.trajectory.repair import Found, find_same_text
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
 from ajet_sdk.errors import AjetError
@@ -28,16 +28,16 @@ LIMIT_S = 10.0
 """For all questions about one prompt: its answer waits for them."""
 
 
-class SameText:
+class Detokenizer:
     """What the engine that answers `request` makes of tokens."""
 
     def __init__(self, upstream: Upstream, request: EngineRequest) -> None:
         self._upstream = upstream
         self._request = request
 
-    async def find(self, prompt: Sequence[int], calls: Iterable[Packed], *, model: str) -> Found | None:
-        """`core.trajectory.same_text.find`, asked of the engine under the name `model`."""
-        search = find(pack_tokens(prompt), calls)
+    async def find_same_text(self, prompt: Sequence[int], calls: Iterable[Packed], *, model: str) -> Found | None:
+        """`core.trajectory.repair.find_same_text`, asked of the engine under the name `model`."""
+        search = find_same_text(pack_tokens(prompt), calls)
         try:
             async with asyncio.timeout(LIMIT_S):
                 ids = next(search)
