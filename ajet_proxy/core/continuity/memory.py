@@ -234,7 +234,7 @@ def sought_by(
     fields: Mapping[str, Any], harmless: frozenset[str], history: ChatHistory, seed: bytes
 ) -> Sought | None:
     """What a request with these `fields` is recognised by; None if that cannot be told."""
-    if history.text() is None:
+    if not history.exact:
         return None
     try:
         shape = shape_of(fields, harmless)

@@ -32,7 +32,6 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, NamedTuple, Protocol
 
@@ -81,10 +80,11 @@ class ChatHistory:
     """The digests of the messages of a chat `request`, one after another, at both levels.
 
     ``messages`` are those at the level of text. ``answer`` is the place of the assistant's last one, and
-    ``answer_text`` the digest of the text up to there and with it. Text is digested only if `exact`.
+    ``answer_text`` the digest of the text up to there and with it. Text is digested only if `exact`, and as long as it
+    can be told.
     """
 
-    __slots__ = ("_ends", "_ids", "_text", "_words", "answer", "answer_text", "messages", "request")
+    __slots__ = ("_ends", "_ids", "_text", "_words", "answer", "answer_text", "exact", "messages", "request")
 
     def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
         self._begin(request, request["messages"], scope, exact)
@@ -96,12 +96,12 @@ class ChatHistory:
     def _begin(
         self, request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], scope: bytes, exact: bool
     ) -> None:
-        self.request, self.messages = request, messages
+        self.request, self.messages, self.exact = request, messages, exact
         self.answer: int | None = None
         self.answer_text: bytes | None = None
         self._words: blake2b | None = blake2b(key=scope, digest_size=SIZE)
         self._ids = blake2b(key=scope, digest_size=SIZE)
-        self._text = blake2b(digest_size=TEXT_SIZE) if exact else None
+        self._text = blake2b(digest_size=TEXT_SIZE)
         self._ends: list[tuple[bytes, bytes]] = []
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
@@ -111,10 +111,8 @@ class ChatHistory:
         """The marks behind `answer`, which is `captured` in tokens if those are known."""
         return self._marks_behind([{**answer, "role": "assistant"}])
 
-    def text(self, form: Mapping[str, Any] | None = None) -> bytes | None:
+    def text(self, form: Mapping[str, Any] | None = None) -> bytes:
         """The digest of the text so far, or of that with a message behind it, which is given as its `text_of`."""
-        if self._text is None:
-            return None
         digest = self._text.copy()
         digest.update(b"" if form is None else packed(form))
         return digest.digest()
@@ -133,12 +131,12 @@ class ChatHistory:
             self._ends.append((self._words.digest(), self._ids.digest()))
 
     def _add_text(self, place: int, message: Mapping[str, Any], arguments: Arguments | None = None) -> None:
-        if self._text is None:
+        if not self.exact:
             return
         try:
             self._text.update(packed(text_of(message, arguments)))
         except RecursionError:
-            self._text = None
+            self.exact = False
             return
         if message.get("role") == "assistant":
             self.answer, self.answer_text = place, self._text.digest()
@@ -235,7 +233,14 @@ def deferred(
     route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = True
 ) -> Callable[[], History | None]:
     """What `read` makes of its arguments, once it is asked for."""
-    return cache(partial(read, route, request, scope, exact=exact))
+    found: list[History | None] = []
+
+    def history() -> History | None:
+        if not found:
+            found.append(read(route, request, scope, exact=exact))
+        return found[0]
+
+    return history
 
 
 def marks_of(history: History | None, answer: Mapping[str, Any] | None, captured: Captured | None) -> tuple[Mark, ...]:
