@@ -38,7 +38,6 @@ Outcome = Literal[
     "reasoning_left_out", "words_left_out", "stop_string", "not_rendered", "not_proven", "no_joint", "stop_token",
     "too_long", "reasoning_parser", "engine", "refused", "ignored",
 ]
-"""A word for what became of a turn's continuity."""
 OUTCOMES: Mapping[Outcome, str] = {
     "exact": "sent as the exact ids",
     "same": "the engine's own rendering already begins with the exact ids, so nothing was altered",
@@ -141,21 +140,18 @@ class Outline(Struct, frozen=True):
 
     def whole(self) -> dict[str, Any]:
         """`rendering` of all messages."""
-        return self.rendering(self.fields["messages"])
+        return self.rendering(self.history.messages)
 
     def question(self) -> dict[str, Any]:
         """A request of one token on the chat route, whose answer tells how the engine renders this one there."""
         shaping = {name: value for name, value in self.fields.items() if name not in HARMLESS or name in _ASKED}
         return shaping | _ONE
 
-    @property
-    def signed(self) -> bool:
-        """Whether an assistant's message has a name, which is not part of its text here."""
-        return any(_unsigned(message) is not message for message in self.history.messages)
-
-    def unsigned(self) -> dict[str, Any]:
-        """`whole` without the assistant's names."""
-        return self.rendering([_unsigned(message) for message in self.history.messages])
+    def unsigned(self) -> dict[str, Any] | None:
+        """`whole` without the names on the assistant's messages, which are not part of their text here; None where
+        there are none."""
+        messages = [_unsigned(message) for message in self.history.messages]
+        return None if messages == list(self.history.messages) else self.rendering(messages)
 
     def asked_before(self) -> dict[str, Any]:
         """`rendering` of what the call that gave the last answer was asked."""
@@ -169,17 +165,14 @@ class Outline(Struct, frozen=True):
         return self.rendering(messages)
 
     @property
-    def reasoned(self) -> bool:
-        """Whether an answer in the history came with reasoning, or may have."""
-        messages = self.history.messages
-        return self.by_name or any(one.get("reasoning") or one.get("reasoning_content") for one in messages)
-
-    @property
     def heeds_reasoning(self) -> bool:
         """Whether the answer may depend on where the engine sees reasoning in the prompt. It does in a stream and under
-        a grammar; only answers that came with reasoning put any there."""
+        a grammar; only answers that came with reasoning, or may have, put any there."""
         forced = self.fields.get("tool_choice") not in (None, "auto", "none")
-        return self.reasoned and (forced or any(self.fields.get(name) for name in _HEEDING))
+        heeding, messages = forced or any(map(self.fields.get, _HEEDING)), self.history.messages
+        return heeding and (
+            self.by_name or any(one.get("reasoning") or one.get("reasoning_content") for one in messages)
+        )
 
     def first_word(self, token: int, ids: Sequence[int] | None) -> dict[str, Any]:
         """A request for a stream of the one `token` behind this conversation, or behind `ids`."""
@@ -256,9 +249,8 @@ def digest(before: bytes, value: Any) -> bytes:
 
 
 def _unsigned(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    if message.get("role") != "assistant" or "name" not in message:
-        return message
-    return {name: value for name, value in message.items() if name != "name"}
+    signed = message.get("role") == "assistant" and "name" in message
+    return {name: value for name, value in message.items() if name != "name"} if signed else message
 
 
 class Memory:
@@ -278,7 +270,12 @@ class Memory:
         later one counts, but one that is told whole is not hidden by one that is not."""
         for end, lacks in ends:
             if not lacks or (other := self._known.get(end)) is None or other.lacks:
-                self._put(end, Known(call, shape, lacks, ended))
+                self._known[end] = Known(call, shape, lacks, ended)
+                self._known.move_to_end(end)
+                self._ends.setdefault(call, []).append(end)
+                if len(self._known) > self._capacity:
+                    _, oldest = self._known.popitem(last=False)
+                    self._ends.pop(oldest.call, None)
 
     def recall(self, sought: Sought) -> Known | Outcome:
         """The call that a request goes on from, or the word for why there is none."""
@@ -298,18 +295,10 @@ class Memory:
     def forget(self, calls: Iterable[str]) -> None:
         """Nothing goes on from `calls` any more."""
         for call in calls:
-            for digest in self._ends.pop(call, ()):
-                known = self._known.get(digest)
+            for end in self._ends.pop(call, ()):
+                known = self._known.get(end)
                 if known is not None and known.call == call:
-                    del self._known[digest]
-
-    def _put(self, digest: bytes, known: Known) -> None:
-        self._known[digest] = known
-        self._known.move_to_end(digest)
-        self._ends.setdefault(known.call, []).append(digest)
-        if len(self._known) > self._capacity:
-            _, oldest = self._known.popitem(last=False)
-            self._ends.pop(oldest.call, None)
+                    del self._known[end]
 
 
 def heard_as(stream: bytes) -> str | None:

@@ -37,8 +37,7 @@ _NOT_ASKED = frozenset((
 _ONE = {"max_output_tokens": 1, "store": False, "enable_response_messages": True}
 _FREE = {"text": None, "structured_outputs": None, "tool_choice": "auto", "temperature": 0}
 """What an answer of one given word must be free of."""
-_DESCRIBED = ("name", "description", "parameters", "strict", "defer_loading")
-_OPTIONAL = ("strict", "defer_loading")
+_DESCRIBED, _OPTIONAL = ("name", "description", "parameters"), ("strict", "defer_loading")
 _UNFINISHED = ("in_progress", "incomplete")
 _SURELY = 100
 """The bias under which a token is sampled, whatever the model thinks of it."""
@@ -80,13 +79,13 @@ class Responding(Outline, frozen=True):
     def question_with_answer(self, text: str) -> dict[str, Any]:
         """`question` with `text` in place of the last answer. What comes before an answer that is only named is not
         known, and some other question stands there."""
-        told = {"type": "message", "role": "assistant", "content": text}
+        stand_in = {"type": "message", "role": "assistant", "content": text}
         items = self.history.items
         before, after = [{"type": "message", "role": "user", "content": "?"}], items
         if self.history.answer is not None:
             answer = self.history.spoken[self.history.answer - len(self.history.messages)]
             before, after = items[: answer.start], items[answer.end :]
-        return self.question() | {"input": [*before, told, *after], "previous_response_id": None}
+        return self.question() | {"input": [*before, stand_in, *after], "previous_response_id": None}
 
     def first_word(self, token: int, ids: Sequence[int] | None) -> dict[str, Any]:
         """A request for a stream of the one `token` behind this conversation, or behind `ids`."""
@@ -124,8 +123,8 @@ def outline(
         return None
     if previous is not None:
         sought = sought._replace(end=_name(seed, previous))
-    chat = _as_chat(fields, history.messages, tools, reasoning) | {"model": model}
-    return Responding(chat, history, seed, sought, {**fields, "model": model})
+    asked = {**fields, "model": model}
+    return Responding(_as_chat(asked, tools, reasoning), history, seed, sought, asked)
 
 
 def is_unfinished(items: Sequence[Any]) -> bool:
@@ -137,9 +136,9 @@ def is_unfinished(items: Sequence[Any]) -> bool:
 def kinds(said: Sequence[Spoken]) -> list[Any]:
     """What kinds of messages there are in `said`, each once: by whom, of which parts, and what of it is empty."""
     found = set()
-    for message, _, _, parts in said:
-        shapes = tuple(f"{name}:{type(value).__name__}:{bool(value)}" for name, value in sorted(message.items()))
-        found.add((message["role"], tuple(part for part, _ in groupby(parts)), shapes))
+    for one in said:
+        shapes = tuple(f"{name}:{type(value).__name__}:{bool(value)}" for name, value in sorted(one.message.items()))
+        found.add((one.message["role"], tuple(part for part, _ in groupby(one.parts)), shapes))
     return sorted(found)
 
 
@@ -150,30 +149,26 @@ def functions(tools: Any) -> list[dict[str, Any]] | None:
         return None if tools else []
     out = []
     for tool in tools:
-        within = tool.get("tools") if tool.get("type") == "namespace" else [tool]
+        head, within = (f"{tool.get('name')}__", tool.get("tools")) if tool.get("type") == "namespace" else ("", [tool])
         if not isinstance(within, list) or not all(isinstance(inner, Mapping) for inner in within):
             return None
-        head = f"{tool.get('name')}__" if within is tool.get("tools") else ""
         for inner in within:
             if inner.get("type") == "function":
-                told = {
-                    name: inner.get(name) for name in _DESCRIBED
-                    if name not in _OPTIONAL or inner.get(name) is not None
-                }
-                out.append({"type": "function", "function": told | {"name": f"{head}{inner.get('name')}"}})
+                described = {name: inner.get(name) for name in _DESCRIBED}
+                optional = {name: inner[name] for name in _OPTIONAL if inner.get(name) is not None}
+                function = described | optional | {"name": f"{head}{inner.get('name')}"}
+                out.append({"type": "function", "function": function})
     return out
 
 
-def _as_chat(
-    fields: Mapping[str, Any], messages: Sequence[Any], tools: Sequence[Any], reasoning: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The fields that a chat with these messages would have, of those that count here. Unlike a chat, vLLM puts the
+def _as_chat(fields: Mapping[str, Any], tools: Sequence[Any], reasoning: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields beside its messages that a chat would have, of those that count here. Unlike a chat, vLLM puts the
     tokenizer's own special tokens before a response's prompt, if it has any."""
     text = fields.get("text")
     form = text.get("format") if isinstance(text, Mapping) else None
     free = not isinstance(form, Mapping) or form.get("type") == "text"
     return {
-        "messages": list(messages), "tools": list(tools), "add_special_tokens": True,
+        "model": fields["model"], "tools": list(tools), "add_special_tokens": True,
         "chat_template_kwargs": fields.get("chat_template_kwargs"), "reasoning_effort": reasoning.get("effort"),
         "tool_choice": fields.get("tool_choice"), "stream": fields.get("stream"),
         "structured_outputs": fields.get("structured_outputs"), "response_format": None if free else form,

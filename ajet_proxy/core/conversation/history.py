@@ -38,7 +38,7 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 from msgspec.msgpack import Encoder
 
-from ajet_proxy.core.conversation.items import spoken, words_in
+from ajet_proxy.core.conversation.items import TEXTS, spoken, words_in
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured
 
@@ -48,7 +48,6 @@ SIZE, TEXT_SIZE = 12, 16
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}
-_TEXTS = ("text", "input_text", "output_text")
 Arguments = Sequence[tuple[Any, ...]]
 _in_order = json.JSONEncoder(sort_keys=True).encode
 _packed, _packed_in_order = Encoder().encode, Encoder(order="sorted").encode
@@ -158,13 +157,12 @@ class ResponseHistory(ChatHistory):
     __slots__ = ("_scope", "items", "previous", "spoken")
 
     def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
-        given, instructions = request["input"], request.get("instructions")
-        self.items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+        said, system = request["input"], {"role": "system", "content": request.get("instructions")}
+        self.items = [{"role": "user", "content": said}] if isinstance(said, str) else said
         self.previous = request.get("previous_response_id")
         found = spoken(self.items) if exact else None
         self.spoken, self._scope = found or [], scope
-        system = {"role": "system", "content": instructions}
-        messages = [*([system] if instructions else ()), *(one.message for one in self.spoken)]
+        messages = [system] * bool(system["content"]) + [one.message for one in self.spoken]
         self._begin(request, messages, scope, exact=found is not None)
         for message in (system, *words_in(self.items)):
             self._add_words(message)
@@ -277,7 +275,7 @@ def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> 
     if function := message.get("function_call"):
         said += (function["name"], _written(function, _meant(function)))
     ids = [*(call.get("id") for call in calls), message.get("tool_call_id")]
-    return _framed(said), _framed([str(given) for given in ids if given])
+    return _framed(said), _framed([str(one) for one in ids if one])
 
 
 def text_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> dict[str, Any]:
@@ -354,7 +352,7 @@ def _pruned(value: Any) -> Any:
 def _joined(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(part["text"] if part.get("type") in _TEXTS else _in_order(part) for part in content)
+    return "".join(part["text"] if part.get("type") in TEXTS else _in_order(part) for part in content)
 
 
 def _framed(parts: Iterable[str]) -> bytes:

@@ -12,21 +12,23 @@ kind can be tried once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-_TEXTS = ("input_text", "output_text", "text")
+from msgspec import Struct
+
+TEXTS = ("text", "input_text", "output_text")
 _SAID = frozenset(("type", "role", "content", "id", "status"))
 _NOTHING: Mapping[str, Any] = {"text": ""}
 Message = Mapping[str, Any]
 
 
-class Spoken(NamedTuple):
+class Spoken(Struct):
     """One `message`, which is the items from `start` up to `end`; ``parts`` are their fields' names in order."""
 
-    message: Message
+    message: dict[str, Any]
     start: int
     end: int
-    parts: tuple[str, ...] = ()
+    parts: list[str]
 
 
 def messages_of(item: Any) -> tuple[Message | None, dict[str, Any] | None]:
@@ -55,25 +57,23 @@ def words_in(items: Sequence[Any]) -> Iterator[Message]:
 
 def spoken(items: Sequence[Any]) -> list[Spoken] | None:
     """The messages of `items` at the level of text; None if there is an item that has none."""
-    begun: list[tuple[int, dict[str, Any], list[str]]] = []
-    message: dict[str, Any] = {}
-    parts: list[str] = []
+    out: list[Spoken] = []
     for place, item in enumerate(items):
         _, found = messages_of(item)
         if found is None:
             return None
-        part = "" if found["role"] != "assistant" else next(name for name in found if name != "role")
-        if not part or not parts or (part in message and part != "tool_calls"):
-            message, parts = found, [part] if part else []
-            begun.append((place, message, parts))
+        parts = [name for name in found if name != "role"] if found["role"] == "assistant" else []
+        last = out[-1] if parts and out and out[-1].parts else None
+        if last is None or (parts[0] in last.message and parts[0] != "tool_calls"):
+            out.append(Spoken(found, place, place + 1, parts))
             continue
-        parts.append(part)
-        if part in message:
-            message[part] += found[part]  # in place: a list may grow to thousands
+        last.end = place + 1
+        last.parts += parts
+        if parts[0] in last.message:
+            last.message[parts[0]] += found[parts[0]]  # in place: a list may grow to thousands
         else:
-            message[part] = found[part]
-    ends = [*(start for start, _, _ in begun[1:]), len(items)]
-    return [Spoken(made, start, end, tuple(of)) for (start, made, of), end in zip(begun, ends, strict=False)]
+            last.message |= found
+    return out
 
 
 def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -112,15 +112,9 @@ def _content(content: Any) -> str | list[dict[str, Any]] | None:
     """A text, or parts that are texts, as a chat writes them."""
     if isinstance(content, str):
         return content
-    parts = content if isinstance(content, list) else [None]
-    texts = list(_text_parts(parts))
-    return texts if texts and len(texts) == len(parts) else None
-
-
-def _text_parts(parts: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    for part in parts:
-        if isinstance(part, Mapping) and part.get("type") in _TEXTS and isinstance(part.get("text"), str):
-            yield {"type": "text", "text": part["text"]}
+    parts = [part if isinstance(part, Mapping) else {} for part in content] if isinstance(content, list) else []
+    are_texts = [part.get("type") in TEXTS and isinstance(part.get("text"), str) for part in parts]
+    return [{"type": "text", "text": part["text"]} for part in parts] if parts and all(are_texts) else None
 
 
 def _only(parts: Sequence[Mapping[str, Any]]) -> str | None:

@@ -5,7 +5,7 @@ next prompt begins with the same text (`Turn.same_text`), the two become one: wh
 tokens that the engine read in its place are left out and counted.
 
 The core has no tokenizer: `find_same_text` asks for the text of token ids as it needs it, and its caller answers (see
-`ajet_proxy.io.engines.detokenizer`). What is compared is the text from shortly before the first token that differs,
+`ajet_proxy.io.engines.rendering`). What is compared is the text from shortly before the first token that differs,
 because a decoder may write a token otherwise at the beginning of a text than within it.
 
 Invariants: no token is trained that was not sampled, and each that was is trained once, because only tokens of a prompt

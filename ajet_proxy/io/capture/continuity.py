@@ -22,6 +22,7 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import aiohttp
 from msgspec.structs import replace
@@ -48,25 +49,24 @@ RETRY_S = 300.0
 """An engine that could not do it is asked again after this long: it may have been replaced."""
 
 
+@dataclass(frozen=True, slots=True)
 class Continuity:
-    """What all requests share: what is known of the engines."""
+    """What all requests share: what is known of the engines, by their address, model and route. ``placeholder`` are
+    words that no conversation can hold, because nobody is told them."""
 
-    def __init__(self, upstream: Upstream, *, ledger_port: LedgerPort, metrics: Metrics) -> None:
-        self.upstream = upstream
-        self.ledger_port = ledger_port
-        self.metrics = metrics
-        self.placeholder = f"quick onyx goblins {secrets.token_hex(8)} jump over lazy dwarves"
-        """Words that no conversation can hold, because nobody is told them."""
-        self._engines: dict[tuple[str, str, str], Engine] = {}
+    upstream: Upstream
+    ledger_port: LedgerPort
+    metrics: Metrics
+    placeholder: str = field(
+        default_factory=lambda: f"quick onyx goblins {secrets.token_hex(8)} jump over lazy dwarves"
+    )
+    engines: dict[tuple[str, str, str], Engine] = field(default_factory=dict)
 
     def turn(
         self, exchange: Exchange, origin: Origin, history: Callable[[], History | None] = lambda: None
     ) -> ContinuedRequest:
         """The request of `exchange` for the calls in `origin`. `history` is its history, if that is read anyway."""
         return ContinuedRequest(self, exchange, origin, history)
-
-    def engine(self, url: str, model: str, route: str) -> Engine:
-        return self._engines.setdefault((url, model, route), Engine())
 
 
 class ContinuedRequest:
@@ -157,7 +157,7 @@ class ContinuedRequest:
         """The word and the prompt for a request that goes on from `before`."""
         shared, route, now = self._shared, self._exchange.target, asyncio.get_running_loop().time()
         url = next(iter(shared.upstream.order(request.model, request.sticky)), "")
-        engine = self._engine = shared.engine(url, request.model, route)
+        engine = self._engine = shared.engines.setdefault((url, request.model, route), Engine())
         if engine.silent_until > now:
             return "engine", None
         ask = Renderer(shared.upstream, request, engine, route, outline)
@@ -165,7 +165,7 @@ class ContinuedRequest:
         rendered = await ask.whole()
         if begins_with(rendered, history):
             return "same", None
-        if outline.signed and await ask.render(outline.unsigned()) != rendered:
+        if (unsigned := outline.unsigned()) is not None and await ask.render(unsigned) != rendered:
             return "unknown_history", None
         await self._get_ready(ask, request.model, history)
         if not engine.takes_ids:

@@ -48,9 +48,9 @@ from ajet_proxy.io.capture.continuity import Continuity
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.reward_header import Rewards
 from ajet_proxy.io.engines.chat_route import Foreign
-from ajet_proxy.io.engines.detokenizer import Detokenizer
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.probe import EngineProbe
+from ajet_proxy.io.engines.rendering import Detokenizer
 from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, request_headers
 from ajet_proxy.io.http import body as body_of

@@ -26,7 +26,7 @@ from ajet_proxy.core.trajectory.call import (
     to_packed,
 )
 from ajet_proxy.core.trajectory.repair import Found
-from ajet_proxy.io.engines.detokenizer import Detokenizer
+from ajet_proxy.io.engines.rendering import Detokenizer
 from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back
 

@@ -1,4 +1,4 @@
-"""How an engine renders a conversation, and whether it reads the ids it is given: the questions behind continuity.
+"""What an engine's tokenizer makes of words and of tokens: the questions behind continuity and behind `repair`.
 
 ``POST /tokenize`` renders a conversation. For a chat it is believed about one kind of request once it has rendered an
 earlier turn as the very ids that the chat route reported (or this turn, where that one was given its ids and the route
@@ -9,20 +9,29 @@ route is asked each time, at the same price.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 from msgspec.structs import replace
 
 from ajet_proxy.core.continuity.memory import Outline, heard_as
 from ajet_proxy.core.continuity.responses import Responding
-from ajet_proxy.core.tokens import are_tokens
+from ajet_proxy.core.tokens import are_tokens, pack_tokens
+from ajet_proxy.core.trajectory.repair import Found, find_same_text
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
+from ajet_sdk.errors import AjetError
+
+logger = logging.getLogger(__name__)
 
 KINDS = 10_000
+LIMIT_S = 10.0
+"""For all questions about the text of one prompt: its answer waits for them."""
 Ids = tuple[int, ...]
 
 
@@ -44,26 +53,24 @@ class Engine:
     silent_until: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
 class Renderer:
     """Asks the `engine` that `request` goes to on `route` about that request, whose `outline` is known."""
 
-    def __init__(
-        self, upstream: Upstream, request: EngineRequest, engine: Engine, route: str, outline: Outline
-    ) -> None:
-        self._upstream = upstream
-        self._request = request
-        self._engine = engine
-        self._route = route
-        self._outline = outline
+    upstream: Upstream
+    request: EngineRequest
+    engine: Engine
+    route: str
+    outline: Outline
 
     async def whole(self) -> Ids:
         """The conversation as it is."""
-        outline = self._outline
+        outline = self.outline
         return await (self._told(outline.question()) if self._by_route else self.render(outline.whole()))
 
     async def with_answer(self, text: str) -> Ids:
         """The conversation with `text` in place of the last answer."""
-        outline = self._outline
+        outline = self.outline
         if self._by_route and isinstance(outline, Responding):
             return await self._told(outline.question_with_answer(text))
         return await self.render(outline.with_answer(text))
@@ -71,11 +78,11 @@ class Renderer:
     async def proven(self, before: Packed, history: Ids, rendered: Ids) -> Ids | None:
         """The conversation as the route reads it: `rendered`, if that can be relied on; None if it cannot. `history`
         are the ids of the turn `before`, with its answer."""
-        engine, kind = self._engine, self._outline.kind
+        engine, kind = self.engine, self.outline.kind
         if self._by_route or kind in engine.kinds:
             return rendered
-        if isinstance(self._outline, Responding):  # asked once for each kind of request
-            told = await self._told(self._outline.question())
+        if isinstance(self.outline, Responding):  # asked once for each kind of request
+            told = await self._told(self.outline.question())
             known = engine.kinds if told == rendered else engine.odd
             if len(known) < KINDS:
                 known.add(kind)
@@ -87,13 +94,13 @@ class Renderer:
 
     async def takes_ids(self, ids: Ids) -> bool:
         """Whether the engine's route reads `ids` when it is given them, by the one token that it generates."""
-        return await self._prompt_of(self._outline.trial(self._request.model, ids)) == ids
+        return await self._prompt_of(self.outline.trial(self.request.model, ids)) == ids
 
     async def is_read_alike(self, prompt: Ids) -> bool:
         """Whether the engine takes what follows `prompt` for reasoning if it does so behind its own rendering."""
-        token, heard = self._engine.placeholder[0], []
+        token, heard = self.engine.placeholder[0], []
         for ids in (None, prompt):
-            _, stream = await self._send(self._route, self._outline.first_word(token, ids))
+            _, stream = await answer_to(self.upstream, self.request, self.route, self.outline.first_word(token, ids))
             heard.append(heard_as(stream))
         return heard[0] is not None and heard[0] == heard[1]
 
@@ -103,20 +110,20 @@ class Renderer:
         tokens, length = answer.get("tokens") or [], answer.get("max_model_len")
         if status != 200 or not are_tokens(tokens):
             raise NotRendered
-        self._engine.length = length if isinstance(length, int) else None
+        self.engine.length = length if isinstance(length, int) else None
         return tuple(tokens)
 
     @property
     def _by_route(self) -> bool:
         """Whether the route itself has to be asked each time."""
-        return self._outline.by_name or self._outline.kind in self._engine.odd
+        return self.outline.by_name or self.outline.kind in self.engine.odd
 
     async def _is_proof(self, before: Packed, history: Ids, rendered: Ids) -> bool:
         """Whether the chat route reads what ``/tokenize`` renders. Where another process gave the turn before its
         ids, the route is asked."""
         if before.turn.continuity != "exact":
-            return await self.render(self._outline.asked_before()) == history[: before.turn.start]
-        return await self._prompt_of(self._outline.question()) == rendered
+            return await self.render(self.outline.asked_before()) == history[: before.turn.start]
+        return await self._prompt_of(self.outline.question()) == rendered
 
     async def _told(self, question: Mapping[str, Any]) -> Ids:
         """The prompt of `question` by the route itself."""
@@ -127,23 +134,61 @@ class Renderer:
 
     async def _prompt_of(self, question: Mapping[str, Any]) -> Ids | None:
         """The prompt that the route reports of `question`; None if it finds fault with that, or reports none."""
-        status, answer = await self._ask(self._route, question)
+        status, answer = await self._ask(self.route, question)
         if status >= 500:
             raise NotRendered
-        return self._outline.prompt_in(answer) if status == 200 else None
+        return self.outline.prompt_in(answer) if status == 200 else None
 
     async def _ask(self, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         """The engine's status and JSON object."""
-        status, raw = await self._send(path, body)
+        status, raw = await answer_to(self.upstream, self.request, path, body)
         try:
             found = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise NotRendered from error
         return status, found if isinstance(found, dict) else {}
 
-    async def _send(self, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
-        answer = await self._upstream.send(replace(self._request, target=path, body=json.dumps(body).encode()))
+
+@dataclass(frozen=True, slots=True)
+class Detokenizer:
+    """Asks the engine that answers `request` for the text of tokens, to find out which earlier call a prompt says again
+    in other tokens. Only for ``merge_policy = "repair"``, and only for a prompt that goes on from no earlier call token
+    for token. Whatever goes wrong, nothing is found and the calls stay apart; the agent's answer does not depend on it.
+    """
+
+    upstream: Upstream
+    request: EngineRequest
+
+    async def find_same_text(self, prompt: Sequence[int], calls: Iterable[Packed], *, model: str) -> Found | None:
+        """`core.trajectory.repair.find_same_text`, asked of the engine under the name `model`."""
+        search = find_same_text(pack_tokens(prompt), calls)
         try:
-            return answer.status, await answer.read()
-        finally:
-            answer.close()
+            async with asyncio.timeout(LIMIT_S):
+                ids = next(search)
+                while True:
+                    ids = search.send(await self._text(ids, model))
+        except StopIteration as ended:
+            found: Found | None = ended.value
+            return found
+        except (AjetError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+            logger.warning("whether a prompt of model %s repeats a call was not found out: %s", model, error)
+            return None
+
+    async def _text(self, ids: Sequence[int], model: str) -> str:
+        status, raw = await answer_to(self.upstream, self.request, "/detokenize", {"model": model, "tokens": ids})
+        told = json.loads(raw)
+        text = told.get("prompt") if isinstance(told, dict) else None
+        if status != 200 or not isinstance(text, str):
+            raise ValueError(f"/detokenize answered {status} without a text")
+        return text
+
+
+async def answer_to(
+    upstream: Upstream, request: EngineRequest, path: str, body: Mapping[str, Any]
+) -> tuple[int, bytes]:
+    """The status and the body of the answer to `body` on `path`, by the engine that `request` goes to."""
+    answer = await upstream.send(replace(request, method="POST", target=path, body=json.dumps(body).encode()))
+    try:
+        return answer.status, await answer.read()
+    finally:
+        answer.close()

@@ -89,13 +89,14 @@ def test_a_name_on_the_models_messages_is_not_among_their_words() -> None:
     signed = {**SAID, "name": "Calculator"}
     after = outlined(HELLO, signed, AGAIN)
     assert isinstance(recalled(after), Known)
-    assert (after.signed, outlined(HELLO, SAID, AGAIN).signed) == (True, False)
-    assert (after.whole()["messages"][1], after.unsigned()["messages"]) == (signed, [HELLO, SAID, AGAIN])
+    unsigned = after.unsigned()
+    assert unsigned is not None and outlined(HELLO, SAID, AGAIN).unsigned() is None
+    assert (after.whole()["messages"][1], unsigned["messages"]) == (signed, [HELLO, SAID, AGAIN])
 
 
 def test_a_name_on_anothers_message_is() -> None:
     after = outlined({**HELLO, "name": "bob"}, SAID, AGAIN)
-    assert (recalled(after), after.signed) == ("unknown_history", False)
+    assert (recalled(after), after.unsigned()) == ("unknown_history", None)
 
 
 def test_sampling_may_change_from_turn_to_turn() -> None:
@@ -271,6 +272,15 @@ def test_a_trial_is_a_chat_request_with_the_ids_and_one_token() -> None:
     asked = Outline.trial("m", (5, 5, 5))
     assert (asked["model"], asked["max_tokens"], asked["return_token_ids"]) == ("m", 1, True)
     assert asked[FIELD] == {"prompt_token_ids": [5, 5, 5]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "prompt"),
+    [({"prompt_token_ids": [1, 2]}, (1, 2)), ({"prompt_token_ids": None}, None), ({"prompt_token_ids": ["a"]}, None),
+     ({}, None)],
+)  # fmt: skip
+def test_the_prompt_that_an_answer_reports(answer: dict[str, Any], prompt: Any) -> None:
+    assert Outline.prompt_in(answer) == prompt
 
 
 @pytest.mark.parametrize(

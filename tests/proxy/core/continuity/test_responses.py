@@ -218,7 +218,7 @@ def test_the_engine_is_asked_to_render_the_messages_it_makes_of_the_items() -> N
     assert asked.whole() == {**shaped, "messages": [system, HELLO, said, result]}
     marked = [system, HELLO, {"role": "assistant", "content": "mark"}, result]
     assert asked.with_answer("mark") == {**shaped, "messages": marked}
-    assert (asked.answer_tokens, asked.signed) == (7, False)
+    assert (asked.answer_tokens, asked.unsigned()) == (7, None)
 
 
 def test_requests_are_of_one_kind_that_tell_the_same_kinds_of_items() -> None:
