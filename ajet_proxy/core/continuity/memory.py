@@ -1,4 +1,4 @@
-"""Recognising history: whether a request goes on from a call of its episode, as text and as structure.
+"""Recognizing history: whether a request goes on from a call of its episode, as text and as structure.
 
 An engine renders history from text on each turn, and what it then reads as tokens can differ from what it once sampled.
 Where a request says again exactly what a call was asked and what it answered, its prompt can be that call's own tokens
@@ -100,7 +100,7 @@ class Known(Struct, frozen=True):
 
 
 class Sought(NamedTuple):
-    """What a request is recognised by: ``end`` is the digest of its history up to its last answer and with it, if there
+    """What a request is recognized by: ``end`` is the digest of its history up to its last answer and with it, if there
     is one; ``goes_on`` says whether anything follows; ``shape`` stands for all else that may shape the prompt."""
 
     shape: bytes
@@ -226,7 +226,7 @@ def outline(fields: Mapping[str, Any], history: ChatHistory, *, episode: str, mo
 def sought_by(
     fields: Mapping[str, Any], harmless: frozenset[str], history: ChatHistory, seed: bytes
 ) -> Sought | None:
-    """What a request with these `fields` is recognised by; None if that cannot be told."""
+    """What a request with these `fields` is recognized by; None if that cannot be told."""
     if not history.exact:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Recognising history on ``/v1/responses``: the outline of a request whose history is told in items, or by a name.
+"""Recognizing history on ``/v1/responses``: the outline of a request whose history is told in items, or by a name.
 
 Items are known by the messages that the engine makes of them (see `ajet_proxy.core.conversation.items`). A streamed
 answer is told twice, in events and whole at the end, and vLLM gives its calls other ids there; the client may have kept

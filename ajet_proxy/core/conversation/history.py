@@ -1,6 +1,6 @@
 """A conversation's history, known again when a client says it again: the one fingerprint, and the episode it leads to.
 
-Idea: messages one after another make a `Chain` of digests. Each digest stands for everything said so far, and no words
+Idea: messages one after another make a chain of digests. Each digest stands for everything said so far, and no words
 are kept. A later request goes on from an earlier one if its own history begins with what that one left behind. A chat's
 history is its messages. That of a response is its items, or the response before, where it names one. A text prompt's is
 its text, and a token prompt's is its ids.
@@ -11,7 +11,7 @@ Two levels differ in what they forgive, because they answer two questions.
 must not open a new episode. So these do not count: space around a text, thoughts in ``<think>`` tags, reasoning,
 how the arguments of a tool call are written, the names of those who speak, and in a system prompt the billing line of
 Claude Code, which can differ from request to request. Ids of tool calls are digested apart, as ``firm``: engines draw
-them at random, so they tell twins apart whose words are equal. The digests are journalled as `Mark`, so their bytes
+them at random, so they tell twins apart whose words are equal. The digests are journaled as `Mark`, so their bytes
 never change. They are keyed by who asks (``scope``): equal histories of two clients have nothing in common.
 
 ``text``: may a call's own tokens stand for this history in a prompt (contract §4, docs/explain/continuity.md)?
@@ -33,12 +33,12 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 from msgspec.msgpack import Encoder
 
-from ajet_proxy.core.conversation.items import TEXTS, spoken, words_in
+from ajet_proxy.core.conversation.items import TEXTS, merged, messages_of
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured
 
@@ -59,13 +59,6 @@ class Mark(NamedTuple):
     key: str
     length: int = 0
     firm: str = ""
-
-
-class Beginnings(Protocol):
-    """What came before a request."""
-
-    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
-        """The marks that may stand at a beginning of this history, the longest first; `lengths` are those there are."""
 
 
 class Marks(tuple[Mark, ...]):
@@ -104,6 +97,7 @@ class ChatHistory:
         self._ends: list[tuple[bytes, bytes]] = []
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        """The marks that may stand at a beginning of this history, the longest first; `lengths` are those there are."""
         return (_mark(words, ids) for words, ids in reversed(self._ends))
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
@@ -160,12 +154,14 @@ class ResponseHistory(ChatHistory):
         said, system = request["input"], {"role": "system", "content": request.get("instructions")}
         self.items = [{"role": "user", "content": said}] if isinstance(said, str) else said
         self.previous = request.get("previous_response_id")
-        found = spoken(self.items) if exact else None
+        both = [messages_of(item) for item in self.items]
+        found = merged(text for _, text in both) if exact else None
         self.spoken, self._scope = found or [], scope
         messages = [system] * bool(system["content"]) + [one.message for one in self.spoken]
         self._begin(request, messages, scope, exact=found is not None)
-        for message in (system, *words_in(self.items)):
-            self._add_words(message)
+        for words in (system, *(words for words, _ in both)):
+            if words is not None:
+                self._add_words(words)
         for place, message in enumerate(messages):
             self._add_text(place, message)
 
@@ -174,7 +170,8 @@ class ResponseHistory(ChatHistory):
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
         named = (self._named(answer["id"]),)
-        return named if self.previous is not None else named + self._marks_behind(words_in(answer["output"]))
+        said = [words for words, _ in map(messages_of, answer["output"]) if words is not None]
+        return named if self.previous is not None else named + self._marks_behind(said)
 
     def _named(self, response: Any) -> Mark:
         return Mark(f"response:{_keyed(_utf8(str(response)), self._scope)}")
@@ -206,6 +203,8 @@ class PromptHistory(Struct, frozen=True):
 
 
 History = ChatHistory | PromptHistory
+Beginnings = History | Marks
+"""What came before a request."""
 
 
 def read(route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = True) -> History | None:

@@ -1,7 +1,7 @@
 """The items of a response as messages of a chat, so that a history told in items is known by the same fingerprint.
 
 At the level of words each item is a message of its own, and reasoning, which not all clients keep, is left out. At the
-level of text they are the messages that vLLM makes of them before a chat template sees them: neighbouring items of the
+level of text they are the messages that vLLM makes of them before a chat template sees them: neighboring items of the
 assistant are one message (its reasoning, its text, and its calls of tools), and a second text begins another one.
 
 Invariant: items have messages at the level of text only if vLLM reads all of their words in this way. Whether an engine
@@ -11,7 +11,7 @@ kind can be tried once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -50,16 +50,15 @@ def messages_of(item: Any) -> tuple[Message | None, dict[str, Any] | None]:
     return {"role": "assistant" if kind.endswith("_call") else kind, "content": [kept]}, None
 
 
-def words_in(items: Sequence[Any]) -> Iterator[Message]:
-    """The messages of `items` at the level of words."""
-    return (words for words, _ in map(messages_of, items) if words is not None)
-
-
-def spoken(items: Sequence[Any]) -> list[Spoken] | None:
+def spoken(items: Iterable[Any]) -> list[Spoken] | None:
     """The messages of `items` at the level of text; None if there is an item that has none."""
+    return merged(text for _, text in map(messages_of, items))
+
+
+def merged(messages: Iterable[dict[str, Any] | None]) -> list[Spoken] | None:
+    """`spoken`, of what each item is by itself."""
     out: list[Spoken] = []
-    for place, item in enumerate(items):
-        _, found = messages_of(item)
+    for place, found in enumerate(messages):
         if found is None:
             return None
         parts = [name for name in found if name != "role"] if found["role"] == "assistant" else []

@@ -107,11 +107,11 @@ class Renderer:
     async def render(self, body: Mapping[str, Any]) -> Ids:
         """The tokens of `body` by ``/tokenize``."""
         status, answer = await self._ask("/tokenize", body)
-        tokens, length = answer.get("tokens") or [], answer.get("max_model_len")
+        length, tokens = answer.get("max_model_len"), answer.get("tokens")
         if status != 200 or not are_tokens(tokens):
             raise NotRendered
         self.engine.length = length if isinstance(length, int) else None
-        return tuple(tokens)
+        return tuple(tokens or ())
 
     @property
     def _by_route(self) -> bool:
