@@ -110,22 +110,19 @@ class Sought(NamedTuple):
 
 class Outline(Struct, frozen=True):
     """A chat request that may go on from an earlier call. ``fields`` are those of the chat; ``seed`` tells the calls of
-    its episode, model and agent from all others; ``sought`` stands for the call that it goes on from."""
+    its episode, model and agent from all others; ``sought`` stands for the call that it goes on from. ``by_name`` is
+    whether its history is only named, so that nobody but the engine knows its words."""
 
     fields: Mapping[str, Any]
     history: ChatHistory
     seed: bytes
     sought: Sought
+    by_name: bool = False
 
     @property
     def kind(self) -> bytes:
         """What the requests have in common of which it is enough to see once how the engine renders them."""
         return self.sought.shape
-
-    @property
-    def by_name(self) -> bool:
-        """Whether the history is only named, so that nobody but the engine knows its words."""
-        return False
 
     def rendering(self, messages: Sequence[Any]) -> dict[str, Any]:
         """The body that asks the engine's ``/tokenize`` to render `messages` as it would render this request."""
@@ -182,14 +179,11 @@ class Outline(Struct, frozen=True):
     def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, Outcome | None]]:
         """The digests by which a history that ends with the message `answer` may be known, and what it then lacks."""
         message = text_of({**answer, "role": "assistant"})
-        yield self._end(message), None
+        yield digest(self.seed, self.history.text(message)), None
         if message.pop("reasoning", None):
-            yield self._end(message), "reasoning_left_out"
+            yield digest(self.seed, self.history.text(message)), "reasoning_left_out"
         if message.get("tool_calls") and message.pop("content", None):
-            yield self._end(message), "words_left_out"
-
-    def _end(self, message: Mapping[str, Any]) -> bytes:
-        return digest(self.seed, self.history.text(message))
+            yield digest(self.seed, self.history.text(message)), "words_left_out"
 
     def called(self, answer: Mapping[str, Any]) -> bool:
         """Whether `answer` calls tools."""

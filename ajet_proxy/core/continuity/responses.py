@@ -47,11 +47,7 @@ class Responding(Outline, frozen=True):
     """An `Outline` whose ``fields`` are those of the chat that the engine makes of the request ``asked``."""
 
     history: ResponseHistory
-    asked: Mapping[str, Any]
-
-    @property
-    def by_name(self) -> bool:
-        return self.history.previous is not None
+    asked: Mapping[str, Any] = {}
 
     @property
     def kind(self) -> bytes:
@@ -124,7 +120,7 @@ def outline(
     if previous is not None:
         sought = sought._replace(end=_name(seed, previous))
     asked = {**fields, "model": model}
-    return Responding(_as_chat(asked, tools, reasoning), history, seed, sought, asked)
+    return Responding(_as_chat(asked, tools, reasoning), history, seed, sought, previous is not None, asked)
 
 
 def is_unfinished(items: Sequence[Any]) -> bool:

@@ -125,11 +125,10 @@ class ContinuedRequest:
 
     async def _decide(self, request: EngineRequest) -> tuple[Outcome, Ids | None]:
         """The word for this request, and the prompt if it is to be sent."""
-        episode = self._origin.episode
         outline = self._outline = None if self._exchange.skip is not None else self._outlined(request.model)
         if outline is None:
             return "unsupported", None
-        found = await self._shared.ledger_port.recall(outline.sought, episode)
+        found = await self._shared.ledger_port.recall(outline.sought, self._origin.episode)
         if isinstance(found, str):
             return found, None
         try:
@@ -139,17 +138,14 @@ class ContinuedRequest:
             return "not_rendered", None
 
     def _outlined(self, model: str) -> Outline | None:
-        fields, salt, whose = self._exchange.asked.fields, self._exchange.cache_salt, self._origin
-        history = self._history()
+        fields, salt, history = self._exchange.asked.fields, self._exchange.cache_salt, self._history()
         if not isinstance(history, ChatHistory) or history.request is not fields:
             history = read(self._exchange.target, fields, b"")
-        if salt is not None:
-            fields = {**fields, "cache_salt": salt}
+        asked = fields if salt is None else {**fields, "cache_salt": salt}
+        whose = {"episode": self._origin.episode, "model": model, "agent": self._origin.agent}
         if isinstance(history, ResponseHistory):
-            return responses.outline(fields, history, episode=whose.episode, model=model, agent=whose.agent)
-        if isinstance(history, ChatHistory):
-            return memory.outline(fields, history, episode=whose.episode, model=model, agent=whose.agent)
-        return None
+            return responses.outline(asked, history, **whose)
+        return memory.outline(asked, history, **whose) if isinstance(history, ChatHistory) else None
 
     async def _exact(
         self, request: EngineRequest, outline: Outline, known: Known, before: Packed
