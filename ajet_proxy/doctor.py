@@ -22,8 +22,9 @@ from typing import Any, Literal
 
 import aiohttp
 
-from ajet_proxy.core.continuity import responses as responding
-from ajet_proxy.core.continuity.memory import trial
+from ajet_proxy.core.continuity.memory import Outline
+from ajet_proxy.core.continuity.responses import Responding
+from ajet_proxy.core.conversation.history import RESPONSES
 from ajet_proxy.io.capture.relay import REFUSED
 from ajet_proxy.io.engines.pool import base_url
 from ajet_proxy.io.http import keyring
@@ -322,12 +323,12 @@ class _Engine:
             return self._warning("its /tokenize renders no conversations: history goes as text, and may drift",
                                  f"use vLLM, or {off}")
         ids = ids[:1] * 3
-        status, answer = await self._post("/v1/chat/completions", trial(self._model, ids))
+        status, answer = await self._post("/v1/chat/completions", Outline.trial(self._model, ids))
         if status != 200 or answer.get("prompt_token_ids") != ids:
             return self._warning("its chat route takes no prompt ids: history goes as text, and may drift",
                                  f"use a tested vLLM, or {off}")
-        status, answer = await self._post(responding.ROUTE, responding.trial(self._model, ids))
-        told = responding.prompt_told(answer)
+        status, answer = await self._post(RESPONSES, Responding.trial(self._model, ids))
+        told = Responding.prompt_in(answer)
         if status in (400, 422) or told not in (None, tuple(ids)):
             return self._warning("its /v1/responses takes no prompt ids: history goes as text there",
                                  f"use a tested vLLM, or chat completions, or {off}")

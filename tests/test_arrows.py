@@ -26,7 +26,7 @@ CORE = {
     "trajectory": {"tokens"},
     "protocol": {"tokens", "identity", "trajectory"},
     "conversation": {"tokens", "trajectory"},
-    "continuity": {"tokens", "trajectory"},
+    "continuity": {"tokens", "trajectory", "conversation"},
     "ledger": {"tokens", "trajectory", "conversation"},
     "control": {"identity", "ledger"},
 }

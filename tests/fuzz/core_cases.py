@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from ajet_proxy.core.continuity.items import spoken
-from ajet_proxy.core.continuity.memory import STOP_STRING, Known, Memory, ended
-from ajet_proxy.core.conversation.history import marks_of, read
+from ajet_proxy.core.continuity import memory as chats
+from ajet_proxy.core.continuity import responses
+from ajet_proxy.core.continuity.memory import Known, Memory, Outline, ended
+from ajet_proxy.core.conversation.history import ChatHistory, ResponseHistory, marks_of, read
+from ajet_proxy.core.conversation.items import spoken
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import identify
@@ -24,7 +26,6 @@ from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured
-from ajet_proxy.io.capture.continuity import OUTLINES
 from ajet_sdk.errors import AjetError, BadRequest
 from tests.fuzz import anthropic, asking, engine
 from tests.fuzz.engine import MESSAGES, Answer
@@ -279,21 +280,29 @@ def _remember(path: str, request: Request, exchange: Exchange) -> None:
     history = read(exchange.target, exchange.asked.fields, b"scope")
     for index, said in enumerate(answers):
         marks_of(history, said, captured.get(index))
-    outlined = OUTLINES.get(exchange.target)
     fields = exchange.asked.fields
-    asked = outlined(fields, episode="e", model="m", agent="") if outlined is not None else None
-    if outlined is None or asked is None or exchange.skip is not None:
+    asked = _outlined(exchange.target, fields)
+    if asked is None or exchange.skip is not None:
         return
     memory = Memory()
     for index, outcome in captured.items():
         if (said := answers[index]) is not None:
             memory.remember(asked.ends(said), asked.sought.shape, "call", ended(outcome, asked.called(said)))
             for more in _continued(exchange.target, fields, said):
-                following = outlined(fields | more, episode="e", model="m", agent="")
+                following = _outlined(exchange.target, fields | more)
                 known = memory.recall(following.sought) if following is not None else None
-                if not isinstance(known, Known) and known != STOP_STRING:
+                if not isinstance(known, Known) and known != "stop_string":
                     raise Differs(f"an answer is not known again: {known}")
     memory.recall(asked.sought)
+
+
+def _outlined(route: str, fields: Mapping[str, Any]) -> Outline | None:
+    history = read(route, fields, b"scope")
+    if isinstance(history, ResponseHistory):
+        return responses.outline(fields, history, episode="e", model="m", agent="")
+    if isinstance(history, ChatHistory):
+        return chats.outline(fields, history, episode="e", model="m", agent="")
+    return None
 
 
 def _continued(route: str, fields: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

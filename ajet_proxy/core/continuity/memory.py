@@ -1,16 +1,16 @@
-"""Recognising history: whether a request goes on from a call of its episode, as text and as structure.
+"""Recognizing history: whether a request goes on from a call of its episode, as text and as structure.
 
 An engine renders history from text on each turn, and what it then reads as tokens can differ from what it once sampled.
 Where a request says again exactly what a call was asked and what it answered, its prompt can be that call's own tokens
 with the new messages behind them (see `ajet_proxy.core.continuity.splice`). This module says which call that is, or why
 there is none, with a word of `OUTCOMES`. Chats are read here, responses in `ajet_proxy.core.continuity.responses`.
 
-Idea: each message is brought to one form in which only text and structure count, and a conversation is known by a chain
-of digests, one for each of its beginnings. A call is kept under the digest of its request with its answer behind it, so
-that the next request finds it under the digest of its own beginning up to its last assistant message. Fields that can
-shape a prompt (`tools`, `chat_template`, and every field that is not known to be harmless) must be the same. Some
-clients sign the model's messages with a name, which no answer has: history is found without it, and whoever goes on
-from there has to see that the engine does not render the names (`Outline.unsigned`).
+Idea: a history is known by its fingerprint (`ajet_proxy.core.conversation.history`) at the level of text. A call is
+kept under the digest of its request with its answer behind it, so that the next request finds it under the digest of
+its own beginning up to its last assistant message. Fields that can shape a prompt (`tools`, `chat_template`, and every
+field that is not known to be harmless) must be the same. Some clients sign the model's messages with a name, which no
+answer has: history is found without it, and who goes on from there has to see that the engine does not render the
+names (`Outline.unsigned`).
 
 Invariant: a call is found only by a request whose messages, up to the last answer and with it, are the call's own. What
 follows is new, and not the assistant's.
@@ -25,52 +25,40 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
-from msgspec.msgpack import Encoder
 
-from ajet_proxy.core.continuity.splice import NO_JOINT, STOP_TOKEN
+from ajet_proxy.core.conversation.history import ChatHistory, packed, text_of
+from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import Captured
 
-EXACT = "exact"
-SAME = "same"
-FIRST_TURN = "first_turn"
-UNSUPPORTED = "unsupported"
-UNKNOWN_HISTORY = "unknown_history"
-NOTHING_NEW = "nothing_new"
-REQUEST_CHANGED = "request_changed"
-REASONING_LEFT_OUT = "reasoning_left_out"
-WORDS_LEFT_OUT = "words_left_out"
-STOP_STRING = "stop_string"
-NOT_RENDERED = "not_rendered"
-NOT_PROVEN = "not_proven"
-TOO_LONG = "too_long"
-ENGINE = "engine"
-REASONING_PARSER = "reasoning_parser"
-REFUSED = "refused"
-IGNORED = "ignored"
-OUTCOMES: Mapping[str, str] = {
-    EXACT: "sent as the exact ids",
-    SAME: "the engine's own rendering already begins with the exact ids, so nothing was altered",
-    FIRST_TURN: "the history has no answer",
-    UNSUPPORTED: "the request is more than a plain turn: images, echo, truncation, a prefilled answer, ids of its own, "
-    "or it asks for its prompt's text, which an engine that was sent ids does not have",
-    UNKNOWN_HISTORY: "this episode was not given the last answer in the history, or not after this beginning",
-    NOTHING_NEW: "nothing follows the last answer",
-    REQUEST_CHANGED: "a field that can shape the prompt, such as tools, differs from the turn before",
-    REASONING_LEFT_OUT: "the history lacks the reasoning that the client was given with the answer",
-    WORDS_LEFT_OUT: "the history lacks what the model said with a tool call",
-    STOP_STRING: "the answer before was cut at a stop string, so its tokens say more than its text",
-    NOT_RENDERED: "the engine did not render the conversation when it was asked to",
-    NOT_PROVEN: "the engine's /tokenize does not render what the chat route was seen to read",
-    NO_JOINT: "the template's text between two turns could not be told apart",
-    STOP_TOKEN: "the template ends an answer in another way than the engine did, as after a cut tool call",
-    TOO_LONG: "the exact prompt and the answer do not fit into the model's context",
-    REASONING_PARSER: "the engine's reasoning parser would read the answer differently",
-    ENGINE: "the engine does not take prompt ids on this route",
-    REFUSED: "the engine refused the exact ids, and answered the plain request",
-    IGNORED: "the engine was sent exact ids and reported others",
+Outcome = Literal[
+    "exact", "same", "first_turn", "unsupported", "unknown_history", "nothing_new", "request_changed",
+    "reasoning_left_out", "words_left_out", "stop_string", "not_rendered", "not_proven", "no_joint", "stop_token",
+    "too_long", "reasoning_parser", "engine", "refused", "ignored",
+]
+OUTCOMES: Mapping[Outcome, str] = {
+    "exact": "sent as the exact ids",
+    "same": "the engine's own rendering already begins with the exact ids, so nothing was altered",
+    "first_turn": "the history has no answer",
+    "unsupported": "the request is more than a plain turn: images, echo, truncation, a prefilled answer, ids of its "
+    "own, or it asks for its prompt's text, which an engine that was sent ids does not have",
+    "unknown_history": "this episode was not given the last answer in the history, or not after this beginning",
+    "nothing_new": "nothing follows the last answer",
+    "request_changed": "a field that can shape the prompt, such as tools, differs from the turn before",
+    "reasoning_left_out": "the history lacks the reasoning that the client was given with the answer",
+    "words_left_out": "the history lacks what the model said with a tool call",
+    "stop_string": "the answer before was cut at a stop string, so its tokens say more than its text",
+    "not_rendered": "the engine did not render the conversation when it was asked to",
+    "not_proven": "the engine's /tokenize does not render what the chat route was seen to read",
+    "no_joint": "the template's text between two turns could not be told apart",
+    "stop_token": "the template ends an answer in another way than the engine did, as after a cut tool call",
+    "too_long": "the exact prompt and the answer do not fit into the model's context",
+    "reasoning_parser": "the engine's reasoning parser would read the answer differently",
+    "engine": "the engine does not take prompt ids on this route",
+    "refused": "the engine refused the exact ids, and answered the plain request",
+    "ignored": "the engine was sent exact ids and reported others",
 }
 """What can become of a turn's continuity, with what each word means."""
 
@@ -94,23 +82,24 @@ _ASKED = ("model", "messages", "cache_salt")
 _HEEDING = ("stream", "structured_outputs", "response_format")
 _TOLD_TO_TOKENIZE = ("model", "tools", "chat_template", "add_special_tokens")
 _ONE = {"max_tokens": 1, "return_token_ids": True}
+_HEARD = {"response.reasoning_text.delta": "reasoning", "response.output_text.delta": "content"}
 FIELD = "kv_transfer_params"
 """Where vLLM's routes take prompt ids, under ``prompt_token_ids``, in place of its own rendering."""
 
 
 class Known(Struct, frozen=True):
     """A call that the history of a later request may end with. ``lacks`` is the word for what of its answer is not told
-    there, empty if it is whole; ``ended`` is how its text came to an end: by a stop token, at the length limit, at a
+    there, None if it is whole; ``ended`` is how its text came to an end: by a stop token, at the length limit, at a
     stop string; or with a call of a tool, which may be by a stop token or at the limit."""
 
     call: str
     shape: bytes
-    lacks: str
+    lacks: Outcome | None
     ended: str
 
 
 class Sought(NamedTuple):
-    """What a request is recognised by: ``end`` is the digest of its history up to its last answer and with it, if there
+    """What a request is recognized by: ``end`` is the digest of its history up to its last answer and with it, if there
     is one; ``goes_on`` says whether anything follows; ``shape`` stands for all else that may shape the prompt."""
 
     shape: bytes
@@ -119,13 +108,20 @@ class Sought(NamedTuple):
 
 
 class Outline(Struct, frozen=True):
-    """A request by its digests: ``beginnings[k]`` stands for its first k messages, ``sought`` for the call that it goes
-    on from. ``answer`` is the place of its last assistant message."""
+    """A chat request that may go on from an earlier call. ``fields`` are those of the chat; ``seed`` tells the calls of
+    its episode, model and agent from all others; ``sought`` stands for the call that it goes on from. ``by_name`` is
+    whether its history is only named, so that nobody but the engine knows its words."""
 
     fields: Mapping[str, Any]
-    beginnings: tuple[bytes, ...]
-    answer: int | None
+    history: ChatHistory
+    seed: bytes
     sought: Sought
+    by_name: bool = False
+
+    @property
+    def kind(self) -> bytes:
+        """What the requests have in common of which it is enough to see once how the engine renders them."""
+        return self.sought.shape
 
     def rendering(self, messages: Sequence[Any]) -> dict[str, Any]:
         """The body that asks the engine's ``/tokenize`` to render `messages` as it would render this request."""
@@ -140,101 +136,98 @@ class Outline(Struct, frozen=True):
 
     def whole(self) -> dict[str, Any]:
         """`rendering` of all messages."""
-        return self.rendering(self.fields["messages"])
+        return self.rendering(self.history.messages)
 
     def question(self) -> dict[str, Any]:
         """A request of one token on the chat route, whose answer tells how the engine renders this one there."""
         shaping = {name: value for name, value in self.fields.items() if name not in HARMLESS or name in _ASKED}
         return shaping | _ONE
 
-    @property
-    def kind(self) -> bytes:
-        """What the requests have in common of which it is enough to see once how the engine renders them."""
-        return self.sought.shape
-
-    @property
-    def signed(self) -> bool:
-        """Whether an assistant's message has a name, which is not among its words here."""
-        return any(_unsigned(message) != message for message in self.fields["messages"])
-
-    def unsigned(self) -> dict[str, Any]:
-        """`whole` without the assistant's names."""
-        return self.rendering([_unsigned(message) for message in self.fields["messages"]])
+    def unsigned(self) -> dict[str, Any] | None:
+        """`whole` without the names on the assistant's messages, which are not part of their text here; None where
+        there are none."""
+        messages = [_unsigned(message) for message in self.history.messages]
+        return None if messages == list(self.history.messages) else self.rendering(messages)
 
     def asked_before(self) -> dict[str, Any]:
         """`rendering` of what the call that gave the last answer was asked."""
-        return self.rendering(self.fields["messages"][: self.answer])
+        return self.rendering(self.history.messages[: self.history.answer])
 
     def with_answer(self, text: str) -> dict[str, Any]:
         """`rendering` with `text` in place of the last answer."""
-        messages = list(self.fields["messages"])
-        assert self.answer is not None
-        messages[self.answer] = {"role": "assistant", "content": text}
+        messages, place = list(self.history.messages), self.history.answer
+        assert place is not None
+        messages[place] = {"role": "assistant", "content": text}
         return self.rendering(messages)
-
-    @property
-    def reasoned(self) -> bool:
-        """Whether an answer in the history came with reasoning."""
-        messages = self.fields["messages"]
-        return any(message.get("reasoning") or message.get("reasoning_content") for message in messages)
 
     @property
     def heeds_reasoning(self) -> bool:
         """Whether the answer may depend on where the engine sees reasoning in the prompt. It does in a stream and under
-        a grammar; only answers that came with reasoning put any there."""
+        a grammar; only answers that came with reasoning, or may have, put any there."""
         forced = self.fields.get("tool_choice") not in (None, "auto", "none")
-        return self.reasoned and (forced or any(self.fields.get(name) for name in _HEEDING))
+        heeding, messages = forced or any(map(self.fields.get, _HEEDING)), self.history.messages
+        return heeding and (
+            self.by_name or any(one.get("reasoning") or one.get("reasoning_content") for one in messages)
+        )
 
     def first_word(self, token: int, ids: Sequence[int] | None) -> dict[str, Any]:
         """A request for a stream of the one `token` behind this conversation, or behind `ids`."""
         body = self.whole() | {"stream": True, "max_tokens": 1, "allowed_token_ids": [token]}
         return body if ids is None else body | {FIELD: {"prompt_token_ids": list(ids)}}
 
-    def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, str]]:
+    def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, Outcome | None]]:
         """The digests by which a history that ends with the message `answer` may be known, and what it then lacks."""
-        message = normal({**answer, "role": "assistant"})
-        yield digest(self.beginnings[-1], message), ""
+        message = text_of({**answer, "role": "assistant"})
+        yield digest(self.seed, self.history.text(message)), None
         if message.pop("reasoning", None):
-            yield digest(self.beginnings[-1], message), REASONING_LEFT_OUT
+            yield digest(self.seed, self.history.text(message)), "reasoning_left_out"
         if message.get("tool_calls") and message.pop("content", None):
-            yield digest(self.beginnings[-1], message), WORDS_LEFT_OUT
+            yield digest(self.seed, self.history.text(message)), "words_left_out"
 
     def called(self, answer: Mapping[str, Any]) -> bool:
         """Whether `answer` calls tools."""
         return bool(answer.get("tool_calls"))
 
     @property
-    def room(self) -> int:
+    def answer_tokens(self) -> int:
         """The tokens that the answer may have, at the least."""
         limit = self.fields.get("max_completion_tokens") or self.fields.get("max_tokens")
         return limit if isinstance(limit, int) else 1
 
+    @staticmethod
+    def trial(model: str, ids: Sequence[int]) -> dict[str, Any]:
+        """A request whose answer shows by its one token whether the engine reads the `ids` that it is given."""
+        asked = {"model": model, "messages": [{"role": "user", "content": "?"}]}
+        return asked | {FIELD: {"prompt_token_ids": list(ids)}} | _ONE
 
-def outline(fields: Mapping[str, Any], *, episode: str, model: str, agent: str) -> Outline | None:
+    @staticmethod
+    def prompt_in(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The prompt that an `answer` in one piece reports."""
+        ids: Any = answer.get("prompt_token_ids")
+        return tuple(ids) if are_tokens(ids) else None
+
+
+def outline(fields: Mapping[str, Any], history: ChatHistory, *, episode: str, model: str, agent: str) -> Outline | None:
     """The outline of a chat request in its engine's form; None where its prompt is more than its messages."""
-    messages = fields.get("messages")
-    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
-        return None
     if any(map(fields.get, _BEYOND)) or fields.get("add_generation_prompt") is False:
         return None
+    seed = digest(b"", [episode, model, agent])
+    sought = sought_by(fields, HARMLESS, history, seed)
+    return None if sought is None else Outline({**fields, "model": model}, history, seed, sought)
+
+
+def sought_by(
+    fields: Mapping[str, Any], harmless: frozenset[str], history: ChatHistory, seed: bytes
+) -> Sought | None:
+    """What a request with these `fields` is recognized by; None if that cannot be told."""
+    if not history.exact:
+        return None
     try:
-        digests = beginnings(digest(b"", [episode, model, agent]), messages)
-        shape = shape_of(fields, HARMLESS)
+        shape = shape_of(fields, harmless)
     except RecursionError:
         return None
-    answer = last_answer(messages)
-    return Outline(
-        fields={**fields, "model": model}, beginnings=digests, answer=answer,
-        sought=Sought(shape, None if answer is None else digests[answer + 1], answer != len(messages) - 1),
-    )
-
-
-def beginnings(nothing: bytes, messages: Sequence[Mapping[str, Any]]) -> tuple[bytes, ...]:
-    """The digests of the beginnings of `messages`, that of none of them being `nothing`."""
-    digests = [nothing]
-    for message in messages:
-        digests.append(digest(digests[-1], normal(_unsigned(message))))
-    return tuple(digests)
+    end = None if history.answer is None else digest(seed, history.answer_text)
+    return Sought(shape, end, history.answer != len(history.messages) - 1)
 
 
 def shape_of(fields: Mapping[str, Any], harmless: frozenset[str]) -> bytes:
@@ -243,13 +236,14 @@ def shape_of(fields: Mapping[str, Any], harmless: frozenset[str]) -> bytes:
     return digest(b"", shape)
 
 
-def last_answer(messages: Sequence[Mapping[str, Any]]) -> int | None:
-    """The place of the assistant's last message."""
-    return max((place for place, message in enumerate(messages) if message.get("role") == "assistant"), default=None)
+def digest(before: bytes, value: Any) -> bytes:
+    """Of what came `before` and of `value`."""
+    return hashlib.blake2b(before + packed(value), digest_size=16).digest()
 
 
-_packed, _packed_in_order = Encoder().encode, Encoder(order="sorted").encode
-_written_in_order = json.JSONEncoder(sort_keys=True).encode
+def _unsigned(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    signed = message.get("role") == "assistant" and "name" in message
+    return {name: value for name, value in message.items() if name != "name"} if signed else message
 
 
 class Memory:
@@ -264,56 +258,48 @@ class Memory:
     def __len__(self) -> int:
         return len(self._known)
 
-    def remember(self, ends: Iterable[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Iterable[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
         """`call` was answered; `ends` and `shape` are those of its outline. Of two answers with the same words the
         later one counts, but one that is told whole is not hidden by one that is not."""
         for end, lacks in ends:
             if not lacks or (other := self._known.get(end)) is None or other.lacks:
-                self._put(end, Known(call, shape, lacks, ended))
+                self._known[end] = Known(call, shape, lacks, ended)
+                self._known.move_to_end(end)
+                self._ends.setdefault(call, []).append(end)
+                if len(self._known) > self._capacity:
+                    _, oldest = self._known.popitem(last=False)
+                    self._ends.pop(oldest.call, None)
 
-    def recall(self, sought: Sought) -> Known | str:
+    def recall(self, sought: Sought) -> Known | Outcome:
         """The call that a request goes on from, or the word for why there is none."""
         if sought.end is None:
-            return FIRST_TURN
+            return "first_turn"
         known = self._known.get(sought.end)
         if known is None:
-            return UNKNOWN_HISTORY
+            return "unknown_history"
         if not sought.goes_on:
-            return NOTHING_NEW
+            return "nothing_new"
         if known.shape != sought.shape:
-            return REQUEST_CHANGED
+            return "request_changed"
         if known.lacks:
             return known.lacks
-        return STOP_STRING if known.ended == "string" else known
+        return "stop_string" if known.ended == "string" else known
 
     def forget(self, calls: Iterable[str]) -> None:
         """Nothing goes on from `calls` any more."""
         for call in calls:
-            for digest in self._ends.pop(call, ()):
-                known = self._known.get(digest)
+            for end in self._ends.pop(call, ()):
+                known = self._known.get(end)
                 if known is not None and known.call == call:
-                    del self._known[digest]
-
-    def _put(self, digest: bytes, known: Known) -> None:
-        self._known[digest] = known
-        self._known.move_to_end(digest)
-        self._ends.setdefault(known.call, []).append(digest)
-        if len(self._known) > self._capacity:
-            _, oldest = self._known.popitem(last=False)
-            self._ends.pop(oldest.call, None)
-
-
-def trial(model: str, ids: Sequence[int]) -> dict[str, Any]:
-    """A chat request whose answer shows by its one token whether the engine reads the `ids` that it is given."""
-    asked = {"model": model, "messages": [{"role": "user", "content": "?"}]}
-    return asked | {FIELD: {"prompt_token_ids": list(ids)}} | _ONE
+                    del self._known[end]
 
 
 def heard_as(stream: bytes) -> str | None:
-    """As what the first word of a chat `stream` came, ``reasoning`` or ``content``; None if there is none."""
+    """As what the first word of a `stream` came, ``reasoning`` or ``content``; None if there is none."""
     for line in stream.splitlines():
         with suppress(ValueError, TypeError, LookupError, AttributeError):
-            delta = json.loads(line.removeprefix(b"data:"))["choices"][0]["delta"]
+            event = json.loads(line.removeprefix(b"data:"))
+            delta = event["choices"][0]["delta"] if "choices" in event else {_HEARD[event["type"]]: event["delta"]}
             for name in ("reasoning", "content"):
                 if delta.get(name):
                     return name
@@ -328,62 +314,3 @@ def ended(captured: Captured, called: bool) -> str:
     if called:
         return "call"
     return "length" if captured.finish_reason == "length" else "token"
-
-
-def normal(message: Mapping[str, Any]) -> dict[str, Any]:
-    """`message` with everything taken out that is neither text nor structure: what is null or empty is as good as
-    missing, one text part is its text, arguments of a call are what they say as JSON, a call's place in the list is not
-    told twice, and reasoning goes by one name."""
-    out = dict(message)
-    other = out.pop("reasoning_content", None)
-    out["reasoning"] = out.get("reasoning") or other
-    if not isinstance(content := out.get("content"), str):
-        out["content"] = _text(content)
-    if isinstance(calls := out.get("tool_calls"), list):
-        out["tool_calls"] = [_call(call) for call in calls]
-    return {
-        name: kept for name, value in out.items()
-        if value is not None and (kept := _pruned(value)) is not None
-    }
-
-
-def _unsigned(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    if message.get("role") != "assistant":
-        return message
-    return {name: value for name, value in message.items() if name != "name"}
-
-
-def _text(content: Any) -> Any:
-    parts = content if isinstance(content, list) else [content]
-    texts = [
-        part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part for part in parts
-    ]
-    return texts[0] if len(texts) == 1 else texts
-
-
-def _call(call: Any) -> Any:
-    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-        return call
-    function = dict(call["function"])
-    with suppress(ValueError, TypeError, RecursionError):  # arguments that are no JSON are compared as they are
-        function["arguments"] = ["json", json.loads(function.get("arguments") or "{}")]
-    kind = call.get("type")
-    return {**call, "function": function, "index": None, "type": None if kind == "function" else kind}
-
-
-def _pruned(value: Any) -> Any:
-    """`value` without what is null or empty; None where nothing is left."""
-    if isinstance(value, dict):
-        value = {name: kept for name, item in value.items() if (kept := _pruned(item)) is not None}
-    return value if value or (value is not None and value not in ("", {}, [])) else None
-
-
-def digest(before: bytes, value: Any) -> bytes:
-    """Of what came `before` and of `value`, a dict in any order of its names; a list has dicts in the order they have.
-    """
-    in_order = isinstance(value, dict)
-    try:
-        written = (_packed_in_order if in_order else _packed)(value)
-    except (UnicodeEncodeError, OverflowError):  # half a character, or a number of more than 64 bits
-        written = (_written_in_order if in_order else json.dumps)(value).encode()
-    return hashlib.blake2b(before + written, digest_size=16).digest()

@@ -1,17 +1,17 @@
-"""The joint: the tokens that a template writes between an answer and the assistant's next turn, and the exact prompt.
+"""The splice: the tokens that a template writes between an answer and the assistant's next turn, and the exact prompt.
 
-Idea: no table of templates. The engine renders the conversation with words of ours, the mark, in place of the last
-answer; what it writes behind the mark is the tail: the end of the answer's turn, the new messages, and the opening of
-the next turn. The exact prompt is the history (all that the engine read and sampled, as ids) with the tail behind it,
-whose first token is the stop token that the engine has sampled already.
+Idea: no table of templates. The engine renders the conversation with words of ours, the placeholder, in place of the
+last answer. What it writes behind the placeholder is the tail: the end of the answer's turn, the new messages, and the
+opening of the next turn. The exact prompt is the history (all that the engine read and sampled, as ids) with the tail
+behind it, whose first token is the stop token that the engine has sampled already.
 
 Invariant: a prompt made here begins with the history, token for token, and what follows it is text that the engine
-itself puts at the end of this very conversation. The tail counts only if nothing in it can depend on the mark: the
-mark's own tokens stand in one place and whole, so that none of them has merged with the tail, and the rendering of the
-real conversation ends with the same tail. The history must end where the tail begins: with the tail's first token,
-which the engine sampled and stopped at, or in the middle of a turn, where the answer was cut at its length limit. An
-answer that calls tools is cut in the middle of a turn only behind a call that is closed: one that is open the template
-would close, and the tail does not have that.
+itself puts at the end of this very conversation. The tail counts only if nothing in it can depend on the placeholder:
+its tokens stand in one place and whole, so that none of them has merged with the tail, and the rendering of the real
+conversation ends with the same tail. The history must end where the tail begins: with the tail's first token, which the
+engine sampled and stopped at, or in the middle of a turn, where the answer was cut at its length limit. An answer that
+calls tools is cut in the middle of a turn only behind a call that is closed: one that is open the template would close,
+and the tail does not have that.
 
 Next: ajet_proxy/core/protocol/exchange.py
 """
@@ -19,12 +19,12 @@ Next: ajet_proxy/core/protocol/exchange.py
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from ajet_proxy.core.tokens import WIDTH, count, cut, find, pack_tokens, unpack_tokens
 
-NO_JOINT = "no_joint"
-STOP_TOKEN = "stop_token"
 Ids = Sequence[int]
+NoPrompt = Literal["no_joint", "stop_token"]
 
 
 def begins_with(prompt: Ids, history: Ids) -> bool:
@@ -32,29 +32,31 @@ def begins_with(prompt: Ids, history: Ids) -> bool:
     return tuple(prompt[: len(history)]) == tuple(history)
 
 
-def joined(*, history: Ids, ended: str, rendered: Ids, marked: Ids, mark: Ids) -> tuple[int, ...] | str:
+def joined(
+    *, history: Ids, ended: str, rendered: Ids, marked: Ids, placeholder: Ids
+) -> tuple[int, ...] | NoPrompt:
     """The exact prompt, or the word for why there is none.
 
-    `history` ends with what was sampled and ``ended`` says how (see `continuity.Known`); `rendered` is the
-    conversation as the engine renders it, `marked` the same with the mark in place of the last answer, and `mark` the
-    mark's tokens by themselves.
+    `history` ends with what was sampled and ``ended`` says how (see `memory.Known`). `rendered` is the conversation as
+    the engine renders it, `marked` the same with the `placeholder`, which is given in tokens, in place of the last
+    answer.
     """
-    tail = _behind(pack_tokens(marked), pack_tokens(mark[len(mark) // 2 :]))
+    tail = _behind(pack_tokens(marked), pack_tokens(placeholder[len(placeholder) // 2 :]))
     if not tail or not pack_tokens(rendered).endswith(tail):
-        return NO_JOINT
+        return "no_joint"
     behind = unpack_tokens(tail)
     if ended != "length" and history[-1] == behind[0]:
         return (*history, *behind[1:])
     closing = rendered[: -len(behind)][-1:]
     closed = ended == "call" and tuple(closing) == tuple(history[-1:])
-    return (*history, *behind) if closed or ended == "length" else STOP_TOKEN
+    return (*history, *behind) if closed or ended == "length" else "stop_token"
 
 
-def _behind(marked: bytes, mark: bytes) -> bytes:
-    """What stands behind the one place of `mark`; nothing where it has none, or two. Its first half is not asked for,
-    since it may have merged with what stands before it."""
+def _behind(marked: bytes, placeholder: bytes) -> bytes:
+    """What stands behind the one place of `placeholder`; nothing where it has none, or two. Its first half is not asked
+    for, since it may have merged with what stands before it."""
     end = count(marked)
-    at = find(marked, mark, 0, end)
-    if at < 0 or find(marked, mark, at + 1, end) >= 0:
+    at = find(marked, placeholder, 0, end)
+    if at < 0 or find(marked, placeholder, at + 1, end) >= 0:
         return b""
-    return cut(marked, at + len(mark) // WIDTH, end)
+    return cut(marked, at + len(placeholder) // WIDTH, end)

@@ -1,16 +1,28 @@
-"""What a request says came before it: how a call is known to continue an earlier one by its words alone.
+"""A conversation's history, known again when a client says it again: the one fingerprint, and the episode it leads to.
 
-Idea: after a call, the history that its client keeps ends in a `Mark`, a digest of everything asked and answered so
-far. A later request continues the call if its own history begins with exactly that. A chat's history is its messages,
-one after another; that of a response is its items, or the response before, where it names one; a text prompt's is its
-text; a token prompt's is its ids. Digests are keyed by whoever asks (`scope`), so that equal histories of two clients
-have nothing in common, and no words are kept.
+Idea: messages one after another make a chain of digests. Each digest stands for everything said so far, and no words
+are kept. A later request goes on from an earlier one if its own history begins with what that one left behind. A chat's
+history is its messages. That of a response is its items, or the response before, where it names one. A text prompt's is
+its text, and a token prompt's is its ids.
 
-What clients change in passing does not count: space around a text, thoughts in ``<think>`` tags, how the arguments of
-a tool call are written, the ids of tool calls, and in a system prompt the billing line of Claude Code, which can differ
-from request to request. The ids are digested apart, as ``firm``: engines draw them at random, so they tell twins apart
-whose words are equal. All of this says which episode a call belongs to and nothing else: whether a timeline goes on,
-and what of it is trained, is decided by token ids.
+Two levels differ in what they forgive, because they answer two questions.
+
+``words``: which episode does a request without a name continue (contract §3.1)? Clients change things in passing that
+must not open a new episode. So these do not count: space around a text, thoughts in ``<think>`` tags, reasoning,
+how the arguments of a tool call are written, the names of those who speak, and in a system prompt the billing line of
+Claude Code, which can differ from request to request. Ids of tool calls are digested apart, as ``firm``: engines draw
+them at random, so they tell twins apart whose words are equal. The digests are journaled as `Mark`, so their bytes
+never change. They are keyed by who asks (``scope``): equal histories of two clients have nothing in common.
+
+``text``: may a call's own tokens stand for this history in a prompt (contract §4, docs/explain/continuity.md)?
+Only if no template could tell the two apart. So everything counts that is text or structure, spaces, reasoning and ids
+included. Forgiven is what an engine reads alike: one text and a list with this one part, null, empty and missing,
+how arguments are written as JSON, and the two names of reasoning. The name that a client signs the model's messages
+with is left out here, and has to be checked apart. Items count as the messages that the engine makes of them. These
+digests live in memory alone.
+
+A level that cannot be told of a history is missing, whatever the other one says. Whether a timeline goes on, and what
+of it is trained, is decided by token ids and not here.
 """
 
 from __future__ import annotations
@@ -18,21 +30,27 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+from msgspec import Struct
+from msgspec.msgpack import Encoder
+
+from ajet_proxy.core.conversation.items import TEXTS, merged, messages_of
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
-SIZE = 12
+SIZE, TEXT_SIZE = 12, 16
 """Bytes of a digest."""
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, struct.error, RecursionError)
 _BILLING = re.compile(r"^x-anthropic-billing-header[^\n]*\n*", re.MULTILINE)
 _ROLES = {"developer": "system", "function": "tool"}
+Arguments = Sequence[tuple[Any, ...]]
 _in_order = json.JSONEncoder(sort_keys=True).encode
-_TEXTS = ("text", "input_text", "output_text")
+_packed, _packed_in_order = Encoder().encode, Encoder(order="sorted").encode
 
 
 class Mark(NamedTuple):
@@ -43,204 +61,297 @@ class Mark(NamedTuple):
     firm: str = ""
 
 
-class Beginnings(Protocol):
-    """What came before a request."""
+class Marks(tuple[Mark, ...]):
+    """What came before a request in another process."""
+
+    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        return iter(self)
+
+
+class ChatHistory:
+    """The digests of the messages of a chat `request`, one after another, at both levels.
+
+    ``messages`` are those at the level of text. ``answer`` is the place of the assistant's last one, and
+    ``answer_text`` the digest of the text up to there and with it. Text is digested only if `exact`, and as long as it
+    can be told.
+    """
+
+    __slots__ = ("_ends", "_ids", "_text", "_words", "answer", "answer_text", "exact", "messages", "request")
+
+    def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
+        self._begin(request, request["messages"], scope, exact)
+        for place, message in enumerate(self.messages):
+            arguments = _arguments(message)
+            self._add_words(message, arguments)
+            self._add_text(place, message, arguments)
+
+    def _begin(
+        self, request: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], scope: bytes, exact: bool
+    ) -> None:
+        self.request, self.messages, self.exact = request, messages, exact
+        self.answer: int | None = None
+        self.answer_text: bytes | None = None
+        self._words: blake2b | None = blake2b(key=scope, digest_size=SIZE)
+        self._ids = blake2b(key=scope, digest_size=SIZE)
+        self._text = blake2b(digest_size=TEXT_SIZE)
+        self._ends: list[tuple[bytes, bytes]] = []
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         """The marks that may stand at a beginning of this history, the longest first; `lengths` are those there are."""
+        return (_mark(words, ids) for words, ids in reversed(self._ends))
 
-    def told(self) -> tuple[Any, ...]:
-        """What another process needs to find them, for `retold`."""
+    def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
+        """The marks behind `answer`, which is `captured` in tokens if those are known."""
+        return self._marks_behind([{**answer, "role": "assistant"}])
+
+    def text(self, form: Mapping[str, Any] | None = None) -> bytes:
+        """The digest of the text so far, or of that with a message behind it, which is given as its `text_of`."""
+        digest = self._text.copy()
+        digest.update(b"" if form is None else packed(form))
+        return digest.digest()
+
+    def _add_words(self, message: Mapping[str, Any], arguments: Arguments | None = None) -> None:
+        if self._words is None:
+            return
+        try:
+            words, ids = words_of(message, arguments)
+        except _MALFORMED:
+            self._words, self._ends = None, []  # it is the engine's to refuse
+            return
+        self._words.update(words)
+        self._ids.update(ids)
+        if message["role"] == "assistant":
+            self._ends.append((self._words.digest(), self._ids.digest()))
+
+    def _add_text(self, place: int, message: Mapping[str, Any], arguments: Arguments | None = None) -> None:
+        if not self.exact:
+            return
+        try:
+            self._text.update(packed(text_of(message, arguments)))
+        except RecursionError:
+            self.exact = False
+            return
+        if message.get("role") == "assistant":
+            self.answer, self.answer_text = place, self._text.digest()
+
+    def _marks_behind(self, messages: Iterable[Mapping[str, Any]]) -> tuple[Mark, ...]:
+        if self._words is None:
+            return ()
+        words, ids = self._words.copy(), self._ids.copy()
+        for message in messages:
+            for digest, said in zip((words, ids), words_of(message), strict=True):
+                digest.update(said)
+        return (_mark(words.digest(), ids.digest()),)
 
 
-class History(Beginnings, Protocol):
-    """The history of one request."""
+class ResponseHistory(ChatHistory):
+    """The history of a response: that of the `previous` one, if it names one, else its `items`, which are `spoken` as
+    messages, if the engine is known to read them so."""
 
-    def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        """The marks behind the answer `given`, which is `captured` in tokens if those are known."""
+    __slots__ = ("_scope", "items", "previous", "spoken")
+
+    def __init__(self, request: Mapping[str, Any], scope: bytes, *, exact: bool) -> None:
+        said, system = request["input"], {"role": "system", "content": request.get("instructions")}
+        self.items = [{"role": "user", "content": said}] if isinstance(said, str) else said
+        self.previous = request.get("previous_response_id")
+        both = [messages_of(item) for item in self.items]
+        found = merged(text for _, text in both) if exact else None
+        self.spoken, self._scope = found or [], scope
+        messages = [system] * bool(system["content"]) + [one.message for one in self.spoken]
+        self._begin(request, messages, scope, exact=found is not None)
+        for words in (system, *(words for words, _ in both)):
+            if words is not None:
+                self._add_words(words)
+        for place, message in enumerate(messages):
+            self._add_text(place, message)
+
+    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        return super().beginnings(lengths) if self.previous is None else iter((self._named(self.previous),))
+
+    def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
+        named = (self._named(answer["id"]),)
+        said = [words for words, _ in map(messages_of, answer["output"]) if words is not None]
+        return named if self.previous is not None else named + self._marks_behind(said)
+
+    def _named(self, response: Any) -> Mark:
+        return Mark(f"response:{_keyed(_utf8(str(response)), self._scope)}")
 
 
-def retold(told: Sequence[Any]) -> Beginnings:
-    """What was `told`."""
-    kind, what, scope = told
-    return _Text(kind, what, scope) if kind else _Told(tuple(Mark(*mark) for mark in what))
+class PromptHistory(Struct, frozen=True):
+    """A prompt that is one text, or one list of token ids."""
+
+    kind: str
+    prompt: bytes
+    scope: bytes
+
+    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
+        digest, at, found = blake2b(key=self.scope, digest_size=SIZE), 0, []
+        for length in sorted(length for length in lengths if 0 < length <= len(self.prompt)):
+            digest.update(self.prompt[at:length])
+            at = length
+            found.append(Mark(f"{self.kind}:{digest.hexdigest()}", length))
+        return reversed(found)
+
+    def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
+        """A prompt that was answered with nothing can only come again, and so is no mark."""
+        ends = {}
+        if captured is not None and captured.token_ids:
+            ends["ids"] = pack_tokens(captured.prompt_token_ids) + pack_tokens(captured.token_ids)
+        if self.kind == "text" and answer.get("text"):
+            ends["text"] = self.prompt + _utf8(answer["text"])
+        return tuple(Mark(f"{kind}:{_keyed(end, self.scope)}", len(end)) for kind, end in ends.items())
 
 
-def read(route: str, request: Mapping[str, Any], scope: bytes) -> History | None:
+History = ChatHistory | PromptHistory
+Beginnings = History | Marks
+"""What came before a request."""
+
+
+def read(route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = True) -> History | None:
     """The history in a `request` to an engine's `route`; None if there is none that a later request could continue.
 
-    `scope` has at most 64 bytes.
+    `scope` has at most 64 bytes. The level of text is left out unless `exact`.
     """
     try:
         if route == CHAT:
-            return _Messages(request["messages"], scope)
+            return ChatHistory(request, scope, exact=exact)
         if route == RESPONSES:
-            return _Response(request, scope)
+            return ResponseHistory(request, scope, exact=exact)
         if route == COMPLETIONS:
             prompt = request["prompt"]
-            return _Text("text", _utf8(prompt), scope) if isinstance(prompt, str) else _Text(
-                "ids", pack_tokens(prompt), scope
-            )
+            kind, raw = ("text", _utf8(prompt)) if isinstance(prompt, str) else ("ids", pack_tokens(prompt))
+            return PromptHistory(kind, raw, scope)
     except _MALFORMED:
-        return None  # it is the engine's to refuse
+        pass  # it is the engine's to refuse
     return None
 
 
-class Deferred:
+def deferred(
+    route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = True
+) -> Callable[[], History | None]:
     """What `read` makes of its arguments, once it is asked for."""
+    found: list[History | None] = []
 
-    __slots__ = ("_arguments", "_history")
+    def history() -> History | None:
+        if not found:
+            found.append(read(route, request, scope, exact=exact))
+        return found[0]
 
-    def __init__(self, route: str, request: Mapping[str, Any], scope: bytes) -> None:
-        self._arguments: tuple[str, Mapping[str, Any], bytes] | None = (route, request, scope)
-        self._history: History | None = None
-
-    def __call__(self) -> History | None:
-        if self._arguments is not None:
-            self._history, self._arguments = read(*self._arguments), None
-        return self._history
+    return history
 
 
-def marks_of(history: History | None, given: Mapping[str, Any] | None, captured: Captured | None) -> tuple[Mark, ...]:
+def marks_of(history: History | None, answer: Mapping[str, Any] | None, captured: Captured | None) -> tuple[Mark, ...]:
     """The marks behind an answer, if that and the history before it can be told."""
     try:
-        return () if history is None or given is None else history.after(given, captured)
+        return () if history is None or answer is None else history.after(answer, captured)
     except _MALFORMED:
         return ()
 
 
-class _Told:
-    def __init__(self, marks: tuple[Mark, ...]) -> None:
-        self._marks = marks
-
-    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
-        return iter(self._marks)
-
-    def told(self) -> tuple[Any, ...]:
-        return "", self._marks, b""
+def _mark(words: bytes, ids: bytes) -> Mark:
+    return Mark(f"chat:{words.hex()}", firm=ids.hex())
 
 
-class _Said:
-    """The digests of messages: of what they say, and of the ids that they bear."""
-
-    __slots__ = ("_firm", "_loose")
-
-    def __init__(self, loose: blake2b, firm: blake2b) -> None:
-        self._loose, self._firm = loose, firm
-
-    def copy(self) -> _Said:
-        return _Said(self._loose.copy(), self._firm.copy())
-
-    def add(self, message: Mapping[str, Any]) -> None:
-        self._loose.update(_words(message))
-        self._firm.update(_ids(message))
-
-    def mark(self) -> Mark:
-        return Mark(f"chat:{self._loose.hexdigest()}", firm=self._firm.hexdigest())
+def _keyed(raw: bytes, scope: bytes) -> str:
+    return blake2b(raw, key=scope, digest_size=SIZE).hexdigest()
 
 
-class _Messages:
-    def __init__(self, messages: Iterable[Mapping[str, Any]], scope: bytes) -> None:
-        self._so_far = _Said(blake2b(key=scope, digest_size=SIZE), blake2b(key=scope, digest_size=SIZE))
-        self._beginnings: list[Mark] = []
-        for message in messages:
-            self._so_far.add(message)
-            if message["role"] == "assistant":
-                self._beginnings.append(self._so_far.mark())
-
-    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
-        return reversed(self._beginnings)
-
-    def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        return self._behind([{**given, "role": "assistant"}])
-
-    def told(self) -> tuple[Any, ...]:
-        return _Told(tuple(self.beginnings(()))).told()
-
-    def _behind(self, messages: Iterable[Mapping[str, Any]]) -> tuple[Mark, ...]:
-        """The mark behind `messages` that follow this history."""
-        longer = self._so_far.copy()
-        for message in messages:
-            longer.add(message)
-        return (longer.mark(),)
+# --- what a message says, level by level
 
 
-class _Response(_Messages):
-    """A response goes on from the one before that it names, or from the items that it says again."""
-
-    def __init__(self, request: Mapping[str, Any], scope: bytes) -> None:
-        self._scope = scope
-        self._previous = request.get("previous_response_id")
-        given = request["input"]
-        items = [{"role": "user", "content": given}] if isinstance(given, str) else given
-        system = {"role": "system", "content": request.get("instructions")}
-        super().__init__([system, *_said(items)], scope)
-
-    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
-        return super().beginnings(lengths) if self._previous is None else iter((self._named(self._previous),))
-
-    def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        named = (self._named(given["id"]),)
-        return named if self._previous is not None else named + self._behind(_said(given["output"]))
-
-    def _named(self, response: Any) -> Mark:
-        return Mark(f"response:{blake2b(_utf8(str(response)), key=self._scope, digest_size=SIZE).hexdigest()}")
-
-
-def _said(items: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Items of a response as messages of a chat; reasoning, which not all clients keep, is left out."""
-    for item in items:
-        kind = item.get("type", "message")
-        if kind == "message":
-            yield item
-        elif kind == "function_call":
-            yield {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": item}]}
-        elif kind.endswith("_call_output"):
-            yield {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
-        elif kind != "reasoning":
-            kept = {name: value for name, value in item.items() if name not in ("id", "call_id", "status")}
-            yield {"role": "assistant" if kind.endswith("_call") else kind, "content": [kept]}
-
-
-def _words(message: Mapping[str, Any]) -> bytes:
-    """What `message` says, whoever wrote it down."""
+def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> tuple[bytes, bytes]:
+    """What `message` says at the level of words, and the ids that it bears."""
+    calls = message.get("tool_calls") or ()
     role = _ROLES.get(message["role"], message["role"])
-    text = _text(message.get("content"))
+    text = _joined(message.get("content"))
     if role == "assistant":
         text = text.rpartition("</think>")[2].partition("<think>")[0]
     elif role == "system":
         text = _BILLING.sub("", text)
     said = [role, text.strip()]
-    for function in _functions(message):
-        said += (function["name"], _arguments(function.get("arguments")))
-    return _framed(said)
+    for call, meant in zip(calls, _arguments(message) if arguments is None else arguments, strict=True):
+        said += (call["function"]["name"], _written(call["function"], meant))
+    if function := message.get("function_call"):
+        said += (function["name"], _written(function, _meant(function)))
+    ids = [*(call.get("id") for call in calls), message.get("tool_call_id")]
+    return _framed(said), _framed([str(one) for one in ids if one])
 
 
-def _text(content: Any) -> str:
+def text_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> dict[str, Any]:
+    """What `message` is at the level of text: with everything taken out that is neither text nor structure."""
+    out = dict(message)
+    if out.get("role") == "assistant":
+        out.pop("name", None)
+    other = out.pop("reasoning_content", None)
+    out["reasoning"] = out.get("reasoning") or other
+    if isinstance(content := out.get("content"), list):
+        texts = [
+            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part for part in content
+        ]
+        out["content"] = texts[0] if len(texts) == 1 else texts
+    if isinstance(calls := out.get("tool_calls"), list):
+        meant = _arguments(message) if arguments is None else arguments
+        out["tool_calls"] = [_call(call, one) for call, one in zip(calls, meant, strict=True)]
+    return {
+        name: kept for name, value in out.items()
+        if value is not None and (kept := _pruned(value)) is not None
+    }
+
+
+def packed(value: Any) -> bytes:
+    """`value` as bytes that no other value makes: a dict in any order of its names; a list has dicts in the order they
+    have."""
+    in_order = isinstance(value, dict)
+    try:
+        return (_packed_in_order if in_order else _packed)(value)
+    except (UnicodeEncodeError, OverflowError):  # half a character, or a number of more than 64 bits
+        return (_in_order if in_order else json.dumps)(value).encode()
+
+
+def _arguments(message: Mapping[str, Any]) -> Arguments:
+    """What the arguments of each tool call mean as JSON: a tuple of the one value, empty where they are no JSON."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return ()
+    return [_meant(call.get("function") if isinstance(call, Mapping) else None) for call in calls]
+
+
+def _meant(function: Any) -> tuple[Any, ...]:
+    written = function.get("arguments") if isinstance(function, Mapping) else None
+    try:
+        return (json.loads(written),) if isinstance(written, str) else ()
+    except (ValueError, RecursionError):
+        return ()
+
+
+def _written(function: Mapping[str, Any], meant: tuple[Any, ...]) -> str:
+    """The arguments of a tool call, however they are written."""
+    written = function.get("arguments")
+    if not meant and isinstance(written, str):
+        return written.strip()
+    return _in_order(meant[0] if meant else written)
+
+
+def _call(call: Any, meant: tuple[Any, ...]) -> Any:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
+        return call
+    function, kind = dict(call["function"]), call.get("type")
+    if meant or not function.get("arguments"):  # arguments that are no JSON are compared as they are
+        function["arguments"] = ["json", meant[0] if meant else {}]
+    return {**call, "function": function, "index": None, "type": None if kind == "function" else kind}
+
+
+def _pruned(value: Any) -> Any:
+    """`value` without what is null or empty; None where nothing is left."""
+    if isinstance(value, dict):
+        value = {name: kept for name, item in value.items() if (kept := _pruned(item)) is not None}
+    return value if value or (value is not None and value not in ("", {}, [])) else None
+
+
+def _joined(content: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
-    return "".join(
-        part["text"] if part.get("type") in _TEXTS else _in_order(part) for part in content
-    )
-
-
-def _functions(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return [*calls, message["function_call"]] if message.get("function_call") else calls
-
-
-def _arguments(written: Any) -> str:
-    """The arguments of a tool call, however they are written."""
-    try:
-        meant = json.loads(written) if isinstance(written, str) else written
-    except (ValueError, RecursionError):
-        return str(written).strip()
-    return _in_order(meant)
-
-
-def _ids(message: Mapping[str, Any]) -> bytes:
-    calls = [call.get("id") for call in message.get("tool_calls") or ()]
-    return _framed([str(given) for given in (*calls, message.get("tool_call_id")) if given])
+    return "".join(part["text"] if part.get("type") in TEXTS else _in_order(part) for part in content)
 
 
 def _framed(parts: Iterable[str]) -> bytes:
@@ -253,33 +364,73 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-class _Text:
-    """A prompt that is one text, or one list of token ids."""
+# --- which episode a request without a name continues
 
-    def __init__(self, kind: str, prompt: bytes, scope: bytes) -> None:
-        self._kind = kind
-        self._prompt = prompt
-        self._scope = scope
 
-    def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
-        digest, at, found = blake2b(key=self._scope, digest_size=SIZE), 0, []
-        for length in sorted(length for length in lengths if 0 < length <= len(self._prompt)):
-            digest.update(self._prompt[at:length])
-            at = length
-            found.append(Mark(f"{self._kind}:{digest.hexdigest()}", length))
-        return reversed(found)
+class Lineage:
+    """The marks of all open episodes: which one a request continues when nothing names one.
 
-    def after(self, given: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        """A prompt that was answered with nothing can only come again, and so is no mark."""
-        ends = {}
-        if captured is not None and captured.token_ids:
-            ends["ids"] = pack_tokens(captured.prompt_token_ids) + pack_tokens(captured.token_ids)
-        if self._kind == "text" and given.get("text"):
-            ends["text"] = self._prompt + _utf8(given["text"])
-        return tuple(
-            Mark(f"{kind}:{blake2b(end, key=self._scope, digest_size=SIZE).hexdigest()}", len(end))
-            for kind, end in ends.items()
-        )
+    Every call leaves the marks at which its client's history ends. A request continues the episode that has the longest
+    mark among the beginnings of its own history. Of several episodes with that mark, it is the one in which the ids of
+    tool calls are the same too. If that leaves none or several, nobody can say whose run it is, and it is taken for a
+    new one: then no two runs are ever mixed, at the price of an episode that lacks its first turns. A history that no
+    call has ended in begins a new episode too; so do first prompts, however many are equal.
 
-    def told(self) -> tuple[Any, ...]:
-        return self._kind, self._prompt, self._scope
+    A request with the ``Idempotency-Key`` of an earlier one continues that one's episode. One that only counts how
+    often it was sent may be anybody's with that prompt; it takes the place of a first prompt of which nothing came.
+
+    Marks are part of the journal's events and live as long as their episode is open, so a restart forgets none of them.
+    """
+
+    def __init__(self) -> None:
+        self._episodes: dict[str, dict[str, set[str]]] = {}
+        """For each mark's key, the episodes that have it, each with its ``firm`` digests."""
+        self._marks: dict[str, list[Mark]] = {}
+        self._lengths: Counter[int] = Counter()
+
+    def add(self, episode: str, marks: Iterable[Mark]) -> None:
+        """Calls of `episode` end in `marks`."""
+        for mark in marks:
+            self._episodes.setdefault(mark.key, {}).setdefault(episode, set()).add(mark.firm)
+            self._marks.setdefault(episode, []).append(mark)
+            self._lengths[mark.length] += 1
+
+    def drop(self, episode: str) -> None:
+        """`episode` takes no more calls."""
+        for mark in self._marks.pop(episode, ()):
+            episodes = self._episodes.get(mark.key, {})
+            episodes.pop(episode, None)
+            if not episodes:
+                self._episodes.pop(mark.key, None)
+            self._lengths[mark.length] -= 1
+            if not self._lengths[mark.length]:
+                del self._lengths[mark.length]
+
+    def continued(self, history: Beginnings) -> tuple[str, ...]:
+        """The episode that `history` continues; none if it continues none, several if it may continue any of them."""
+        for mark in history.beginnings(self._lengths):
+            found = self._episodes.get(mark.key)
+            if found is None:
+                continue
+            alike = [episode for episode, firm in found.items() if mark.firm in firm]
+            return tuple(alike if len(alike) == 1 else found)
+        return ()
+
+    def add_request(self, episode: str, body_hash: str, idempotency_key: str | None) -> None:
+        """A request that nothing names is made in `episode`."""
+        self.add(episode, [Mark(_again(sent)) for sent in (body_hash, idempotency_key) if sent is not None])
+
+    def repeated(
+        self, body_hash: str | None, idempotency_key: str | None, all_lost: Callable[[str], bool]
+    ) -> str | None:
+        """The episode of an earlier attempt at a request: by its idempotency key, or, if it has none, by its body, if
+        that is given, where `all_lost` says that no call of the episode came to anything."""
+        if idempotency_key is not None:
+            found = list(self._episodes.get(_again(idempotency_key), ()))
+        else:
+            found = [name for name in self._episodes.get(_again(body_hash or ""), ()) if all_lost(name)]
+        return found[-1] if found else None
+
+
+def _again(sent: str) -> str:
+    return f"again:{sent}"

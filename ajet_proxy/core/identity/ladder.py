@@ -4,7 +4,7 @@ Six ways are tried in one order: path, key, header, harness, body, lineage; the 
 is recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode
 opens no other. Names that were made for us (path, header) must be valid; names borrowed from a harness or a body are
 mapped to a valid id where they are not, always to the same one. Which episode it is that nothing names, `lineage`,
-shows in what is asked: see `ajet_proxy.core.conversation.lineage`.
+shows in what is asked: see `ajet_proxy.core.conversation.history`.
 
 Next: ajet_proxy/core/protocol/chat.py
 """

@@ -14,8 +14,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
-from ajet_proxy.core.conversation.history import Beginnings
-from ajet_proxy.core.conversation.lineage import Lineage
+from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
@@ -273,7 +272,7 @@ class State(Serving):
             episode.calls[call] = CallEntry(asked)
             self.episode_by_call[call] = episode.id
         if event.identified_by == "lineage":
-            self.lineage.attempt(episode.id, event.body_hash, event.idempotency_key)
+            self.lineage.add_request(episode.id, event.body_hash, event.idempotency_key)
         episode.running += len(event.calls)
         self.calls["running"] += len(event.calls)
 

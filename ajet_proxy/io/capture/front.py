@@ -24,7 +24,7 @@ from typing import Any
 from aiohttp import web
 from msgspec.structs import replace
 
-from ajet_proxy.core.conversation.history import Deferred, History, Mark, marks_of
+from ajet_proxy.core.conversation.history import History, Mark, deferred, marks_of
 from ajet_proxy.core.identity.headers import Headers, retry_keys
 from ajet_proxy.core.identity.keys import Claims, Keys, holds_key
 from ajet_proxy.core.identity.ladder import Identity, identify, key_of, split_path
@@ -46,8 +46,8 @@ from ajet_proxy.io.capture.reward_header import Rewards
 from ajet_proxy.io.engines.chat_route import Foreign
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.probe import EngineProbe
+from ajet_proxy.io.engines.rendering import Detokenizer
 from ajet_proxy.io.engines.rescoring import Scorer
-from ajet_proxy.io.engines.same_text import SameText
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, request_headers
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.server import MAX_HEADER, PATIENCE_S
@@ -195,7 +195,8 @@ class HttpFront:
         request.check_size()
         dialect, asked = await self._carried(http, dialect, request)
         # Marks are needed where the answer ends; before that only if nothing names the episode.
-        history = Deferred(dialect.target, asked.fields, identity.scope)
+        exact = self._settings.continuity
+        history = deferred(dialect.target, asked.fields, identity.scope, exact=exact)
         sent = retry_keys(http.headers, dialect.path, body, scope=identity.scope if identity.episode is None else b"")
         if identity.reward is not None and identity.episode is None:
             identity = await self._rewards.record(http, identity, body, history(), sent, call=True)
@@ -235,10 +236,10 @@ class HttpFront:
         request = self._engine_request(
             http, exchange.target, exchange.upstream_body, model=origin.model, sticky=origin.episode, identity=True
         )
-        turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
+        turn = None if self._continuity is None else self._continuity.turn(exchange, origin, history)
         scorer = Scorer(self._upstream, request, exchange.cache_salt, self._metrics)
         recorder = Recorder(
-            origin, scorer=scorer, texts=SameText(self._upstream, request), ledger_port=self._ledger_port,
+            origin, scorer=scorer, texts=Detokenizer(self._upstream, request), ledger_port=self._ledger_port,
             marks=self._marks(history, exchange), finished=None if turn is None else turn.finished,
         )
         tail = Tail()

@@ -26,8 +26,8 @@ from ajet_proxy.core.trajectory.call import (
     to_packed,
 )
 from ajet_proxy.core.trajectory.repair import Found
+from ajet_proxy.io.engines.rendering import Detokenizer
 from ajet_proxy.io.engines.rescoring import Scorer
-from ajet_proxy.io.engines.same_text import SameText
 from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back
 
 Finished = Callable[[Origin, Captured], Origin]
@@ -37,7 +37,7 @@ class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, scorer: Scorer, texts: SameText, ledger_port: LedgerPort,
+        self, origin: Origin, *, scorer: Scorer, texts: Detokenizer, ledger_port: LedgerPort,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
     ) -> None:
         """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
@@ -116,7 +116,7 @@ class Recorder:
             return None
         model = self.origin.model or outcome.model
         calls = await self._ledger_port.complete(self.origin.episode, model, self.origin.agent)
-        return await self._texts.find(outcome.prompt_token_ids, calls, model=model) if calls else None
+        return await self._texts.find_same_text(outcome.prompt_token_ids, calls, model=model) if calls else None
 
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""

@@ -1,30 +1,37 @@
-"""How an engine renders a conversation, and whether it reads the ids it is given: the questions behind continuity.
+"""What an engine's tokenizer makes of words and of tokens: the questions behind continuity and behind `repair`.
 
-One class for each route that takes prompt ids. A chat is rendered by ``POST /tokenize``, which is believed about one
-kind of request once it has rendered an earlier turn as the very ids that the chat route reported (or this turn, where
-that one was given its ids and the route is asked, at the price of one token). ``/tokenize`` renders a response as well,
-from the messages that vLLM makes of its items, if that was once seen to give what the route itself tells of its prompt;
-if it does not, or the history is only named, the route is asked each time, at the same price.
+``POST /tokenize`` renders a conversation. For a chat it is believed about one kind of request once it has rendered an
+earlier turn as the very ids that the chat route reported (or this turn, where that one was given its ids and the route
+is asked, at the price of one token). It renders a response as well, from the messages that vLLM makes of its items, if
+that was once seen to give what the route itself tells of its prompt. If it does not, or the history is only named, the
+route is asked each time, at the same price.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import aiohttp
 from msgspec.structs import replace
 
-from ajet_proxy.core.continuity import memory as continuity
-from ajet_proxy.core.continuity import responses as responding
-from ajet_proxy.core.continuity.memory import EXACT, Outline
+from ajet_proxy.core.continuity.memory import Outline, heard_as
 from ajet_proxy.core.continuity.responses import Responding
+from ajet_proxy.core.tokens import are_tokens, pack_tokens
+from ajet_proxy.core.trajectory.repair import Found, find_same_text
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
+from ajet_sdk.errors import AjetError
 
-CHAT = "/v1/chat/completions"
+logger = logging.getLogger(__name__)
+
 KINDS = 10_000
+LIMIT_S = 10.0
+"""For all questions about the text of one prompt: its answer waits for them."""
 Ids = tuple[int, ...]
 
 
@@ -34,11 +41,11 @@ class NotRendered(Exception):
 
 @dataclass(slots=True)
 class Engine:
-    """What is known of one engine, model and route. `mark` are the mark's tokens and `length` is the model's; `kinds`
-    those kinds of requests of which ``/tokenize`` was seen to render what the route reads, or (`odd`) to render other
-    ids; `takes_ids` is None until it was tried."""
+    """What is known of one engine, model and route. `placeholder` are the tokens of the words that stand in for an
+    answer, and `length` is the model's. `kinds` are those kinds of requests of which ``/tokenize`` was seen to render
+    what the route reads, or (`odd`) to render other ids. `takes_ids` is None until it was tried."""
 
-    mark: Ids = ()
+    placeholder: Ids = ()
     length: int | None = None
     kinds: set[bytes] = field(default_factory=set)
     odd: set[bytes] = field(default_factory=set)
@@ -46,134 +53,142 @@ class Engine:
     silent_until: float = 0.0
 
 
-class OnChat:
-    """Asks the engine that `request`, a chat, goes to."""
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """Asks the `engine` that `request` goes to on `route` about that request, whose `outline` is known."""
 
-    def __init__(self, upstream: Upstream, request: EngineRequest, engine: Engine) -> None:
-        self._upstream = upstream
-        self._request = request
-        self.engine = engine
+    upstream: Upstream
+    request: EngineRequest
+    engine: Engine
+    route: str
+    outline: Outline
 
-    async def whole(self, asked: Outline) -> Ids:
+    async def whole(self) -> Ids:
         """The conversation as it is."""
-        return await self.render(asked.whole())
+        outline = self.outline
+        return await (self._told(outline.question()) if self._by_route else self.render(outline.whole()))
 
-    async def with_answer(self, asked: Outline, text: str) -> Ids:
+    async def with_answer(self, text: str) -> Ids:
         """The conversation with `text` in place of the last answer."""
-        return await self.render(asked.with_answer(text))
+        outline = self.outline
+        if self._by_route and isinstance(outline, Responding):
+            return await self._told(outline.question_with_answer(text))
+        return await self.render(outline.with_answer(text))
 
-    async def proven(self, asked: Outline, before: Packed, history: Ids, rendered: Ids) -> Ids | None:
-        """`rendered`, the conversation, if it can be relied on; None if the engine renders otherwise for a chat.
-        `history` are the ids of the turn `before`, with its answer."""
-        kinds = self.engine.kinds
-        if asked.kind not in kinds and len(kinds) < KINDS and await self._is_proof(asked, before, history, rendered):
-            kinds.add(asked.kind)
-        return rendered if asked.kind in kinds else None
-
-    async def _is_proof(self, asked: Outline, before: Packed, history: Ids, rendered: Ids) -> bool:
-        """Whether the chat route reads what ``/tokenize`` renders. Where another process gave the turn before its
-        ids, the route is asked."""
-        if before.turn.continuity != EXACT:
-            return await self.render(asked.asked_before()) == history[: before.turn.start]
-        answer = await self._tried(CHAT, asked.question())
-        return answer.get("prompt_token_ids") == list(rendered)
+    async def proven(self, before: Packed, history: Ids, rendered: Ids) -> Ids | None:
+        """The conversation as the route reads it: `rendered`, if that can be relied on; None if it cannot. `history`
+        are the ids of the turn `before`, with its answer."""
+        engine, kind = self.engine, self.outline.kind
+        if self._by_route or kind in engine.kinds:
+            return rendered
+        if isinstance(self.outline, Responding):  # asked once for each kind of request
+            told = await self._told(self.outline.question())
+            known = engine.kinds if told == rendered else engine.odd
+            if len(known) < KINDS:
+                known.add(kind)
+            return told
+        if len(engine.kinds) >= KINDS or not await self._is_proof(before, history, rendered):
+            return None
+        engine.kinds.add(kind)
+        return rendered
 
     async def takes_ids(self, ids: Ids) -> bool:
         """Whether the engine's route reads `ids` when it is given them, by the one token that it generates."""
-        answer = await self._tried(CHAT, continuity.trial(self._request.model, ids))
-        return answer.get("prompt_token_ids") == list(ids)
+        return await self._prompt_of(self.outline.trial(self.request.model, ids)) == ids
 
-    async def is_read_alike(self, asked: Outline, prompt: Ids) -> bool:
+    async def is_read_alike(self, prompt: Ids) -> bool:
         """Whether the engine takes what follows `prompt` for reasoning if it does so behind its own rendering."""
-        heard = [await self._heard(asked.first_word(self.engine.mark[0], ids)) for ids in (None, prompt)]
+        token, heard = self.engine.placeholder[0], []
+        for ids in (None, prompt):
+            _, stream = await answer_to(self.upstream, self.request, self.route, self.outline.first_word(token, ids))
+            heard.append(heard_as(stream))
         return heard[0] is not None and heard[0] == heard[1]
 
     async def render(self, body: Mapping[str, Any]) -> Ids:
         """The tokens of `body` by ``/tokenize``."""
         status, answer = await self._ask("/tokenize", body)
-        tokens, length = answer.get("tokens"), answer.get("max_model_len")
-        if status != 200 or not isinstance(tokens, list) or not _all_ids(tokens):
+        length, tokens = answer.get("max_model_len"), answer.get("tokens")
+        if status != 200 or not are_tokens(tokens):
             raise NotRendered
         self.engine.length = length if isinstance(length, int) else None
-        return tuple(tokens)
+        return tuple(tokens or ())
 
-    async def _tried(self, path: str, trial: Mapping[str, Any]) -> dict[str, Any]:
-        """The engine's answer to `trial`; an empty one where it finds fault with it."""
-        status, answer = await self._ask(path, trial)
-        if status >= 500:
-            raise NotRendered
-        return answer if status == 200 else {}
+    @property
+    def _by_route(self) -> bool:
+        """Whether the route itself has to be asked each time."""
+        return self.outline.by_name or self.outline.kind in self.engine.odd
 
-    async def _heard(self, body: Mapping[str, Any]) -> str | None:
-        """As what the engine's first word in answer to `body` came."""
-        return continuity.heard_as(await self._stream(CHAT, body))
-
-    async def _stream(self, path: str, body: Mapping[str, Any]) -> bytes:
-        answer = await self._upstream.send(replace(self._request, target=path, body=json.dumps(body).encode()))
-        try:
-            return await answer.read()
-        finally:
-            answer.close()
-
-    async def _ask(self, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The engine's status and JSON object."""
-        asking = replace(self._request, target=path, body=json.dumps(body).encode())
-        answer = await self._upstream.send(asking)
-        try:
-            found = json.loads(await answer.read())
-        except (ValueError, RecursionError) as error:
-            raise NotRendered from error
-        finally:
-            answer.close()
-        return answer.status, found if isinstance(found, dict) else {}
-
-
-class OnResponses(OnChat):
-    """Asks the engine that `request`, a response's, goes to."""
-
-    async def whole(self, asked: Outline) -> Ids:
-        assert isinstance(asked, Responding)
-        return await self._told(asked.question()) if self._is_told(asked) else await super().whole(asked)
-
-    async def with_answer(self, asked: Outline, text: str) -> Ids:
-        assert isinstance(asked, Responding)
-        if self._is_told(asked):
-            return await self._told(asked.question_with_answer(text))
-        return await super().with_answer(asked, text)
-
-    async def proven(self, asked: Outline, before: Packed, history: Ids, rendered: Ids) -> Ids | None:
-        """What the route itself makes of the conversation; it is asked once for each kind of request."""
-        assert isinstance(asked, Responding)
-        if self._is_told(asked) or asked.kind in self.engine.kinds:
-            return rendered
-        told = await self._told(asked.question())
-        known = self.engine.kinds if told == rendered else self.engine.odd
-        if len(known) < KINDS:
-            known.add(asked.kind)
-        return told
-
-    async def takes_ids(self, ids: Ids) -> bool:
-        answer = await self._tried(responding.ROUTE, responding.trial(self._request.model, ids))
-        return responding.prompt_told(answer) == ids
-
-    async def _heard(self, body: Mapping[str, Any]) -> str | None:
-        return responding.heard_as(await self._stream(responding.ROUTE, body))
-
-    def _is_told(self, asked: Responding) -> bool:
-        """Whether the route itself has to be asked."""
-        return asked.named or asked.kind in self.engine.odd
+    async def _is_proof(self, before: Packed, history: Ids, rendered: Ids) -> bool:
+        """Whether the chat route reads what ``/tokenize`` renders. Where another process gave the turn before its
+        ids, the route is asked."""
+        if before.turn.continuity != "exact":
+            return await self.render(self.outline.asked_before()) == history[: before.turn.start]
+        return await self._prompt_of(self.outline.question()) == rendered
 
     async def _told(self, question: Mapping[str, Any]) -> Ids:
         """The prompt of `question` by the route itself."""
-        status, answer = await self._ask(responding.ROUTE, question)
-        prompt = responding.prompt_told(answer) if status == 200 else None
+        prompt = await self._prompt_of(question)
         if prompt is None:
             raise NotRendered
         return prompt
 
+    async def _prompt_of(self, question: Mapping[str, Any]) -> Ids | None:
+        """The prompt that the route reports of `question`; None if it finds fault with that, or reports none."""
+        status, answer = await self._ask(self.route, question)
+        if status >= 500:
+            raise NotRendered
+        return self.outline.prompt_in(answer) if status == 200 else None
 
-ROUTES = {CHAT: OnChat, responding.ROUTE: OnResponses}
+    async def _ask(self, path: str, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The engine's status and JSON object."""
+        status, raw = await answer_to(self.upstream, self.request, path, body)
+        try:
+            found = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise NotRendered from error
+        return status, found if isinstance(found, dict) else {}
 
 
-def _all_ids(tokens: Sequence[Any]) -> bool:
-    return set(map(type, tokens)) <= {int} and all(0 <= token < 2**31 for token in tokens)
+@dataclass(frozen=True, slots=True)
+class Detokenizer:
+    """Asks the engine that answers `request` for the text of tokens, to find out which earlier call a prompt says again
+    in other tokens. Only for ``merge_policy = "repair"``, and only for a prompt that goes on from no earlier call token
+    for token. Whatever goes wrong, nothing is found and the calls stay apart; the agent's answer does not depend on it.
+    """
+
+    upstream: Upstream
+    request: EngineRequest
+
+    async def find_same_text(self, prompt: Sequence[int], calls: Iterable[Packed], *, model: str) -> Found | None:
+        """`core.trajectory.repair.find_same_text`, asked of the engine under the name `model`."""
+        search = find_same_text(pack_tokens(prompt), calls)
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                ids = next(search)
+                while True:
+                    ids = search.send(await self._text(ids, model))
+        except StopIteration as ended:
+            found: Found | None = ended.value
+            return found
+        except (AjetError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+            logger.warning("whether a prompt of model %s repeats a call was not found out: %s", model, error)
+            return None
+
+    async def _text(self, ids: Sequence[int], model: str) -> str:
+        status, raw = await answer_to(self.upstream, self.request, "/detokenize", {"model": model, "tokens": ids})
+        told = json.loads(raw)
+        text = told.get("prompt") if isinstance(told, dict) else None
+        if status != 200 or not isinstance(text, str):
+            raise ValueError(f"/detokenize answered {status} without a text")
+        return text
+
+
+async def answer_to(
+    upstream: Upstream, request: EngineRequest, path: str, body: Mapping[str, Any]
+) -> tuple[int, bytes]:
+    """The status and the body of the answer to `body` on `path`, by the engine that `request` goes to."""
+    answer = await upstream.send(replace(request, method="POST", target=path, body=json.dumps(body).encode()))
+    try:
+        return answer.status, await answer.read()
+    finally:
+        answer.close()

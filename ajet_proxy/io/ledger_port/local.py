@@ -16,7 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 from yarl import URL
 
-from ajet_proxy.core.continuity.memory import UNKNOWN_HISTORY, Known, Memory, Sought
+from ajet_proxy.core.continuity.memory import Known, Memory, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger import events as ev
@@ -253,15 +253,15 @@ class LocalPort:
         for ending in endings:  # one by one, because each changes what the next one means
             self._store.post(self._decide(ending))
 
-    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
+    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | Outcome:
         known = self._memory.recall(sought)
         if isinstance(known, str):
             return known
         found = self._state.episodes.get(episode)
         before = None if found is None else found.packed(known.call)
-        return UNKNOWN_HISTORY if before is None else (known, before)
+        return "unknown_history" if before is None else (known, before)
 
-    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
         known = self._state.episodes.get(self._state.episode_by_call.get(call, ""))
         if known is None or known.state == "open":
             self._memory.remember(ends, shape, call, ended)

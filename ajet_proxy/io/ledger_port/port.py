@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from ajet_proxy.core.continuity.memory import Known, Sought
+from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.protocol.dialect import Ask
@@ -130,11 +130,11 @@ class LedgerPort(Protocol):
     def lose(self, endings: Sequence[Ending]) -> None:
         """Record how calls ended, which nobody waits for."""
 
-    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
+    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | Outcome:
         """The call that a request goes on from, with its text, or a word of `core.continuity.memory` for why there is
         none."""
 
-    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
         """`call` was answered; see `core.continuity.memory.Memory`."""
 
     def keep(self, response: str, ask: Ask) -> None:

@@ -13,10 +13,10 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
-from ajet_proxy.core.continuity.memory import FIRST_TURN, Known, Sought
-from ajet_proxy.core.conversation.history import Beginnings, Mark, retold
+from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
+from ajet_proxy.core.conversation.history import Beginnings, ChatHistory, Mark, Marks, PromptHistory, ResponseHistory
 from ajet_proxy.core.identity.headers import RewardDirective
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
@@ -44,16 +44,17 @@ def _marks(packed: Sequence[Any]) -> tuple[Mark, ...]:
     return tuple(Mark(*mark) for mark in packed)
 
 
-def _call_request(request: CallRequest) -> list[Any]:
-    history = None if request.history is None else request.history.told()
-    return [request.identity, history, dict(request.sent), request.model, request.choices, request.route]
+def _known_marks(kind: type[ChatHistory]) -> Form:
+    """The history of a chat crosses as the marks in it."""
+    return Form(kind, lambda history: list(history.beginnings(())), lambda packed: Marks(_marks(packed)))
 
 
 VALUES = Values((
     fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Known), fields(Turn),
     fields(Packed), fields(Served), fields(Facts), fields(Ask),
-    Form(CallRequest, _call_request,
-         lambda packed: CallRequest(packed[0], None if packed[1] is None else retold(packed[1]), *packed[2:])),
+    Form(CallRequest, lambda request: [*astuple(replace(request, sent=dict(request.sent)))],
+         lambda packed: CallRequest(*packed)),
+    _known_marks(ChatHistory), _known_marks(ResponseHistory), fields(PromptHistory),
     Form(Whole, lambda end: [end.episode, end.call, end.marks, end.engine],
          lambda packed: Whole(packed[0], packed[1], _marks(packed[2]), packed[3])),
     Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks, end.engine, end.taken_back],
@@ -85,8 +86,7 @@ class RemotePort:
         return self.facts
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        packed = None if history is None else history.told()
-        return replace(identity, episode=await self._connection.ask("find", identity, packed, dict(sent)))
+        return replace(identity, episode=await self._connection.ask("find", identity, history, dict(sent)))
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         await self._connection.ask("reward", identity, name, again)
@@ -140,13 +140,13 @@ class RemotePort:
     def used(self, tenant: str, tokens: int) -> None:
         self._connection.notify("used", tenant, tokens)
 
-    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
+    async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | Outcome:
         if sought.end is None:
-            return FIRST_TURN
-        found: tuple[Known, Packed] | str = await self._connection.ask("recall", sought, episode)
+            return "first_turn"
+        found: tuple[Known, Packed] | Outcome = await self._connection.ask("recall", sought, episode)
         return found
 
-    def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
+    def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
         self._connection.notify("remember", ends, shape, call, ended)
 
     def keep(self, response: str, ask: Ask) -> None:

@@ -12,8 +12,8 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
-from ajet_proxy.core.continuity.memory import Known, Sought
-from ajet_proxy.core.conversation.history import retold
+from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
+from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.trajectory.call import RESTARTED
 from ajet_proxy.core.trajectory.timeline import Packed
@@ -61,8 +61,8 @@ class PortServer:
         self._ledger_port.unknown(tuple(self._answered))
         self._gone()
 
-    async def _find(self, identity: Identity, packed: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:
-        return (await self._ledger_port.find(identity, None if packed is None else retold(packed), sent)).episode
+    async def _find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> str | None:
+        return (await self._ledger_port.find(identity, history, sent)).episode
 
     async def _enter(self, entry: int, model: str, episode: str) -> None:
         inside = self._ledger_port.enter(model, episode, partial(self._notify, "discarded", entry))
@@ -93,7 +93,7 @@ class PortServer:
         self._answered.difference_update(ending.call for ending in endings if isinstance(ending, Gone))
         self._ledger_port.lose(endings)
 
-    async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | str:
+    async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | Outcome:
         return await self._ledger_port.recall(Sought(*sought), episode)
 
     async def _complete(self, episode: str, model: str, agent: str) -> tuple[Packed, ...]:

@@ -26,8 +26,7 @@ from typing import Any
 
 import msgpack
 
-from ajet_proxy.core.conversation.history import Mark
-from ajet_proxy.core.conversation.lineage import Lineage
+from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.continuity.memory import FIELD, OUTCOMES, Known, Memory
-from ajet_proxy.core.continuity.responses import Responding, heard_as, outline, prompt_told, trial
+from ajet_proxy.core.continuity.memory import FIELD, OUTCOMES, Known, Memory, heard_as
+from ajet_proxy.core.continuity.responses import Responding, outline
+from ajet_proxy.core.conversation.history import RESPONSES, ResponseHistory, read
 from tests.kit.outlines import recall, remember
 
 HELLO = {"role": "user", "content": "hello"}
@@ -22,9 +23,15 @@ TOOL = {"type": "function", "name": "guess", "description": None, "parameters": 
 
 
 def outlined(*items: Any, agent: str = "", episode: str = "ep", **fields: Any) -> Responding:
-    found = outline({"input": list(items), **fields}, episode=episode, model="m", agent=agent)
+    found = outline_of({"input": list(items), **fields}, episode=episode, agent=agent)
     assert found is not None
     return found
+
+
+def outline_of(fields: dict[str, Any], *, episode: str = "ep", agent: str = "") -> Responding | None:
+    history = read(RESPONSES, fields, b"scope")
+    assert history is None or isinstance(history, ResponseHistory)
+    return None if history is None else outline(fields, history, episode=episode, model="m", agent=agent)
 
 
 def recalled(after: Responding, *output: Any, shown: Any = None, **first: Any) -> Known | str:
@@ -51,7 +58,7 @@ def test_whether_an_answer_calls_tools(output: Any, called: bool) -> None:
 )
 def test_a_turn_goes_on_from_the_call_that_gave_the_last_answer(output: tuple[Any, ...]) -> None:
     known = recalled(outlined(HELLO, *output, RESULT), *output)
-    assert known == Known("c", outlined(HELLO).sought.shape, "", "token")
+    assert known == Known("c", outlined(HELLO).sought.shape, None, "token")
 
 
 def test_items_come_back_in_other_clothes() -> None:
@@ -60,8 +67,8 @@ def test_items_come_back_in_other_clothes() -> None:
 
 
 def test_a_text_is_a_message_of_the_users() -> None:
-    first = outline({"input": "hello"}, episode="ep", model="m", agent="")
-    assert first is not None and first.beginnings == outlined(HELLO).beginnings
+    first = outline_of({"input": "hello"})
+    assert first is not None and first.history.text() == outlined(HELLO).history.text()
 
 
 def test_a_streamed_answer_is_known_as_its_events_told_it_and_as_its_end_did() -> None:
@@ -181,14 +188,14 @@ def test_a_changed_beginning_is_never_taken_for_the_episodes_own(
     ],
 )
 def test_some_requests_have_no_outline(fields: dict[str, Any]) -> None:
-    assert outline(fields, episode="ep", model="m", agent="") is None
+    assert outline_of(fields) is None
 
 
 def test_a_field_nested_without_end_has_no_outline() -> None:
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]
-    assert outline({"input": "a", "metadata_": deep}, episode="ep", model="m", agent="") is None
+    assert outline_of({"input": "a", "metadata_": deep}) is None
 
 
 # --- what the engine is asked
@@ -211,7 +218,7 @@ def test_the_engine_is_asked_to_render_the_messages_it_makes_of_the_items() -> N
     assert asked.whole() == {**shaped, "messages": [system, HELLO, said, result]}
     marked = [system, HELLO, {"role": "assistant", "content": "mark"}, result]
     assert asked.with_answer("mark") == {**shaped, "messages": marked}
-    assert (asked.room, asked.signed) == (7, False)
+    assert (asked.answer_tokens, asked.unsigned()) == (7, None)
 
 
 def test_requests_are_of_one_kind_that_tell_the_same_kinds_of_items() -> None:
@@ -271,7 +278,7 @@ def test_reasoning_matters_where_the_engine_looks_for_it(items: list[Any], field
 
 
 def test_a_trial_is_a_request_with_the_ids_and_one_token() -> None:
-    asked = trial("m", (5, 5, 5))
+    asked = Responding.trial("m", (5, 5, 5))
     assert (asked["model"], asked["max_output_tokens"], asked[FIELD]) == ("m", 1, {"prompt_token_ids": [5, 5, 5]})
 
 
@@ -287,7 +294,7 @@ def test_a_trial_is_a_request_with_the_ids_and_one_token() -> None:
     ],
 )
 def test_the_prompt_that_an_answer_tells(answer: dict[str, Any], prompt: Any) -> None:
-    assert prompt_told(answer) == prompt
+    assert Responding.prompt_in(answer) == prompt
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.conversation.history import CHAT, Mark, read
-from ajet_proxy.core.conversation.lineage import Lineage
+from ajet_proxy.core.conversation.history import CHAT, Lineage, Mark, read
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import Captured
 from tests.kit.ledger_rig import LedgerRig

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ajet_proxy.core.conversation.history import Mark
-from ajet_proxy.core.conversation.lineage import Lineage
+from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import Commands

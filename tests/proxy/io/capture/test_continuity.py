@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from ajet_proxy.core.conversation.history import ChatHistory
 from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.sample import Call
 from tests.kit.engine_stub import EngineStub, Fault
@@ -101,6 +102,21 @@ async def test_a_turn_costs_two_renderings_once_the_engine_is_known() -> None:
         messages.append(dict(MORE))
         await turn(front, messages)
         assert [request.path for request in stub.requests[before:]] == ["/tokenize", "/tokenize", CHAT]
+
+
+@pytest.mark.parametrize("continuity", [True, False])
+async def test_the_history_of_a_call_is_read_once(continuity: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, init = [], ChatHistory.__init__
+
+    def counted(self: ChatHistory, request: Any, scope: bytes, *, exact: bool) -> None:
+        read.append(exact)
+        init(self, request, scope, exact=exact)
+
+    monkeypatch.setattr(ChatHistory, "__init__", counted)
+    async with EngineStub(drift=True) as stub, Front(stub.url, continuity=continuity) as front:
+        await talk(front, 2)
+        await send(front.url + CHAT, body={"model": "stub", "messages": [MORE]})
+        assert read == [continuity] * 3
 
 
 async def test_the_answer_is_what_the_engine_says_to_these_ids() -> None:

@@ -10,6 +10,7 @@ import pytest
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from ajet_proxy.core.conversation.history import CHAT, COMPLETIONS, RESPONSES, read
 from ajet_proxy.core.ledger.events import CallLost
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Whole
 from ajet_proxy.io.ledger_port.remote import VALUES, RemotePort
@@ -130,3 +131,20 @@ def test_leaving_never_waits() -> None:
 
     with pytest.raises(RuntimeError, match="left waiting"):
         run(patient())
+
+
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}] * 2
+
+
+@pytest.mark.parametrize(("route", "body"), [
+    (CHAT, {"messages": TURNS}), (CHAT, {"messages": TURNS[:1]}), (RESPONSES, {"input": TURNS}),
+    (RESPONSES, {"input": "a", "previous_response_id": "resp_1"}), (COMPLETIONS, {"prompt": "guess higher"}),
+    (COMPLETIONS, {"prompt": [1, 2, 3]}),
+])  # fmt: skip
+def test_a_history_that_crosses_has_the_same_beginnings(route: str, body: dict[str, Any]) -> None:
+    history = read(route, body, b"scope")
+    assert history is not None
+    unpacker = VALUES.unpacker()
+    unpacker.feed(VALUES.packer().pack(history))
+    (again,) = unpacker
+    assert list(again.beginnings((4, 5, 8))) == list(history.beginnings((4, 5, 8)))

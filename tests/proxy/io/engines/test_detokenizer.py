@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ajet_proxy.core.trajectory.samples import merge_calls
-from ajet_proxy.io.engines import same_text
+from ajet_proxy.io.engines import rendering
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.capture.test_continuity import talk
 from tests.proxy.io.front import Front
@@ -42,7 +42,7 @@ async def test_nothing_is_asked_where_it_would_change_nothing(policy: str, drift
 async def test_an_engine_that_gives_no_text_costs_nothing_but_the_joint(
     limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(same_text, "LIMIT_S", limit)
+    monkeypatch.setattr(rendering, "LIMIT_S", limit)
     async with EngineStub(drift=True, tokenizes=not limit) as stub, Front(stub.url, continuity=False) as front:
         front.store.state.merge_policy = "repair"
         await talk(front, 2)

@@ -1,0 +1,122 @@
+"""The items of a response as messages of a chat, so that a history told in items is known by the same fingerprint.
+
+At the level of words each item is a message of its own, and reasoning, which not all clients keep, is left out. At the
+level of text they are the messages that vLLM makes of them before a chat template sees them: neighboring items of the
+assistant are one message (its reasoning, its text, and its calls of tools), and a second text begins another one.
+
+Invariant: items have messages at the level of text only if vLLM reads all of their words in this way. Whether an engine
+really does is not taken on trust: `ajet_proxy.core.continuity.responses` names what there was to read, so that each
+kind can be tried once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+TEXTS = ("text", "input_text", "output_text")
+_SAID = frozenset(("type", "role", "content", "id", "status"))
+_NOTHING: Mapping[str, Any] = {"text": ""}
+Message = Mapping[str, Any]
+
+
+class Spoken(Struct):
+    """One `message`, which is the items from `start` up to `end`; ``parts`` are their fields' names in order."""
+
+    message: dict[str, Any]
+    start: int
+    end: int
+    parts: list[str]
+
+
+def messages_of(item: Any) -> tuple[Message | None, dict[str, Any] | None]:
+    """The message that `item` is by itself: at the level of words, None if it says nothing there and an empty one if
+    that cannot be told; and at the level of text, None if it has none."""
+    kind = item.get("type", "message") if isinstance(item, Mapping) else None
+    if kind == "message":
+        return item, _message(item)
+    if kind == "function_call":
+        return {"role": "assistant", "tool_calls": [{"id": item.get("call_id"), "function": item}]}, _call(item)
+    if kind == "reasoning":
+        return None, _reasoning(item)
+    if not isinstance(kind, str):
+        return {}, None
+    if kind.endswith("_call_output"):
+        result = {"role": "tool", "content": item.get("output"), "tool_call_id": item.get("call_id")}
+        return result, _result(result) if kind == "function_call_output" else None
+    kept = {name: value for name, value in item.items() if name not in ("id", "call_id", "status")}
+    return {"role": "assistant" if kind.endswith("_call") else kind, "content": [kept]}, None
+
+
+def spoken(items: Iterable[Any]) -> list[Spoken] | None:
+    """The messages of `items` at the level of text; None if there is an item that has none."""
+    return merged(text for _, text in map(messages_of, items))
+
+
+def merged(messages: Iterable[dict[str, Any] | None]) -> list[Spoken] | None:
+    """`spoken`, of what each item is by itself."""
+    out: list[Spoken] = []
+    for place, found in enumerate(messages):
+        if found is None:
+            return None
+        parts = [name for name in found if name != "role"] if found["role"] == "assistant" else []
+        last = out[-1] if parts and out and out[-1].parts else None
+        if last is None or (parts[0] in last.message and parts[0] != "tool_calls"):
+            out.append(Spoken(found, place, place + 1, parts))
+            continue
+        last.end = place + 1
+        last.parts += parts
+        if parts[0] in last.message:
+            last.message[parts[0]] += found[parts[0]]  # in place: a list may grow to thousands
+        else:
+            last.message |= found
+    return out
+
+
+def _call(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    name, space = item.get("name"), item.get("namespace") or ""
+    function = {"name": f"{space}__{name}" if space else name, "arguments": item.get("arguments")}
+    if not all(isinstance(text, str) for text in (name, space, item.get("arguments"), item.get("call_id"))):
+        return None
+    return {"role": "assistant", "tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
+
+
+def _result(result: Mapping[str, Any]) -> dict[str, Any] | None:
+    content = _content(result["content"])
+    return None if content is None or not isinstance(result["tool_call_id"], str) else {**result, "content": content}
+
+
+def _message(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    role, content = item.get("role"), _content(item.get("content"))
+    if not isinstance(role, str) or content is None:
+        return None
+    if role == "assistant":
+        text = content if isinstance(content, str) else _only(content)
+        return None if text is None else {"role": role, "content": text}
+    return {"role": role, "content": content} if set(item) <= _SAID else None
+
+
+def _reasoning(item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of reasoning vLLM reads the content, or else the summary."""
+    summary, content = item.get("summary"), item.get("content") or []
+    if item.get("encrypted_content") or not isinstance(summary, list) or not isinstance(content, list):
+        return None
+    text = _only([part if isinstance(part, Mapping) else {} for part in content or summary or [_NOTHING]])
+    return None if text is None else {"role": "assistant", "reasoning": text}
+
+
+def _content(content: Any) -> str | list[dict[str, Any]] | None:
+    """A text, or parts that are texts, as a chat writes them."""
+    if isinstance(content, str):
+        return content
+    parts = [part if isinstance(part, Mapping) else {} for part in content] if isinstance(content, list) else []
+    are_texts = [part.get("type") in TEXTS and isinstance(part.get("text"), str) for part in parts]
+    return [{"type": "text", "text": part["text"]} for part in parts] if parts and all(are_texts) else None
+
+
+def _only(parts: Sequence[Mapping[str, Any]]) -> str | None:
+    """The text of the one part there is; of several vLLM reads the first alone."""
+    text = parts[0].get("text") if len(parts) == 1 else None
+    return text if isinstance(text, str) else None
