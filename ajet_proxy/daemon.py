@@ -36,10 +36,10 @@ from ajet_proxy.io.control.routes import Control, ControlSettings
 from ajet_proxy.io.control.traces import Traces, exporting
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.http import keyring
+from ajet_proxy.io.http import keyring, tls
+from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.audit import AuditLog, audited
 from ajet_proxy.io.http.errors import error_middleware, refuse_foreign_pages
-from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.intercept.authority import AuthorityError
 from ajet_proxy.io.intercept.tunnels import Interception, Tunnels
@@ -140,7 +140,7 @@ class App:
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
             workers=workers, settings=_control_settings(config), budget=budget, listening=self.listening,
         )
-        secured, around = front.tls(config), audit(headers=headers_as_sent)
+        secured, around = tls.listening(config), audit(headers=headers_as_sent)
         if workers is None:
             application = front.application(config, keys, around)
             control.add_routes(application)

@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, EPISODE_DISCARDED, STALLED
-from ajet_proxy.io.capture.flow_control import Flow
-from ajet_proxy.io.capture.keep_alive import KeepAlive
 from ajet_proxy.io.capture.recorder import Recorder
+from ajet_proxy.io.capture.streaming import KeepAlive, Shortcut
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers, sendable
-from ajet_proxy.io.http.server import Unmeasured, stalled
+from ajet_proxy.io.http.aiohttp_internals import stalled, unread
+from ajet_proxy.io.http.body import Unmeasured
 from ajet_proxy.io.ledger_port.cancellation import called_off
 from ajet_sdk.errors import EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
@@ -160,7 +160,7 @@ async def passed(
             try:
                 data = await answer.content.readany()
             except _BROKEN:
-                await _write(response, [_left(answer)])
+                await _write(response, [unread(answer)])
                 return _cut(http, response)
             if not data:
                 break
@@ -227,12 +227,12 @@ async def _stream(
         recorder.note_version(exchange)
         return exchange.feed(data)
 
-    with silence, Flow(http, answer, response, take=take, enough=lambda: exchange.settled) as flow:
+    with silence, Shortcut(http, answer, response, take=take, enough=lambda: exchange.settled) as flow:
         while True:
             try:
                 data = await answer.content.readany()
             except _BROKEN:
-                rest = [*exchange.feed(_left(answer)), *exchange.abort()]
+                rest = [*exchange.feed(unread(answer)), *exchange.abort()]
                 await _record(exchange, recorder)
                 await _write_end(response, rest, recorder)
                 return _cut(http, response)
@@ -258,11 +258,6 @@ async def _record(exchange: Exchange, recorder: Recorder) -> None:
     await recorder.end(exchange.outcomes)
     if exchange.contradicted is not None:
         recorder.take_back(exchange.contradicted)
-
-
-def _left(answer: aiohttp.ClientResponse) -> bytes:
-    """What came before an answer broke off and was not read yet: aiohttp tells of the break first, and keeps it."""
-    return answer.content._read_nowait(-1)
 
 
 def _lead_back(

@@ -28,9 +28,8 @@ from ajet_proxy.io.control.dashboard import add_page
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http import body as body_of
-from ajet_proxy.io.http import client_certificates
+from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.audit import BEGUN, SUBJECT
-from ajet_proxy.io.http.server import Unmeasured
 from ajet_proxy.io.intercept.tunnels import Interception
 from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.runtime.clock import Clock
@@ -104,7 +103,7 @@ class Control:
             claims = self._claims(http)
             check_scope(claims, route.scope)
             if self._settings.client_certificates and route.scope == "trainer":
-                client_certificates.demand(http)
+                tls.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
             path = route.path.replace("{id}", http.match_info.get("id", ""))
@@ -351,7 +350,7 @@ async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse
     body = answer.body
     if body is None or not any(isinstance(value, Iterator) for value in body.values()):
         return web.json_response(body, status=answer.status)
-    response = Unmeasured(status=answer.status)
+    response = body_of.Unmeasured(status=answer.status)
     response.content_type, response.charset = "application/json", "utf-8"
     await response.prepare(http)
     written = _written(body)

@@ -2,7 +2,7 @@
 
 vLLM closes an idle connection after 5 seconds; ours are given up after 4, and a request that meets a connection closed
 in that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. Whether a byte came
-is seen where bytes come in (`Way`), because aiohttp's errors do not tell. An engine that cannot be reached is left
+is seen where bytes come in (`Tap`), because aiohttp's errors do not tell. An engine that cannot be reached is left
 alone for a while and the next is tried; any other failure is the caller's to see, because the engine may have begun to
 generate.
 
@@ -14,14 +14,11 @@ answer takes unless one is configured, because it would be a bias against long e
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
-from time import monotonic
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import aiohttp
 from msgspec import Struct
@@ -31,7 +28,8 @@ from yarl import URL
 from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.identity.keys import holds_key
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.http.decompression import coding_of
+from ajet_proxy.io.http.aiohttp_internals import LATEST, Pool, break_off, tap_of
+from ajet_proxy.io.http.body import coding_of
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
@@ -74,77 +72,6 @@ class _Away(NamedTuple):
     pause: float
 
 
-class Way(asyncio.BaseProtocol):
-    """Stands between a connection and aiohttp's `reader` of it: notes whether anything came back, tells who follows an
-    answer, and sees to it that an answer breaks off with its connection."""
-
-    def __init__(self, reader: asyncio.Protocol) -> None:
-        self._reader = reader
-        self.reused = False
-        self.listen()
-
-    def listen(self) -> None:
-        """A request is written: nothing came back to it yet."""
-        self.heard = False
-        self.since = monotonic()
-        self.content: aiohttp.StreamReader | None = None
-        """The body of the answer that comes."""
-        self._told: Callable[[], None] | None = None
-        self.data_received = self._first
-
-    def follow(self, told: Callable[[], None]) -> None:
-        """Have `told` called whenever the reader has got something, until `leave` or the connection's next request."""
-        self._told = told
-        self.data_received = self._followed
-
-    def leave(self, told: Callable[[], None]) -> None:
-        if self._told == told:
-            self._told = None
-            self.data_received = self._reader.data_received
-
-    def _followed(self, data: bytes) -> None:
-        self._reader.data_received(data)
-        if self._told is not None:
-            self._told()
-
-    def _first(self, data: bytes) -> None:
-        self.heard = True
-        self.data_received = self._reader.data_received  # the rest goes there at once: a call less for each piece
-        self._reader.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._reader.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._reader.connection_lost(exc)
-        if self.content is not None:
-            break_off(self.content)
-
-    def pause_writing(self) -> None:
-        self._reader.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._reader.resume_writing()
-
-
-_WAY: ContextVar[Way | None] = ContextVar("way")
-"""The connection that the request of this task was written to last."""
-
-
-def way_of(answer: aiohttp.ClientResponse) -> Way | None:
-    """The way that `answer` comes; None once it is all there, when others may have the connection, or broken off."""
-    connection = answer.connection
-    way = None if connection is None or connection.transport is None else connection.transport.get_protocol()
-    return way if isinstance(way, Way) else None
-
-
-def break_off(content: aiohttp.StreamReader) -> None:
-    """Nothing more comes of `content`. aiohttp tells it so, but for chunks whose framing is broken: it closes the
-    connection, and whoever reads would wait for ever."""
-    if not content.is_eof() and content.exception() is None:
-        content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
-
-
 def watched(address: aiohttp.AddrInfoType) -> socket.socket:
     """A socket for `address` whose connection breaks off some two minutes after the other host is gone."""
     family, kind, protocol, *_ = address
@@ -152,23 +79,6 @@ def watched(address: aiohttp.AddrInfoType) -> socket.socket:
     for option in watching():
         made.setsockopt(*option)
     return made
-
-
-class Pool(aiohttp.TCPConnector):
-    """A connection pool that tells which connection a request got."""
-
-    async def connect(self, *request: Any, **more: Any) -> Any:
-        connection = await super().connect(*request, **more)
-        if (transport := connection.transport) is not None:
-            way = transport.get_protocol()
-            if isinstance(way, Way):
-                way.reused = True
-                way.listen()
-            else:
-                way = Way(cast(asyncio.Protocol, way))
-                transport.set_protocol(way)
-            _WAY.set(way)
-        return connection
 
 
 class Upstream:
@@ -241,14 +151,12 @@ class Upstream:
         self._away[url] = _Away(self._clock.now() + pause, pause)
 
     async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
-        _WAY.set(None)
+        LATEST.set(None)
         try:
             return await self._request(self._pooled, url, request)
         except aiohttp.ClientConnectionError as error:
-            way = _WAY.get()
-            if way is None or way.heard or not way.reused or isinstance(error, TimeoutError):
-                raise
-            if monotonic() - way.since > AT_ONCE_S:
+            tap = LATEST.get()
+            if tap is None or tap.heard or not tap.reused or isinstance(error, TimeoutError) or tap.age() > AT_ONCE_S:
                 raise
         self._metrics.inc("ajet_upstream_retries_total")
         return await self._request(self._fresh, url, request)
@@ -261,8 +169,8 @@ class Upstream:
             request.method, URL(url + request.target, encoded=True), data=request.body, headers=request.headers,
             allow_redirects=False,
         )
-        if (way := way_of(answer)) is not None:
-            way.content = answer.content
+        if (tap := tap_of(answer)) is not None:
+            tap.content = answer.content
         elif answer.connection is not None:
             break_off(answer.content)
         return answer

@@ -20,8 +20,8 @@ from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.io.capture.front import FrontSettings, HttpFront
 from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger
-from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.ledger_port.channel import Channel
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.local import LocalPort
