@@ -23,7 +23,7 @@ import aiohttp
 
 from ajet_proxy.core.continuity import responses as responding
 from ajet_proxy.core.continuity.memory import trial
-from ajet_proxy.io.capture.relay import REFUSED
+from ajet_proxy.io.capture.pipeline import REFUSED
 from ajet_proxy.io.engines.pool import base_url
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.intercept import authority

@@ -37,11 +37,11 @@ class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, scorer: Scorer, texts: SameText, ledger_port: LedgerPort,
+        self, origin: Origin, *, scorer: Callable[[], Scorer], texts: Callable[[], SameText], ledger_port: LedgerPort,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
     ) -> None:
-        """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
-        """
+        """`scorer` and `texts` make what asks the engine more about a choice, which few choices need. `finished` is
+        told of each whole choice before it is recorded, and has the last word on where it came from."""
         self.origin = origin
         self.engine = ""
         """Who answered: the address of the engine's route."""
@@ -107,7 +107,7 @@ class Recorder:
             self._ledger_port.lose(lost)
 
     async def _scored(self, choice: Unscored) -> Captured | Lost:
-        outcome = await self._scorer.score(choice) if self._same_weights() else None
+        outcome = await self._scorer().score(choice) if self._same_weights() else None
         return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
 
     async def _repeated(self, outcome: Outcome) -> Found | None:
@@ -116,7 +116,7 @@ class Recorder:
             return None
         model = self.origin.model or outcome.model
         calls = await self._ledger_port.complete(self.origin.episode, model, self.origin.agent)
-        return await self._texts.find(outcome.prompt_token_ids, calls, model=model) if calls else None
+        return await self._texts().find(outcome.prompt_token_ids, calls, model=model) if calls else None
 
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""

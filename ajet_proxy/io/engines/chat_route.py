@@ -1,10 +1,9 @@
-"""Engines that are asked on a route that they do not have: they speak the client's protocol, and no other.
+"""Which engines have no chat route: they answer ``/v1/messages`` themselves, and nothing of them can be captured.
 
-The Messages API is carried over the engine's chat route, which reports ids. An engine without a chat route that
-answers ``/v1/messages`` itself is no vLLM: there is nothing to capture, and the agent's requests pass as they are. It
-is known by its answers to real requests (`relay`). Only a request that cannot be carried asks beforehand, because an
-engine that does have the chat route must not see it: ``GET`` is for neither route, and a server says so of those that
-it has.
+The Messages API is carried over the engine's chat route, which reports ids. An engine that answers ``/v1/messages`` and
+has no chat route is no vLLM: its clients' requests pass as they are. It is known by its answers to real requests. Only
+a request that cannot be carried asks beforehand, because an engine that does have the chat route must not see it:
+``GET`` is for neither route, and a server says so of those that it has.
 
 What is known holds as long as the model has the same engines.
 """
@@ -18,23 +17,23 @@ from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
 
 
-class Foreign:
-    """Which of `engines` are such."""
+class ChatRoutes:
+    """What is known of the chat routes of `engines`."""
 
     def __init__(self, upstream: Upstream, engines: Engines) -> None:
         self._upstream = upstream
         self._engines = engines
-        self._known: set[tuple[str, ...]] = set()
+        self._lacking: set[tuple[str, ...]] = set()
 
-    def knows(self, model: str) -> bool:
-        """Whether the engines of `model` are known to be such."""
-        return self._engines.candidates(model) in self._known
+    def lack(self, model: str) -> bool:
+        """Whether the engines of `model` are known to have none."""
+        return self._engines.candidates(model) in self._lacking
 
     def note(self, model: str) -> None:
-        """The engines of `model` are such."""
-        self._known.add(self._engines.candidates(model))
+        """The engines of `model` have none."""
+        self._lacking.add(self._engines.candidates(model))
 
-    async def ask(self, dialect: Dialect, model: str, request: Callable[[str], EngineRequest]) -> bool:
+    async def look(self, dialect: Dialect, model: str, request: Callable[[str], EngineRequest]) -> bool:
         """Whether the engine has the route of `dialect` but not its target; `request` makes a ``GET`` to a route in
         the name of the client. Raises `AjetError` if no engine can be reached."""
         statuses = []

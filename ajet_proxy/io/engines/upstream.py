@@ -21,11 +21,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import aiohttp
+from aiohttp import web
 from msgspec import Struct
 from multidict import CIMultiDict
 from yarl import URL
 
-from ajet_proxy.core.identity.headers import is_text
+from ajet_proxy.core.identity.headers import Headers, is_text
 from ajet_proxy.core.identity.keys import holds_key
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http.aiohttp_internals import LATEST, Pool, break_off, tap_of
@@ -192,6 +193,31 @@ class Upstream:
         if isinstance(error, aiohttp.ClientResponseError):
             what = "gave an answer whose head is too long, or no HTTP"
         return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
+
+
+class Forwarding:
+    """How clients' requests go on to the engines: without keys of ours (`is_ours`), with `upstream_key` in place of any
+    other, and under the name of this `daemon`."""
+
+    def __init__(self, *, daemon: str, upstream_key: str | None, is_ours: Callable[[str], bool]) -> None:
+        self._daemon = daemon
+        self._upstream_key = upstream_key
+        self._is_ours = is_ours
+
+    def request(
+        self, http: web.Request, headers: Headers, path: str, body: bytes | None, *, model: str = "",
+        sticky: str = "", identity: bool = True,
+    ) -> EngineRequest:
+        """The request of `http` for the engine's route `path`, with its query and those of its `headers` that count."""
+        query = http.rel_url.raw_query_string
+        return EngineRequest(
+            method=http.method, target=f"{path}?{query}" if query else path,
+            headers=request_headers(
+                headers.sent.items(), is_ours=self._is_ours, upstream_key=self._upstream_key, identity=identity,
+                daemon=self._daemon,
+            ),
+            body=body, model=model, sticky=sticky,
+        )
 
 
 def request_headers(

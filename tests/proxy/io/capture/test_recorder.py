@@ -45,7 +45,7 @@ def port_of(store: MemoryStore) -> LocalPort:
     ledger, clock = store.ledger, Clock()
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
     engines = Engines({}, ledger.upstreams, ledger.models)
-    return LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type]
+    return LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type,return-value]
 
 
 def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
@@ -54,7 +54,7 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
         tenant="", body_hash="", idempotency_key=None, retries=0,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    return Recorder(origin, scorer=scoring, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type]
+    return Recorder(origin, scorer=lambda: scoring, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type,return-value]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -117,7 +117,7 @@ async def test_losing_takes_every_choice() -> None:
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
     origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
-    recorder = Recorder(origin, scorer=None, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type]
+    recorder = Recorder(origin, scorer=None, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type,return-value]
     await recorder.end(WHOLE[:1])
     assert recorder.ended and store.durable == []
 
