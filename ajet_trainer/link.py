@@ -6,7 +6,7 @@ tried again with growing pauses until `deadline_s` has passed, and only then rai
 a connection that TLS refuses (`ajet_trainer.tls`), a frame of another wire version, which raises `WireVersion`, and an
 answer that is too large, which is not read to its end.
 
-Next: ajet_trainer/admission.py
+Next: ajet_proxy/core/trajectory/samples.py
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ next.
 Invariant: a replay of the events is the live state. No clock and no randomness: times and ids come in as arguments.
 Commands see time never running backwards, whatever the caller's clock does.
 
-Next: ajet_sdk/frame.py
+Next: ajet_proxy/core/ledger/episode.py
 """
 
 from __future__ import annotations

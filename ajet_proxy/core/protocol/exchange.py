@@ -16,7 +16,7 @@ went wrong. Nor does it wait for what an engine may say behind the finish: calls
 all (`contradicted`). What is in one piece with the finish counts before the calls are `settled`; and what cannot be
 read behind it tells nothing of them.
 
-Next: ajet_proxy/core/trajectory/timeline.py
+Next: ajet_proxy/io/ledger_port/local.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Logprobs as an engine tells them: one number for each sampled token, which can be the logarithm of a probability.
 
-Invariant: what comes out can be trained as it is; `ajet_sdk.sample.are_logprobs` says what that means.
+Invariant: what comes out can be trained as it is; `ajet_sdk.limits.are_logprobs` says what that means.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import convert
 
 from ajet_proxy.core.tokens import NOT_SO
-from ajet_sdk.sample import are_logprobs
+from ajet_sdk.limits import are_logprobs
 
 
 def logprobs_of(values: Any) -> tuple[float, ...] | None:

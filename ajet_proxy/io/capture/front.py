@@ -124,6 +124,7 @@ class HttpFront:
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         """Answer one request."""
+        incoming = Incoming(http, self._headers(http))
         try:
             dialect = self._dialect(http)
         except NotFound as error:
@@ -133,7 +134,6 @@ class HttpFront:
         http[_STARTED] = (route, started := perf_counter())
         status = 499  # the client went away, in nginx's words
         try:
-            incoming = Incoming(http, self._headers(http))
             key = self._key(incoming)
             if key is None and _is_preflight(http):
                 response = await self._permission(incoming)

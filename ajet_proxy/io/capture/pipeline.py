@@ -139,7 +139,7 @@ class Pipeline:
             await self._continue(incoming)
             with self._calls_end(incoming), await self._send(incoming) as answer:
                 await answer.relay()
-                await incoming.recorder.end(incoming.exchange.outcomes)
+                await incoming.recorder.record(incoming.exchange.outcomes)
                 return await answer.release()
 
     async def _identify(self, incoming: Incoming) -> None:
@@ -207,13 +207,15 @@ class Pipeline:
         incoming.upstream_request = request = self._request(
             incoming, exchange.target, exchange.upstream_body, begun.model, sticky=begun.episode
         )
-        turn = None if self._continuity is None else self._continuity.turn(exchange, origin)
-        incoming.sender = turn or self._upstream
-        incoming.recorder = Recorder(
+        incoming.recorder = recorder = Recorder(
             origin, scorer=lambda: Scorer(self._upstream, request, exchange.cache_salt, self._metrics),
             texts=lambda: SameText(self._upstream, request), ledger_port=self._ledger_port,
-            marks=self._marks(incoming.history, exchange), finished=None if turn is None else turn.finished,
+            marks=self._marks(incoming.history, exchange),
         )
+        incoming.sender = self._upstream
+        if self._continuity is not None:
+            incoming.sender = turn = self._continuity.turn(exchange, origin)
+            recorder.finished = turn.finished
 
     async def _suit(self, incoming: Incoming) -> None:
         """Translate anew where the engines of the model decide for themselves what the request means."""

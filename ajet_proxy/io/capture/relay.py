@@ -9,7 +9,7 @@ Invariant: bytes leave in the order in which they came, and those that complete 
 follows the end of an answer leaves as it comes; calls that it contradicts are taken back. An answer that breaks off
 breaks off for the client too, and so does one that the disk does not take in time: nothing is made up to end it well.
 
-Next: ajet_proxy/io/capture/streaming.py
+Next: ajet_proxy/core/trajectory/timeline.py
 """
 
 from __future__ import annotations

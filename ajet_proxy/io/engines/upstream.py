@@ -124,7 +124,7 @@ class Upstream:
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The engine's answer as soon as its headers are there; `EngineError` or `EngineTimeout` if none comes."""
-        failure: AjetError = NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
+        failure: AjetError | None = None
         for url in self.order(request.model, request.sticky):
             if (away := self._away.get(url)) is not None:  # while this request looks, others leave the engine alone
                 until = self._clock.now() + COOLDOWN_S + (self._timeout.sock_connect or 0.0)
@@ -140,7 +140,7 @@ class Upstream:
                 if self._away.pop(url, None) is not None:
                     logger.warning("the engine at %s is back", url)
                 return answer
-        raise failure
+        raise failure or NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
 
     def _leave_alone(self, url: str, why: AjetError, *, longer: bool) -> None:
         """Others are asked before an engine that could not be reached, `longer` each time if to find that out took
