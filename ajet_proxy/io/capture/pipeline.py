@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from typing import Any, Final
 
-import aiohttp
-from aiohttp import web
+from aiohttp import ClientResponse, web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Deferred, Mark, marks_of
@@ -249,23 +248,24 @@ class Pipeline:
         )
 
     async def _pass_by(
-        self, incoming: Incoming, refused: aiohttp.ClientResponse | None
-    ) -> tuple[aiohttp.ClientResponse, EngineRequest]:
-        """The answer to the client's own request on its own route, and what was asked; the one that `refused` the chat
-        route if the engine has neither."""
-        named = incoming.request.with_fields(incoming.request.naming(incoming.begun.given))
-        request = self._request(incoming, incoming.dialect.path, named, incoming.begun.model, incoming.begun.episode)
-        with ExitStack() as stack:
+        self, incoming: Incoming, refused: ClientResponse | None
+    ) -> tuple[ClientResponse, EngineRequest]:
+        """The answer to the client's own request, and that request; if the engine has neither route, what it `refused`.
+        """
+        body = incoming.request.with_fields(incoming.request.naming(incoming.begun.given))
+        asked = incoming.upstream_request
+        request = self._request(incoming, incoming.dialect.path, body, asked.model, asked.sticky)
+        with ExitStack() as to_close:
             if refused is not None:
-                stack.callback(refused.close)
+                to_close.callback(refused.close)
             answer = await self._upstream.send(request)
             if refused is None or answer.status not in NO_ROUTE:
                 incoming.exchange.pass_by()
-                self._chat_routes.note(incoming.begun.model)
+                self._chat_routes.note(request.model)
                 return answer, request
             answer.close()
-            stack.pop_all()
-            return refused, incoming.upstream_request
+            to_close.pop_all()
+            return refused, asked
 
     @contextmanager
     def _calls_end(self, incoming: Incoming) -> Iterator[None]:

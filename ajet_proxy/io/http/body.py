@@ -21,7 +21,7 @@ import contextlib
 import zlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import HttpVersion11, web
 from aiohttp.abc import AbstractStreamWriter
@@ -130,7 +130,7 @@ class Unpacking:
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
-        self._stream: _Stream | None = None
+        self._stream: Any = None
         self._members = 0
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
@@ -152,8 +152,8 @@ class Unpacking:
         if self._stream is not None:
             raise self._bad("ends before its end")
 
-    def _member(self, first: int) -> _Stream:
-        """What reads a member that begins with the byte `first`."""
+    def _member(self, first: int) -> Any:
+        """What reads a member that begins with the byte `first`, as the decompressors of `zlib` do."""
         self._members += 1
         if self._members > (MOST_MEMBERS if self._coding == "gzip" else 1):
             raise self._bad("goes on behind its end")
@@ -167,18 +167,6 @@ def coding_of(codings: list[str]) -> str | None:
     """Which coding is taken off a body with these headers: what the last one names, if that is one of `CODINGS`."""
     last = codings[-1].lower() if codings else ""
     return last if last in CODINGS else None
-
-
-class _Stream(Protocol):
-    """What the decompressors of `zlib` are."""
-
-    @property
-    def eof(self) -> bool: ...
-    @property
-    def unconsumed_tail(self) -> bytes: ...
-    @property
-    def unused_data(self) -> bytes: ...
-    def decompress(self, data: bytes, most: int, /) -> bytes: ...
 
 
 class _Brotli:
@@ -197,7 +185,7 @@ class _Brotli:
         return bytes(self._made.process(data, output_buffer_limit=most))
 
 
-def _out_of(stream: _Stream, packed: bytes) -> Iterator[bytes]:
+def _out_of(stream: Any, packed: bytes) -> Iterator[bytes]:
     """All that `stream` can say after `packed`."""
     while True:
         piece = stream.decompress(packed, PIECE)
@@ -208,13 +196,13 @@ def _out_of(stream: _Stream, packed: bytes) -> Iterator[bytes]:
             return
 
 
-def _deflate(first: int) -> _Stream:
+def _deflate(first: int) -> Any:
     """As RFC 9110 has it, or without its frame, as some clients do."""
     return zlib.decompressobj(zlib.MAX_WBITS if first & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS)
 
 
 _BROKEN: tuple[type[Exception], ...] = (zlib.error,) if brotli is None else (zlib.error, brotli.error)
-CODINGS: Mapping[str, Callable[[int], _Stream]] = MappingProxyType(
+CODINGS: Mapping[str, Callable[[int], Any]] = MappingProxyType(
     {"gzip": lambda _: zlib.decompressobj(16 + zlib.MAX_WBITS), "deflate": _deflate}
     | ({} if brotli is None else {"br": lambda _: _Brotli()})
 )
