@@ -5,7 +5,7 @@ Tokens that came without logprobs are scored before that, and only under the wei
 wait, because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls.
 
 Invariant: a call stays complete only if its client was `sent` the end of its answer, and if the engine did not
-contradict it behind that (`take_back`); whoever relays the answer says so.
+contradict it behind that (`take_back`). The relay says so.
 
 Next: ajet_proxy/io/capture/continuity.py
 """

@@ -223,7 +223,7 @@ def tap_of(answer: aiohttp.ClientResponse) -> Tap | None:
 
 def break_off(content: aiohttp.StreamReader) -> None:
     """Nothing more comes of `content`. aiohttp tells it so, but for chunks whose framing is broken: it closes the
-    connection, and whoever reads would wait for ever."""
+    connection, and a reader would wait for ever."""
     if not content.is_eof() and content.exception() is None:
         content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
 
