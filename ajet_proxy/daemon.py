@@ -25,10 +25,10 @@ from aiohttp import web
 
 from ajet_proxy import systemd as service
 from ajet_proxy.core.identity.keys import SCOPES, Claims, Keys
-from ajet_proxy.core.ledger.commands import LedgerSettings
 from ajet_proxy.core.ledger.events import Event, GateOpened, PolicyAnnounced
 from ajet_proxy.core.ledger.quotas import Quotas
 from ajet_proxy.core.ledger.retention import to_archive
+from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.io.capture import listeners as front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import relayed
@@ -58,7 +58,7 @@ from ajet_proxy.io.runtime.process import (
     look_for_garbage_less,
 )
 from ajet_proxy.io.storage.compactor import Compactor
-from ajet_proxy.io.storage.limits import DaemonLimits, TenantLimits, resident_bytes
+from ajet_proxy.io.storage.limits import DaemonLimits, resident_bytes
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address
@@ -110,10 +110,10 @@ class App:
         clock, metrics = Clock(), Metrics()
         budget = MemoryBudget(metrics)
         store = await self._open_store(data_dir, clock, metrics)
-        ledger = store.ledger
+        state = store.state
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
-        gate = Gatekeeper(is_open=lambda: ledger.gate == "open", hold_s=config.gate_hold_s, waited=waited)
-        engines = Engines(config.upstreams, ledger.upstreams, ledger.models)
+        gate = Gatekeeper(is_open=state.gate_is_open, hold_s=config.gate_hold_s, waited=waited)
+        engines = Engines(config.upstreams, state.upstreams, state.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         ledger_port = LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
         self._stack.callback(ledger_port.close)
@@ -165,7 +165,7 @@ class App:
         self._stack.push_async_callback(store.close)
         if traces is not None:
             traces.follow(store)
-        await store.commit(store.ledger.restarted(clock.now()))
+        await store.commit(store.commands.restarted(clock.now()))
         return store
 
     def _look_after(
@@ -218,16 +218,16 @@ class App:
         self, store: Store, ledger_port: LocalPort, keys: Keys, log: AuditLog, metrics: Metrics, data_dir: Path
     ) -> Workers:
         """The worker processes, which know at every moment what the ledger says of weights and engines."""
-        config, ledger = self.config, store.ledger
+        config, state = self.config, store.state
         settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
         def facts() -> Facts:
-            served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
-            return Facts(served, ledger.default_version, ledger.merge_policy, keys.ring, self.name)
+            served = {model: (found.version, found.upstreams) for model, found in state.served.items()}
+            return Facts(served, state.default_version, state.merge_policy, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:
             if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
-                workers.tell()
+                workers.send_facts()
 
         self.workers = workers = Workers(
             config.workers, settings | {"tenants": ()}, ledger_port=ledger_port, facts=facts, audit=log,
@@ -252,7 +252,10 @@ class App:
             measured=measured,
         )
         if config.tenants:
-            store.quotas = TenantLimits(Quotas(dict(config.tenants), store.ledger), metrics)
+            store.quotas = Quotas(
+                dict(config.tenants), store.state,
+                lambda refusal: metrics.inc("ajet_refused_total", reason=refusal.code),
+            )
         return limits
 
     async def _tick(
@@ -264,17 +267,17 @@ class App:
         while True:
             await asyncio.sleep(TICK_S)
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
-                while store.healthy and (events := store.ledger.expire(clock.now())):
+                while store.healthy and (events := store.commands.expire(clock.now())):
                     store.post(events)
                     await asyncio.sleep(0)  # they come in turns
                 if store.healthy:
-                    store.post(to_archive(store.ledger, clock.now(), self.config.archive_max_age))
+                    store.post(to_archive(store.state, clock.now(), self.config.archive_max_age))
             alarm.look(store.alerts())
             limits.measure()
             compactor.tick()
             watch.tick()
             if self.workers is not None:
-                self.workers.tell()
+                self.workers.send_facts()
             service.notify("WATCHDOG=1", os.environ)
 
     async def _drain(self) -> None:

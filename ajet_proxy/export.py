@@ -14,8 +14,8 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ajet_proxy.core.ledger.commands import Ledger
 from ajet_proxy.core.ledger.episode import Episode
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.export import pairs, place, preference_row, sft_row
 from ajet_proxy.core.trajectory.samples import samples_of
 from ajet_proxy.io.storage.archive import ArchiveFile
@@ -44,41 +44,41 @@ class Choice:
 def rows(data_dir: Path, form: str, choice: Choice, removed: Callable[[int], None]) -> Iterator[dict[str, Any]]:
     """The rows of one of `FORMS`; `removed` is told how many episodes in these states retention has removed."""
     with closing(ArchiveFile(data_dir)) as archive:
-        ledger = read_state(data_dir, archive)
+        state = read_state(data_dir, archive)
         if form == "preferences":
-            yield from _pairs(ledger, archive, choice, removed)
+            yield from _pairs(state, archive, choice, removed)
             return
-        for sample in _samples(ledger, archive, choice, removed):
+        for sample in _samples(state, archive, choice, removed):
             yield sft_row(sample) if form == "sft" else sample.to_json()
 
 
 def _pairs(
-    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
+    state: State, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
 ) -> Iterator[dict[str, Any]]:
     places = [
-        known for episode in _episodes(ledger, archive, choice, removed)
+        known for episode in _episodes(state, archive, choice, removed)
         for number, sample in enumerate(_of(episode)) if choice.takes(sample)
         if (known := place(sample, number)) is not None
     ]
     for better, worse in pairs(places):
-        chosen, rejected = (_of(episode) for episode in map(ledger.find, (better.episode, worse.episode)))
+        chosen, rejected = (_of(episode) for episode in map(state.find, (better.episode, worse.episode)))
         if chosen and rejected:  # a running daemon may remove them meanwhile
             yield preference_row(chosen[better.number], rejected[worse.number])
 
 
 def _samples(
-    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
+    state: State, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
 ) -> Iterator[Sample]:
-    for episode in _episodes(ledger, archive, choice, removed):
+    for episode in _episodes(state, archive, choice, removed):
         yield from filter(choice.takes, _of(episode))
 
 
 def _episodes(
-    ledger: Ledger, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
+    state: State, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
 ) -> Iterator[Episode]:
     """The archived ones first, then those in memory, each once."""
-    live = {**ledger.leaving, **ledger.episodes}
-    gone = sum(ledger.archived[state] for state in choice.states)
+    live = {**state.leaving, **state.episodes}
+    gone = sum(state.archived[name] for name in choice.states)
     archived = (episode for episode in archive.episodes(choice.states) if episode.id not in live)
     for episode in chain(archived, live.values()):
         if episode.state in choice.states:

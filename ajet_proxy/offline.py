@@ -15,7 +15,8 @@ from pathlib import Path
 
 import httpx
 
-from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.trajectory.same_text import Text, with_same_text
 from ajet_proxy.core.trajectory.samples import merge_calls, tree_rows
 from ajet_proxy.core.trajectory.timeline import Policy
@@ -83,19 +84,19 @@ def replay_lines(data_dir: str | Path, removed: Callable[[int], None] = lambda b
     many batches retention has removed, whole or in part."""
     folder = Path(data_dir)
     with closing(ArchiveFile(folder)) as archive:
-        ledger, whole = read_state(folder, archive), 0
-        known = {batch.number: batch for batch in (*ledger.batches.values(), *ledger.leaving_batches.values())}
+        state, whole = read_state(folder, archive), 0
+        known = {batch.number: batch for batch in (*state.batches.values(), *state.leaving_batches.values())}
         archived = (batch for batch in archive.batches() if batch.number not in known)
         for batch in merge(archived, (known[number] for number in sorted(known)), key=lambda batch: batch.number):
-            found = ledger.batch(batch.id)
+            found = views.batch(state, batch.id)
             whole += sum(len(group.episodes) for group in found.groups) == len(tuple(batch.episodes()))
             yield from _delivered(found)
-        for episode in ledger.ready_episodes():
+        for episode in views.ready_episodes(state):
             yield from _delivered(Batch("", 0.0, 0, (Group(episode.task, (episode,)),)))
-        removed(ledger.leases - whole)
+        removed(state.leases - whole)
 
 
-def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
+def read_state(data_dir: Path, archive: ArchiveFile) -> State:
     """The state at the end of the journal. A running daemon may compact it meanwhile: then it is read again."""
     if not folder_of(data_dir).is_dir():
         refuse_lost(data_dir)
@@ -104,10 +105,10 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
         before = snapshots(data_dir)[-1:]
         try:
             refuse_lost(data_dir)
-            ledger = snapshot.load(data_dir, LedgerSettings(), archive)
-            refuse_missing(data_dir, ledger)
+            state = snapshot.load(data_dir, LedgerSettings(), archive)
+            refuse_missing(data_dir, state)
             for record in records(data_dir):
-                ledger.apply(decode(record, ledger.episodes))
+                state.apply(decode(record, state.episodes))
         except (FileNotFoundError, KeyError, UnknownRecord, JournalDamaged) as error:
             if isinstance(error, FileNotFoundError) or snapshots(data_dir)[-1:] != before:
                 continue
@@ -117,7 +118,7 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> Ledger:
                 raise of_several(data_dir, error) from error
             raise
         if snapshots(data_dir)[-1:] == before:
-            return ledger
+            return state
 
 
 def _delivered(batch: Batch) -> Iterator[str]:

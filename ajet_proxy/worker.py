@@ -29,8 +29,8 @@ from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.audit import audited
-from ajet_proxy.io.ledger_port.channel import Channel
 from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemotePort
+from ajet_proxy.io.ledger_port.worker_connection import WorkerConnection
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -43,18 +43,18 @@ Address = tuple[str, int]
 class Worker:
     """The daemon's `Peer`, and what serves."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, connection: WorkerConnection) -> None:
         self.over = asyncio.Event()
-        self._channel = channel
+        self._connection = connection
         self._metrics = Metrics()
         self._budget = MemoryBudget(self._metrics)
         self._runner: Runner | None = None
         self._ledger_port: RemotePort | None = None
         self._keys: Keys | None = None
         self._work: set[asyncio.Task[None]] = set()
-        self._words: Mapping[str, Callable[..., None]] = {
-            "start": lambda *given: self._do(self._start(*given)), "facts": self._take,
-            "over": self._over, "budget": self._budget.look,
+        self._notices: Mapping[str, Callable[..., None]] = {
+            "start": lambda *values: self._do(self._start(*values)), "facts": self._take,
+            "discarded": self._discarded, "budget": self._budget.look,
             "drain": lambda: self._do(self._drain()),
         }
 
@@ -62,8 +62,8 @@ class Worker:
         assert what == "figures"
         return self._figures()
 
-    def told(self, what: str, values: Sequence[Any]) -> None:
-        self._words[what](*values)
+    def notified(self, what: str, values: Sequence[Any]) -> None:
+        self._notices[what](*values)
 
     def lost(self) -> None:
         if not self.over.is_set():
@@ -71,7 +71,7 @@ class Worker:
 
     def write(self, line: Mapping[str, Any]) -> None:
         """A line for the daemon's audit log."""
-        self._channel.tell("audit", dict(line))
+        self._connection.notify("audit", dict(line))
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -84,16 +84,16 @@ class Worker:
         try:
             await self._listen(Config(**settings), facts, addresses, control)
         except Exception as error:  # whatever it is, this process serves nobody, and its log line is the daemon's
-            self._channel.tell("failed", str(error) or type(error).__name__)
+            self._connection.notify("failed", str(error) or type(error).__name__)
             self.over.set()
         else:
-            self._channel.tell("listening")
+            self._connection.notify("listening")
 
     async def _listen(self, config: Config, facts: Facts, addresses: Sequence[Address], control: str) -> None:
         clock = Clock()
         self._keys = keys = Keys(facts.ring.secrets[0], admin_secret=config.admin_secret)
         keys.ring = facts.ring
-        self._ledger_port = ledger_port = RemotePort(self._channel, facts)
+        self._ledger_port = ledger_port = RemotePort(self._connection, facts)
         engines = Engines(
             config.upstreams, lambda model: ledger_port.facts.upstreams(model), lambda: ledger_port.facts.models()
         )
@@ -122,9 +122,9 @@ class Worker:
             self._ledger_port.facts = facts
             self._keys.ring = facts.ring
 
-    def _over(self, entry: int) -> None:
+    def _discarded(self, entry: int) -> None:
         if self._ledger_port is not None:
-            self._ledger_port.over(entry)
+            self._ledger_port.discarded(entry)
 
     async def _figures(self) -> Any:
         return self._metrics.figures()
@@ -135,15 +135,15 @@ class Worker:
         self.over.set()
 
 
-async def serve(connection: socket.socket) -> None:
-    """Work for the daemon at the other end of `connection`, until it says that it is enough."""
-    channel: Channel
-    _, channel = await asyncio.get_running_loop().create_connection(
-        lambda: Channel(VALUES, Worker), sock=connection
+async def serve(wire: socket.socket) -> None:
+    """Work for the daemon at the other end of `wire`, until it says that it is enough."""
+    connection: WorkerConnection
+    _, connection = await asyncio.get_running_loop().create_connection(
+        lambda: WorkerConnection(VALUES, Worker), sock=wire
     )
-    assert isinstance(channel.peer, Worker)
-    await channel.peer.over.wait()
-    channel.close()
+    assert isinstance(connection.peer, Worker)
+    await connection.peer.over.wait()
+    connection.close()
 
 
 def main() -> None:

@@ -12,11 +12,9 @@ from typing import Any
 import msgpack
 
 from ajet_proxy.core.control import api
-from ajet_proxy.core.control.overview import SHOWN, overview
-from ajet_proxy.core.ledger import episode
-from ajet_proxy.core.ledger import lease_size as frame_size
-from ajet_proxy.core.ledger.commands import LedgerSettings
-from ajet_proxy.core.ledger.views import Wanted, records
+from ajet_proxy.core.ledger import episode, leases, views
+from ajet_proxy.core.ledger.state import LedgerSettings
+from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
 from ajet_proxy.io.control import routes as control
 from ajet_proxy.io.http.body import MAX_CONTROL
@@ -112,15 +110,15 @@ def test_the_record_of_an_episode() -> None:
         rig.call("over several", agent=agent, model=model, tenant="a")
     rig.reward("over several", 1.0)
     rig.abort("plain", "why")
-    shown = [rig.ledger.record(name) for name in ("plain", "over several")]
+    shown = [views.record(rig.state, name) for name in ("plain", "over several")]
     rig.archive()
-    shelf.take(rig.ledger, 1)
-    shown.append(rig.ledger.record("plain"))
+    shelf.take(rig.state, 1)
+    shown.append(views.record(rig.state, "plain"))
     fields = told("5.3")
     fits(fields, shown)
     parts = ("rewards", "calls", "timelines", "drift")
     assert tuple(fields)[-4:] == parts
-    for one in records(rig.ledger, Wanted())["episodes"]:
+    for one in records(rig.state, Wanted())["episodes"]:
         fits({name: must for name, must in fields.items() if name not in parts}, [one, set(fields) - set(parts)])
 
 
@@ -134,7 +132,7 @@ def test_what_an_episode_s_record_says_of_rewards_and_timelines() -> None:
     rig.call("e", (9,), (8,), agent="b")
     rig.reward("e", 1.0, call=first, agent="b", note="n", final=False)
     rig.reward("e", 1.0)
-    shown = rig.ledger.record("e")
+    shown = views.record(rig.state, "e")
     rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["5.3"])[0]}
     fits(inline(rows["rewards"][0]), shown["rewards"])
     fits(inline(rows["timelines"][0]), shown["timelines"])
@@ -150,7 +148,7 @@ def test_the_overview_and_what_stands_within_the_status() -> None:
     rig.reward("a")
     rig.announce()
     assert rig.lease(groups=1, group_size=1) is not None
-    seen: Any = overview(rig.ledger, rig.at)
+    seen: Any = overview(rig.state, rig.at)
     rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["5.2"])[1]}
     assert set(rows) == {*seen, "points"} and f"At most {SHOWN} of each list" in SECTIONS["5.2"]
     assert set(seen["rewards"]) == set(rows["rewards"][:2])
@@ -160,7 +158,7 @@ def test_the_overview_and_what_stands_within_the_status() -> None:
         (rows["quiet"][0], seen["quiet"]), (rows["leases"][0], seen["leases"]),
     ):
         fits(inline(shape), inner)
-    status = rig.ledger.status()
+    status = views.status(rig.state)
     shapes = {words(row[0])[0]: inline(words(row[1])[0]) for row in tables(SECTIONS["5.4"])[0] if "{" in row[1]}
     for name in ("gate", "groups", "batches", "calls", "tokens"):
         fits(shapes[name], [status[name]])
@@ -261,14 +259,14 @@ def test_the_limits_that_are_fixed() -> None:
     found = [float(words(row[1])[0]) for row in tables(SECTIONS["11"])[1]]
     assert found == [
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, api.MAX_LABEL,
-        control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, frame_size.LEASE_BYTES, frame.MAX_FRAME_BYTES,
+        control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S,
     ]
     for said, limit in (
         (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {api.MAX_LABEL} characters", api.MAX_LABEL),
         (f"{routes.MAX_NESTING} levels of nesting", routes.MAX_NESTING), (f"1 to {api.MAX_RECORDS}", api.MAX_RECORDS),
         ("more than 1 GiB", journal.MAX_RECORD), ("more than 32 MiB", exchange.MAX_EVENT),
-        ("beyond 256 MiB", frame_size.LEASE_BYTES),
+        ("beyond 256 MiB", leases.LEASE_BYTES),
     ):
         assert limit and said in " ".join(CONTRACT.read_text().split()), said
-    assert (journal.MAX_RECORD, exchange.MAX_EVENT, frame_size.LEASE_BYTES) == (1 << 30, 32 << 20, 256 << 20)
+    assert (journal.MAX_RECORD, exchange.MAX_EVENT, leases.LEASE_BYTES) == (1 << 30, 32 << 20, 256 << 20)

@@ -27,7 +27,7 @@ from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.routes import Lease
 from tests.bench import table
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, matched
 
 SIZES = (100, 1_000, 10_000)
 RUNS = 15
@@ -60,28 +60,28 @@ def fill_ready(rig: LedgerRig, before: int, wanted: int) -> None:
 def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
     """What is asked, each as a function that makes the bytes of the answer."""
     gate, metrics = Gatekeeper(is_open=lambda: True, hold_s=1.0), Metrics()
-    engines = Engines({"": ("http://a",)}, rig.ledger.upstreams, rig.ledger.models)
+    engines = Engines({"": ("http://a",)}, rig.state.upstreams, rig.state.models)
 
     def asked(path: str, **query: str) -> bytes:
-        request = Request("GET", path, query, None, EVERYTHING)
-        answer = handle(rig.ledger, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
+        request = Request(*matched("GET", path), query, None, EVERYTHING)
+        answer = handle(rig.commands, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
         return json.dumps(answer.body).encode()
 
     def scrape() -> bytes:
-        read = gauges.read(rig.ledger, gate, engines, journal_healthy=True, alerts=0, limits=None)
+        read = gauges.read(rig.state, gate, engines, journal_healthy=True, alerts=0, limits=None)
         return metrics.render(read).encode()
 
     def look(max_staleness: int | None = None) -> bytes:
         body = Lease(groups=4, group_size=GROUP, max_staleness=max_staleness)
-        return repr(ready.ledger.lease(body, batch="b", at=ready.at)).encode()
+        return repr(ready.commands.lease(body, batch="b", at=ready.at)).encode()
 
     return {
         "status": lambda: asked("/status"),
         "metrics": scrape,
         "overview": lambda: asked("/overview"),
-        "an episode": lambda: asked(f"/episodes/{next(iter(rig.ledger.episodes))}"),
+        "an episode": lambda: asked(f"/episodes/{next(iter(rig.state.episodes))}"),
         "the latest 100 episodes": lambda: asked("/episodes", limit="100"),
-        "every second": lambda: repr(rig.ledger.expire(rig.at)).encode(),
+        "every second": lambda: repr(rig.commands.expire(rig.at)).encode(),
         "a lease that waits": look,
         "a lease with max_staleness": lambda: look(max_staleness=4),
     }

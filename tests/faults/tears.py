@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.storage.codec import decode
 from ajet_proxy.io.storage.journal import MAGIC, framed, read, segments
 from ajet_proxy.io.storage.store import Store
@@ -54,19 +54,19 @@ async def state_of(data_dir: Path) -> str:
     """What a daemon that opens `data_dir` would show, after a check that its ledger balances."""
     store = Store.open(data_dir, SETTINGS)
     try:
-        check(store.ledger)
-        return picture(store.ledger)
+        check(store.state)
+        return picture(store.state)
     finally:
         await store.close()
 
 
 def ends(records: Sequence[bytes]) -> dict[str, int]:
     """For each kind of record the place of the last one."""
-    ledger = Ledger(SETTINGS)
+    state = State(SETTINGS)
     found: dict[str, int] = {}
     for place, record in enumerate(records):
-        event = decode(record, ledger.episodes)
-        ledger.apply(event)
+        event = decode(record, state.episodes)
+        state.apply(event)
         found[type(event).__name__] = place
     return found
 

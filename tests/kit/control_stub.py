@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any
 
-from ajet_proxy.core.trajectory.rewards import Given, total
+from ajet_proxy.core.trajectory.rewards import RecordedReward, total
 from ajet_sdk import routes
 from ajet_sdk.errors import AjetError, Conflict, NotFound, Unauthorized
 
@@ -138,7 +138,7 @@ class ControlStub:
         scope = {"call": reward.call, "agent": reward.agent}
         record["rewards"].append({"id": reward.id, "value": reward.value, "final": reward.final} | scope)
         record["reward"] = total(
-            Given(note=None, at=0.0, **{"call": None, "agent": None, **item}) for item in record["rewards"]
+            RecordedReward(note=None, at=0.0, **{"call": None, "agent": None, **item}) for item in record["rewards"]
         )
         if reward.final:
             record["state"] = "ready"

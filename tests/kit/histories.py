@@ -35,7 +35,7 @@ def _call(rig: LedgerRig, draw: Any) -> None:
     choices, evaluates = draw(st.integers(1, 2)), draw(st.integers(0, 9)) == 0
     for call in rig.begin(draw(EPISODES), model=model, choices=choices, eval=evaluates):
         if draw(st.integers(0, 3)):
-            episode = rig.ledger.episode_of_call(call) or ""
+            episode = rig.state.episode_by_call.get(call, "")
             rig.finish(episode, call, (1, *draw(SHORT)), draw(SHORT))
 
 
@@ -52,13 +52,13 @@ def _lease(rig: LedgerRig, draw: Any) -> None:
 
 
 def _answer(rig: LedgerRig, draw: Any) -> None:
-    if rig.ledger.batches:
-        getattr(rig, draw(st.sampled_from(["ack", "ack", "nack"])))(draw(st.sampled_from(sorted(rig.ledger.batches))))
+    if rig.state.batches:
+        getattr(rig, draw(st.sampled_from(["ack", "ack", "nack"])))(draw(st.sampled_from(sorted(rig.state.batches))))
 
 
 def _lose(rig: LedgerRig, draw: Any) -> None:
     running = [
-        (episode.id, call) for episode in rig.ledger.episodes.values()
+        (episode.id, call) for episode in rig.state.episodes.values()
         for call, entry in episode.calls.items() if entry.state == "running"
     ]
     if running:
@@ -70,10 +70,10 @@ def _end(rig: LedgerRig, draw: Any) -> None:
 
 
 def _weights(rig: LedgerRig, draw: Any) -> None:
-    ledger, version = rig.ledger, draw(st.integers(0, 3))
+    commands, version = rig.commands, draw(st.integers(0, 3))
     rig.announce(draw(st.sampled_from(["m", "n"])), version)
     shut = draw(st.booleans())
-    rig.run(ledger.gate_close(GateClose(), at=rig.at) if shut else ledger.gate_open(GateOpen(version), at=rig.at))
+    rig.run(commands.gate_close(GateClose(), at=rig.at) if shut else commands.gate_open(GateOpen(version), at=rig.at))
 
 
 def _time(rig: LedgerRig, draw: Any) -> None:
@@ -113,6 +113,8 @@ def _plain(value: Any) -> Any:
         return type(value), {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, deque)):
         return type(value), [_plain(item) for item in value], getattr(value, "maxlen", None)
+    if isinstance(value, set):
+        return type(value), frozenset(value)
     if isinstance(value, Struct):
         return type(value), [_plain(item) for item in astuple(value)]
     if dataclasses.is_dataclass(value):

@@ -10,38 +10,46 @@ from itertools import count, islice
 from typing import Any
 from unittest import mock
 
-from ajet_proxy.core.control.overview import overview
-from ajet_proxy.core.ledger import retention
-from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger import retention, views
+from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.queues import LeasedBatch
-from ajet_proxy.core.ledger.settings import LedgerSettings
-from ajet_proxy.core.ledger.state import Archive, State
+from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
 from ajet_proxy.core.trajectory.timeline import pack
-from ajet_sdk.routes import EPISODE_STATES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
+from ajet_sdk.routes import EPISODE_STATES, ROUTES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
 from tests.kit.strategies import make_call
 
 SETTINGS = LedgerSettings(idle_timeout=100.0, wall_timeout=1000.0, group_size=2)
 
 
+def matched(method: str, path: str) -> tuple[str, str]:
+    """The name of the control route at `path`, and the id in that."""
+    parts = path.split("/")
+    for route in ROUTES:
+        pattern = route.path.split("/")
+        if route.method == method and len(parts) == len(pattern) and all(
+            want in ("{id}", part) for want, part in zip(pattern, parts, strict=True)
+        ):
+            return route.name, next((part for want, part in zip(pattern, parts, strict=True) if want == "{id}"), "")
+    raise AssertionError(f"no control route {method} {path}")
+
+
 def picture(state: State) -> str:
     """Everything that anyone can see of `state`."""
-    ledger = Ledger(state.settings)
-    ledger.__dict__.update(state.__dict__)
     queues = {f"{model}/{task}": queue for (model, task), queue in state.queues._queues.items()}
     batches = [
         (batch.id, batch.model, batch.groups, batch.state, batch.lease_until, batch.policy_version)
         for batch in state.batches.values()
     ]
     seen: dict[str, Any] = {
-        "status": ledger.status(),
-        "overview": overview(ledger, 0.0),
-        "episodes": [ledger.record(episode, tokens="all") for episode in ledger.episodes],
-        "unsettled": sorted(ledger.unsettled),
+        "status": views.status(state),
+        "overview": views.overview(state, 0.0),
+        "episodes": [views.record(state, episode, tokens="all") for episode in state.episodes],
+        "unsettled": sorted(state.unsettled),
         "queues": sorted(queues.items()),
         "batches": batches,
-        "leased": sorted(ledger.leased),
+        "leased": sorted(state.leased),
     }
     return json.dumps(seen, sort_keys=True)
 
@@ -116,7 +124,8 @@ class LedgerRig:
     def __init__(
         self, settings: LedgerSettings = SETTINGS, *, watch: bool = False, archive: Archive | None = None
     ) -> None:
-        self.ledger = Ledger(settings, archive)
+        self.state = State(settings, archive)
+        self.commands = Commands(self.state)
         self.events: list[Event] = []
         self.pictures: list[str] = []
         self.at = 1000.0
@@ -126,11 +135,11 @@ class LedgerRig:
     def run(self, events: Sequence[Event]) -> Sequence[Event]:
         """Apply the events of one command."""
         for event in events:
-            self.ledger.apply(event)
+            self.state.apply(event)
             self.events.append(event)
             if self._watch:
-                check(self.ledger)
-                self.pictures.append(picture(self.ledger))
+                check(self.state)
+                self.pictures.append(picture(self.state))
         return events
 
     def id(self, kind: str) -> str:
@@ -138,7 +147,7 @@ class LedgerRig:
 
     def open(self, episode: str | None = None, *, tenant: str = "", **fields: Any) -> str:
         episode = episode or self.id("ep")
-        self.run(self.ledger.open_episode(OpenEpisode(**fields), episode=episode, at=self.at, tenant=tenant))
+        self.run(self.commands.open_episode(OpenEpisode(**fields), episode=episode, at=self.at, tenant=tenant))
         return episode
 
     def begin(
@@ -148,7 +157,7 @@ class LedgerRig:
     ) -> tuple[str, ...]:
         calls = tuple(self.id("call") for _ in range(choices))
         self.run(
-            self.ledger.begin_call(
+            self.commands.begin_call(
                 episode=episode, calls=calls, at=self.at, model=model, agent=agent, task=task, eval=eval,
                 identified_by="path", tenant=tenant, body_hash=body or calls[0], idempotency_key=key,
                 retries=retry, route=route,
@@ -160,21 +169,21 @@ class LedgerRig:
         self, episode: str, call: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), *,
         version: int | None = None, same_text: tuple[str, int] | None = None,
     ) -> Sequence[Event]:
-        known = self.ledger.find(episode)
+        known = self.state.find(episode)
         assert known is not None
         entry = known.calls[call]
-        version = self.ledger.policy_version(entry.asked.model) if version is None else version
+        version = self.state.policy_version(entry.asked.model) if version is None else version
         done = make_call(
             call, prompt, sampled, at=entry.asked.started_at, model=entry.asked.model, agent=entry.asked.agent,
             version=version,
         )
         done = replace(done, same_text=same_text)
-        return self.run(self.ledger.finish_call(episode, pack(done), at=self.at))
+        return self.run(self.commands.finish_call(episode, pack(done), at=self.at))
 
     def lose(
         self, episode: str, call: str, reason: str = "disconnected", *, taken_back: bool = False
     ) -> Sequence[Event]:
-        return self.run(self.ledger.lose_call(episode, call, reason, at=self.at, taken_back=taken_back))
+        return self.run(self.commands.lose_call(episode, call, reason, at=self.at, taken_back=taken_back))
 
     def call(
         self, episode: str, prompt: Sequence[int] = (1, 2), sampled: Sequence[int] = (3,), **options: Any
@@ -187,53 +196,53 @@ class LedgerRig:
 
     def reward(self, episode: str, value: float = 1.0, **fields: Any) -> Sequence[Event]:
         body = Reward(value, **fields)
-        return self.run(self.ledger.reward(episode, body, reward_id=body.id or self.id("rew"), at=self.at))
+        return self.run(self.commands.reward(episode, body, reward_id=body.id or self.id("rew"), at=self.at))
 
     def seal(self, episode: str) -> Sequence[Event]:
-        return self.run(self.ledger.seal(episode, at=self.at))
+        return self.run(self.commands.seal(episode, at=self.at))
 
     def abort(self, episode: str, reason: str | None = None) -> Sequence[Event]:
-        return self.run(self.ledger.abort(episode, Abort(reason), at=self.at))
+        return self.run(self.commands.abort(episode, Abort(reason), at=self.at))
 
     def lease(self, **fields: Any) -> str | None:
         """The batch, or None if nothing is ready."""
         batch = self.id("batch")
-        self.run(self.ledger.lease(Lease(**fields), batch=batch, at=self.at))
-        return batch if batch in self.ledger.batches else None
+        self.run(self.commands.lease(Lease(**fields), batch=batch, at=self.at))
+        return batch if batch in self.state.batches else None
 
     def ack(self, batch: str, version: int = 1, **filtered: str) -> Sequence[Event]:
-        return self.run(self.ledger.ack(batch, Ack(version, filtered), at=self.at))
+        return self.run(self.commands.ack(batch, Ack(version, filtered), at=self.at))
 
     def nack(self, batch: str) -> Sequence[Event]:
-        return self.run(self.ledger.nack(batch, at=self.at))
+        return self.run(self.commands.nack(batch, at=self.at))
 
     def extend(self, batch: str, lease_s: float = 300.0) -> Sequence[Event]:
-        return self.run(self.ledger.extend(batch, Extend(lease_s), at=self.at))
+        return self.run(self.commands.extend(batch, Extend(lease_s), at=self.at))
 
     def announce(self, model: str = "m", version: int = 1, upstreams: tuple[str, ...] | None = None) -> Sequence[Event]:
-        return self.run(self.ledger.announce(Policy(model, version, upstreams), at=self.at))
+        return self.run(self.commands.announce(Policy(model, version, upstreams), at=self.at))
 
     def expire(self) -> Sequence[Event]:
-        return self.run(self.ledger.expire(self.at))
+        return self.run(self.commands.expire(self.at))
 
     def restart(self) -> Sequence[Event]:
-        return self.run(self.ledger.restarted(self.at))
+        return self.run(self.commands.restarted(self.at))
 
     def archive(self, kept: int = 0) -> Sequence[Event]:
         """Archive what ended, but for the latest `kept`."""
         with mock.patch.object(retention, "KEPT_EPISODES", kept):
-            return self.run(retention.to_archive(self.ledger, self.at))
+            return self.run(retention.to_archive(self.state, self.at))
 
     def ready(self, task: str = "t", *, model: str = "m", version: int | None = None) -> str:
         """An episode that is ready."""
         episode = self.open(task=task)
         self.call(episode, model=model, version=version)
         self.reward(episode)
-        assert self.state(episode) == "ready"
+        assert self.state_of(episode) == "ready"
         return episode
 
-    def state(self, episode: str) -> str:
-        known = self.ledger.find(episode)
+    def state_of(self, episode: str) -> str:
+        known = self.state.find(episode)
         assert known is not None
         return known.state
 
@@ -253,5 +262,5 @@ class LedgerRig:
             assert batch is not None
             if state == "trained":
                 self.ack(batch)
-        assert self.state(episode) == state
+        assert self.state_of(episode) == state
         return episode

@@ -96,10 +96,10 @@ def test_what_retention_removed_is_left_out_and_counted(rig: LedgerRig, tmp_path
     records = encoded(rig.events)
     write_segments(tmp_path, records, [len(records) - 5])
     for _ in range(2):
-        compact(tmp_path, ended_after=rig.ledger.now + 1)
+        compact(tmp_path, ended_after=rig.state.now + 1)
     for arguments, what in (
         (["export"], "8 episodes in these states"), (["export", "--as", "preferences"], "8 episodes in these states"),
-        (["replay"], f"{rig.ledger.leases} batches, whole or in part"),
+        (["replay"], f"{rig.state.leases} batches, whole or in part"),
     ):
         done = run(arguments[0], str(tmp_path), *arguments[1:])
         assert done.returncode == 0

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.trajectory.samples import merge_calls, tree_rows
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.codec import encode
@@ -126,7 +127,7 @@ def journal_of(data: Path, rig: LedgerRig) -> Path:
 def delivered(rig: LedgerRig, batch: str | None) -> list[object]:
     """What a trainer decodes, as JSON."""
     assert batch is not None
-    groups = decode_batch(encode_batch(rig.ledger.batch(batch))).groups
+    groups = decode_batch(encode_batch(views.batch(rig.state, batch))).groups
     return [sample.to_json() for group in groups for item in group.episodes for sample in item.samples]
 
 
@@ -146,7 +147,7 @@ def test_replay_gives_what_was_delivered_bit_for_bit_and_then_what_is_ready(tmp_
     expected = delivered(rig, first)
     assert first is not None
     rig.nack(first)
-    rig.reward(next(iter(rig.ledger.episodes)), 0.7)
+    rig.reward(next(iter(rig.state.episodes)), 0.7)
     expected += delivered(rig, rig.lease(group_size=1))
     rig.in_state("recorded")
     rig.in_state("discarded")
@@ -197,7 +198,7 @@ def test_a_compaction_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: pytest
     expected = list(replay_lines(tmp_path))
     compactions = [compact]
 
-    def load(*given: Any) -> Ledger:
+    def load(*given: Any) -> State:
         loaded = read(*given)
         while compactions:
             compactions.pop()(tmp_path)

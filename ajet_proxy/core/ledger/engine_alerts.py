@@ -15,34 +15,38 @@ from ajet_sdk.untold import UNTOLD
 TRUST = 10
 
 
-class Telling:
-    """Puts its alerts among `alerts`, by what they are about."""
+class EngineAlerts:
+    """Puts its alerts among `alerts`, by what they are about. `trusted` are the routes of engines whose latest call was
+    whole: another whole one says nothing new."""
 
     def __init__(self, alerts: MutableMapping[str, str]) -> None:
+        self.trusted: set[str] = set()
         self._alerts = alerts
-        self._untold: dict[str, int] = {}
+        self._failures: dict[str, int] = {}
         """How many calls in a row an engine's route has not told, from `TRUST` below 0 where it once has."""
 
     def whole(self, engine: str) -> None:
         """A call that `engine`, named by the address of its route, answered is whole."""
-        self._untold[engine] = -TRUST
+        self.trusted.add(engine)
+        self._failures[engine] = -TRUST
         self._alerts.pop(_about(engine), None)
 
     def lost(self, engine: str, reason: str) -> None:
-        """A call that it answered is lost for `reason`."""
-        if (told := UNTOLD.get(reason)) is None:
-            return
-        self._untold[engine] = self._untold.get(engine, 0) + 1
-        if self._untold[engine] > 0:
+        """A call that it answered is lost for `reason`, one of `UNTOLD`."""
+        self.trusted.discard(engine)
+        self._failures[engine] = self._failures.get(engine, 0) + 1
+        if self._failures[engine] > 0:
             self._alerts[_about(engine)] = (
-                f"{engine} {told.fault} ({reason}), so nothing that it samples can be trained: {told.remedy}"
+                f"{engine} {UNTOLD[reason].fault} ({reason}), so nothing that it samples can be trained: "
+                f"{UNTOLD[reason].remedy}"
             )
 
     def keep(self, engines: Iterable[str]) -> None:
         """No others than `engines`, named by their base URLs, are there any more."""
         bases = tuple(f"{engine}/" for engine in engines)
-        for engine in [engine for engine in self._untold if not engine.startswith(bases)]:
-            del self._untold[engine]
+        for engine in [engine for engine in self._failures if not engine.startswith(bases)]:
+            self.trusted.discard(engine)
+            del self._failures[engine]
             self._alerts.pop(_about(engine), None)
 
 

@@ -9,20 +9,20 @@ Invariant: an episode is in exactly one state. Its calls in flight number ``runn
 ``sealed``, its calls are known by their timelines, from which every one can be read back. What calls, and timelines,
 begin with in common is kept once (`ajet_proxy.core.ledger.texts`).
 
-Next: ajet_proxy/io/storage/store.py
+Next: ajet_proxy/core/ledger/commands.py
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msgspec import Struct
 
 from ajet_proxy.core.ledger.texts import Texts
-from ajet_proxy.core.trajectory.rewards import Given, total
+from ajet_proxy.core.trajectory.rewards import RecordedReward, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import OpenEpisode
@@ -82,7 +82,7 @@ def has_room(episode: Episode, note: str | None) -> None:
     if len(episode.rewards) >= MAX_REWARDS:
         message = f"episode {episode.id} has {MAX_REWARDS} rewards, as many as it may: seal it"
         raise Conflict(message, code="too_many_rewards")
-    if note and sum(len(given.note or "") for given in episode.rewards.values()) + len(note) > MAX_NOTES:
+    if note and sum(len(one.note or "") for one in episode.rewards.values()) + len(note) > MAX_NOTES:
         message = f"the notes of episode {episode.id} have {MAX_NOTES} characters, as many as they may: leave this out"
         raise Conflict(message, code="too_many_notes")
 
@@ -125,7 +125,7 @@ class Chain:
 
 @dataclass(slots=True)
 class Episode:
-    """The mutable state of one episode. Only `Ledger.apply` changes it, through the methods below."""
+    """The mutable state of one episode. Only `State.apply` changes it, through the methods below."""
 
     id: str
     task: str | None
@@ -149,13 +149,13 @@ class Episode:
     calls: dict[str, CallEntry] = field(default_factory=dict)
     texts: Texts = field(default_factory=Texts)
     running: int = 0
-    rewards: dict[str, Given] = field(default_factory=dict)
+    rewards: dict[str, RecordedReward] = field(default_factory=dict)
     chains: tuple[Chain, ...] = ()
     shares: dict[str, str | None] = field(default_factory=dict)
     """Once ready: each model that it trains, with None (ready), a batch id (leased) or ``""`` (trained)."""
     taken: set[str] = field(default_factory=set)
     """The models whose trainer has had their share, and has not said that it trained nothing of it."""
-    tallied: int | None = None
+    reward_number: int | None = None
     """Its number among the rewarded ones, once it is settled and rewarded."""
     stored: str | None = None
     """``archive``: nothing happens to it any more; ``removed``: archived without its calls. None: in memory."""
@@ -193,18 +193,18 @@ class Episode:
 
     def complete(self, model: str, agent: str) -> list[Packed]:
         """The complete calls of `agent` to `model`, while the episode is not merged."""
-        return self._packed([(turn, text) for turn, text in self._told() if (turn.model, turn.agent) == (model, agent)])
+        return self._packed([one for one in self._with_texts() if (one[0].model, one[0].agent) == (model, agent)])
 
-    def _told(self) -> list[tuple[Turn, int]]:
+    def _with_texts(self) -> list[tuple[Turn, int]]:
         """The complete calls, while the episode is not merged, each with the number of its text."""
         return [
             (entry.turn, entry.text) for entry in self.calls.values()
             if entry.turn is not None and entry.text is not None
         ]
 
-    def _packed(self, told: Sequence[tuple[Turn, int]]) -> list[Packed]:
-        wholes = self.texts.wholes((text, turn.end) for turn, text in told)
-        return [Packed(turn, whole) for (turn, _), whole in zip(told, wholes, strict=True)]
+    def _packed(self, complete: Sequence[tuple[Turn, int]]) -> list[Packed]:
+        wholes = self.texts.wholes((text, turn.end) for turn, text in complete)
+        return [Packed(turn, whole) for (turn, _), whole in zip(complete, wholes, strict=True)]
 
     def turns(self) -> list[Turn]:
         """Its complete calls in the order of their start."""
@@ -224,7 +224,7 @@ class Episode:
         chains = [chain.turns for chain in self.chains if chain.turns[0].model == model]
         turns = [turn for chain in chains if any(turn.sampled for turn in chain) for turn in chain]
         known = {(call, agent) for turn in turns for call in (None, turn.call) for agent in (None, turn.agent)}
-        return any((given.call, given.agent) in known for given in self.rewards.values())
+        return any((one.call, one.agent) in known for one in self.rewards.values())
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
@@ -238,11 +238,11 @@ class Episode:
         """Its timelines as they are now."""
         if self.chains or self.state not in ("open", "sealed"):
             return self.timelines
-        return merge_packed(self._packed(self._told()), policy)
+        return merge_packed(self._packed(self._with_texts()), policy)
 
     def keep_timelines(self, policy: Policy) -> tuple[Timeline, ...]:
         """Know its calls by their timelines alone from now on."""
-        timelines, text = self.merged(policy), {turn.call: number for turn, number in self._told()}
+        timelines, text = self.merged(policy), {turn.call: number for turn, number in self._with_texts()}
         self.chains = self.chains or tuple(
             Chain(text[timeline.turns[-1].call], timeline.turns, timeline.broken_by) for timeline in timelines
         )
@@ -267,6 +267,12 @@ class Episode:
             return False
         first = next(iter(self.calls.values())).asked.model
         return self.calls[call].asked.model in (self.members.values() if self.members else (self.model or first,))
+
+    def model_for(self, agent: str, asked: str, served: Collection[str]) -> str | None:
+        """The model that `agent` was given when the episode opened. One that was not given its own may ask for any that
+        is `served` by name, such as a judge."""
+        member = (self.members or {}).get(agent)
+        return member if member is not None or (asked and asked in served) else self.model
 
     def losses(self) -> str | None:
         """Why its calls were lost, what was most often first; None if none was."""
@@ -294,7 +300,7 @@ class Episode:
     def head(self) -> Episode:
         """What a listing shows of it, archived: no calls, and no notes."""
         model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
-        rewards = {name: replace(given, note=None) for name, given in self.rewards.items()}
+        rewards = {name: replace(one, note=None) for name, one in self.rewards.items()}
         return replace(self, model=model, calls={}, texts=Texts(), chains=(), rewards=rewards, stored="archive")
 
     def share_state(self) -> str:
@@ -314,45 +320,3 @@ def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float
     if (asked.wall_timeout or 0) > wall:
         raise BadRequest(f"wall_timeout may be at most {wall:g} seconds, the proxy's own", param="wall_timeout")
     return asked.idle_timeout or idle, asked.wall_timeout or wall
-
-
-def repeats(
-    episode: Episode, body_hash: str, key: str | None, retries: int, *, agent: str = "", missed: bool = False
-) -> tuple[str, ...]:
-    """The calls of the earlier request that a new one of `agent` repeats.
-
-    With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
-    complete. The key, which takes the body in, is the request's own name: none is repeated that does not bear it.
-
-    With nothing but a count of `retries`: the latest request of the same body and agent that was lost. One that is
-    answered, or may still be, is repeated only if it can be no other: it is the only one of that body that was asked
-    with fewer retries and whose answer no later call goes on from. Where one of that body may have been `missed`, it
-    has to be doubtful besides.
-    """
-    if key is None and not retries:
-        return ()
-    entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
-    if key is not None:
-        earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
-    else:
-        same = [entry for entry in entries if (entry.asked.body_hash, entry.asked.agent) == (body_hash, agent)]
-        before = [entry for entry in same if entry.asked.retries < retries and (entry.doubtful or not missed)]
-        earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
-    order = ("complete", "running", "lost")
-    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
-    return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
-
-
-def _only(episode: Episode, entries: Sequence[CallEntry]) -> list[CallEntry]:
-    """Those of `entries` that belong to requests whose answers may not have been received, if it is one request."""
-    reached = episode.texts.reached(
-        (entry.text, entry.turn.start) for entry in episode.calls.values()
-        if entry.turn is not None and entry.text is not None
-    ) if entries else {}
-    received = {
-        entry.asked for entry in entries
-        if entry.turn is not None and entry.text is not None and entry.turn.sampled
-        and reached[episode.texts.holder(entry.text, entry.turn.end)] >= entry.turn.end
-    }  # the prompt of another request begins with this call, so that its client must have had the answer
-    open_ones = [entry for entry in entries if entry.asked not in received]
-    return open_ones if len({entry.asked for entry in open_ones}) == 1 else []

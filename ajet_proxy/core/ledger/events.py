@@ -1,6 +1,6 @@
 """The daemon's whole vocabulary: everything that can happen to its state, each one a journal entry.
 
-State changes only through `Ledger.apply(event)`. The journal is the sequence of these records, so a replay of the
+State changes only through `State.apply(event)`. The journal is the sequence of these records, so a replay of the
 journal is the live state, and a crash test is a loop over prefixes of a file. Events are facts in the past tense: a
 command (see `ajet_proxy.core.ledger.commands`) decides, returns events, and changes nothing itself.
 

@@ -1,23 +1,26 @@
 """What a lease takes of the ready groups, and what is dropped because no lease will ever take it.
 
 Idea: the groups that were complete first are looked at. What is in the way (shares that are stale, in which nothing is
-rewarded, or too large for a lease, see `ajet_proxy.core.ledger.lease_size`) is left out, until the first groups fit.
-Until then a reward can be corrected.
+rewarded, or too large for a lease) is left out, until the first groups fit. Until then a reward can be corrected.
+
+How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs nothing beside
+it. A lease takes groups until the next one would go beyond `LEASE_BYTES`; whoever asked for more asks again. A group
+that alone is larger would come back with every lease, so its episodes that take more than their part are discarded.
 
 Invariant: what is dropped is taken by no lease, this one included. An episode of which another model's trainer has its
 share just now is left alone until that is over. One look costs what it looks at: it ends without a lease when it has
-dropped `MOST`, and whoever asked looks again, after others have had their turn.
+dropped `MOST`, and whoever asked looks again, after others have had their turn. What `most_bytes` says of a lease's
+episodes together is not less than the length of its frame.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.lease_size import leading, most_bytes, too_large
-from ajet_proxy.core.ledger.queues import Groups, ReadyQueues, Share
+from ajet_proxy.core.ledger.queues import Groups, Share
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.routes import Lease
 
@@ -25,19 +28,26 @@ MOST = 250
 """So many episodes are dropped in one look: some 10 ms, while which everybody else waits."""
 NAMED = 5
 """Scopes of rewards that a reason names; each may have a thousand characters."""
+LEASE_BYTES = 256 << 20
+"""Some 30 million tokens, more than one step is made of. Such a frame is made in up to ten seconds, which trainers wait
+(`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read), and takes eleven times its size in memory meanwhile."""
+_TOKEN = 8
+"""Its id and its logprob."""
+_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 100, 300, 40, 20
+"""The names of the fields, all numbers, and the lengths that stand before texts and lists; the frame's own, and a
+group's, are counted with each episode. A turn has two runs of its mask, and each version that sampled it a span."""
+_CHARACTER = 4
+"""Of UTF-8, at most."""
 
 
-def choose(
-    state: State, body: Lease, *, at: float, version: Callable[[str], int]
-) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
+def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
     """What is dropped at `at`; and the model and the groups that were complete first, all that are asked for if they
-    fit into one frame, or None where there are fewer, or where `MOST` were dropped. `version` says which one serves a
-    model."""
+    fit into one frame, or None where there are fewer, or where `MOST` were dropped."""
     size, episodes = body.group_size or state.settings.group_size, state.episodes
     behind = f"more than {body.max_staleness} versions behind"
     large = f"a group of {size} like it is too large for a lease"
     unusable, stale = set[Share](), set[Share]()
-    for share in _stale(state.queues, body, version):
+    for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
         if len(stale) == MOST:
             return list(_dropped(episodes, stale, "stale", lambda _: behind, at)), None
@@ -88,13 +98,13 @@ def _named(episode: Episode) -> str:
     return f"no whole call is of what was rewarded: {', '.join(several[:NAMED])}{more}"
 
 
-def _stale(queues: ReadyQueues, body: Lease, version: Callable[[str], int]) -> Iterator[Share]:
+def _stale(state: State, body: Lease) -> Iterator[Share]:
     """Ready shares of which some token was sampled more than ``max_staleness`` versions ago."""
     if body.max_staleness is None:
         return
-    for model in queues.models() if body.model is None else (body.model,):
-        last = version(model) - body.max_staleness
-        yield from ((model, episode) for episode in queues.older(model, last))
+    for model in state.queues.models() if body.model is None else (body.model,):
+        last = state.policy_version(model) - body.max_staleness
+        yield from ((model, episode) for episode in state.queues.older(model, last))
 
 
 def _dropped(
@@ -107,3 +117,36 @@ def _dropped(
             trained = "" in episode.shares.values()
             models = sorted(model for model in episode.shares if (model, name) in shares) if trained else ()
             yield ev.EpisodeDiscarded(at, name, reason, why(episode), tuple(models))
+
+
+def most_bytes(episode: Episode, model: str) -> int:
+    """What `model` learns from an episode that is merged takes no more of a frame."""
+    chains = [chain for chain in episode.chains if chain.turns[0].model == model]
+    turns = [turn for chain in chains for turn in chain.turns]
+    return (
+        _EPISODE + _text(episode.id, episode.named_task, episode.named_task, model)
+        + sum(_REWARD + _text(one.id, one.call, one.agent, one.note) for one in episode.rewards.values())
+        + sum(_SAMPLE + _TOKEN * chain.turns[-1].end + _text(episode.id, chain.turns[0].agent) for chain in chains)
+        + sum(_TURN + _SPAN * len(turn.policy_versions) + _text(turn.call, turn.call) for turn in turns)
+    )
+
+
+def leading(groups: Groups, sizes: Mapping[str, int]) -> Groups:
+    """The first of `groups`, as many as one lease takes; none if it does not take even the first."""
+    total, taken = 0, 0
+    for _, names in groups:
+        total += sum(sizes[name] for name in names)
+        if total > LEASE_BYTES:
+            break
+        taken += 1
+    return groups[:taken]
+
+
+def too_large(names: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
+    """Those of a group that take more than their part of a lease: whatever group of as many the others come into, a
+    lease takes it."""
+    return [name for name in names if sizes[name] > LEASE_BYTES // len(names)]
+
+
+def _text(*texts: str | None) -> int:
+    return sum(len(text) * (1 if text.isascii() else _CHARACTER) for text in texts if text is not None)

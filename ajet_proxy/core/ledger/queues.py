@@ -31,7 +31,7 @@ Groups = tuple[tuple[str, tuple[str, ...]], ...]
 @dataclass(slots=True)
 class LeasedBatch:
     """A batch of one model, and what became of it: ``state`` is leased, trained or returned. ``number`` counts leases;
-    ``given`` tells how many rewards each episode had when it was leased, because a later lease may deliver more."""
+    ``rewards_at_lease`` tells how many each episode had then, because a later lease may deliver more."""
 
     id: str
     model: str
@@ -39,7 +39,7 @@ class LeasedBatch:
     policy_version: int
     groups: Groups
     number: int = 0
-    given: dict[str, int] = field(default_factory=dict)
+    rewards_at_lease: dict[str, int] = field(default_factory=dict)
     state: str = "leased"
 
     def episodes(self) -> Iterator[str]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -75,11 +75,15 @@ class _Bucket:
 
 
 class Quotas:
-    """The quotas of `given` tenants, of which ``*`` is each that is not named, over what `state` knows."""
+    """The `quotas` of tenants, of which ``*`` is each that is not named, over what `state` knows."""
 
-    def __init__(self, given: Mapping[str, Quota], state: State) -> None:
-        self._given = given
+    def __init__(
+        self, quotas: Mapping[str, Quota], state: State, refused: Callable[[OverQuota], None] = lambda refusal: None
+    ) -> None:
+        """`refused` gets each refusal, to count it."""
+        self._quotas = quotas
         self._state = state
+        self._refused = refused
         self._buckets: dict[tuple[str, str], _Bucket] = {}
         self._kept: dict[str, _Kept] = {}
 
@@ -113,16 +117,16 @@ class Quotas:
 
     def of(self, tenant: str) -> Quota | None:
         """The quota of `tenant`, if it has one."""
-        return self._given.get(tenant) or self._given.get(ALL_OTHERS)
+        return self._quotas.get(tenant) or self._quotas.get(ALL_OTHERS)
 
     def _may_open(self, tenant: str, at: float) -> None:
         quota = self.of(tenant)
         if quota is None:
             return
         if quota.episodes and self._open(tenant) >= quota.episodes:
-            raise _refusal(f"has {quota.episodes} open episodes, as many as it may", "episodes", EPISODES_RETRY_S)
+            raise self._refusal(f"has {quota.episodes} open episodes, as many as it may", "episodes", EPISODES_RETRY_S)
         if quota.bytes and self._keeps(tenant, at) >= quota.bytes:
-            raise _refusal(
+            raise self._refusal(
                 f"keeps its {quota.bytes} bytes: come back when some of its episodes are trained, or abort some",
                 "bytes", EPISODES_RETRY_S,
             )
@@ -139,7 +143,7 @@ class Quotas:
     def _may_take(self, tenant: str, name: str, at: float) -> None:
         bucket = self._bucket(tenant, name, at)
         if bucket is not None and bucket.fill(at) < 1.0:
-            raise _refusal(
+            raise self._refusal(
                 f"has used its {bucket.limit} {name.replace('_', ' ')}", name.partition("_")[0], bucket.wait()
             )
 
@@ -172,6 +176,11 @@ class Quotas:
             seen = self._kept[tenant] = _Kept(at, sum(map(_size, mine)) + sum(metadata.values()), metadata)
         return seen.total
 
+    def _refusal(self, what: str, name: str, wait_s: float) -> OverQuota:
+        refusal = OverQuota(f"this tenant {what}", code=f"{name}_quota", retry_after=wait_s)
+        self._refused(refusal)
+        return refusal
+
 
 def parse(table: Any) -> dict[str, Quota]:
     """TOML's ``[tenants.NAME]`` tables as quotas; `ValueError` says what is wrong with them."""
@@ -190,14 +199,10 @@ def parse(table: Any) -> dict[str, Quota]:
 
 def _size(episode: Episode) -> int:
     """Bytes of token ids, logprobs and notes."""
-    notes = sum(len(given.note.encode("utf-8", "surrogatepass")) for given in episode.rewards.values() if given.note)
+    notes = sum(len(one.note.encode("utf-8", "surrogatepass")) for one in episode.rewards.values() if one.note)
     return notes + episode.size()
 
 
 def _written(episode: Episode) -> int:
     """Bytes of its metadata as JSON."""
     return len(json.dumps(episode.metadata)) if episode.metadata else 0
-
-
-def _refusal(what: str, name: str, wait_s: float) -> OverQuota:
-    return OverQuota(f"this tenant {what}", code=f"{name}_quota", retry_after=wait_s)

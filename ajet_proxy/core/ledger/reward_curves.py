@@ -94,8 +94,8 @@ class TaskRewards:
         }
 
 
-class Tally:
-    """All of it. Training and evaluation have a curve each; tasks are of training, or of evaluation."""
+class RewardCurves:
+    """Training and evaluation have a curve each; tasks are of training, or of evaluation."""
 
     def __init__(self) -> None:
         self.curves = {"train": Curve(), "eval": Curve()}

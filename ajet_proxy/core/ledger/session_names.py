@@ -4,8 +4,8 @@ Nobody who sends such a name has agreed to say when an episode is over, so the n
 that it stands for has ended, its next call opens another one, ``NAME.2`` and so on. Two tenants that use one name mean
 two things by it, so a tenant's name is part of the id.
 
-The first episode of a name may be long gone from the archive while its latest is open, so `Names` knows the latest of
-those in memory. One whose episodes are all archived begins behind the archived ones, or anew.
+The first episode of a name may be long gone from the archive while its latest is open, so `SessionNames` knows the
+latest of those in memory. One whose episodes are all archived begins behind the archived ones, or anew.
 
 Invariant: a call is sent to an open episode or to a new one; a reward to the latest that the name stood for.
 """
@@ -21,24 +21,24 @@ from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import check_id
 
 RUNGS = ("harness", "body")
-"""The ways of `core.identity.ladder` whose names are borrowed."""
+"""The ways of `core.identity.ladder` whose names are such."""
 _NUMBERED = re.compile(r"(.+)\.([1-9][0-9]*)", re.DOTALL)
 MOST_DIGITS = 12
 
 
-class Names:
+class SessionNames:
     """The number of the latest episode in memory of each name that has one."""
 
     def __init__(self, episodes: Iterable[Episode]) -> None:
         self._latest: dict[str, int] = {}
         for episode in episodes:
-            self.opened(episode.id, episode.identified_by)
+            if episode.identified_by in RUNGS:
+                self.opened(episode.id)
 
-    def opened(self, episode: str, identified_by: str) -> None:
-        """`episode` is new."""
-        if identified_by in RUNGS:
-            base, number = _parts(episode)
-            self._latest[base] = number
+    def opened(self, episode: str) -> None:
+        """`episode`, which was named in one of `RUNGS`, is new."""
+        base, number = _parts(episode)
+        self._latest[base] = number
 
     def left(self, episode: str) -> None:
         """`episode` is no longer in memory."""

@@ -10,19 +10,41 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.conversation.lineage import Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
-from ajet_proxy.core.ledger.gate import Gate
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
-from ajet_proxy.core.ledger.reward_curves import Tally
-from ajet_proxy.core.ledger.settings import LedgerSettings
+from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
-from ajet_proxy.core.trajectory.rewards import Given
+from ajet_proxy.core.trajectory.rewards import RecordedReward
 from ajet_proxy.core.trajectory.timeline import POLICIES, Policy
+from ajet_sdk.errors import NotFound
 from ajet_sdk.routes import EPISODE_STATES
+
+GateState = Literal["open", "closing", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerSettings:
+    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size; when more
+    than the share `drift_limit` of a model's turns drift, that is an alert (0: never)."""
+
+    idle_timeout: float = 1800.0
+    wall_timeout: float = 86400.0
+    merge_policy: str = "strict"
+    group_size: int = 8
+    drift_limit: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.merge_policy not in POLICIES:
+            raise ValueError(f"merge_policy must be one of {', '.join(POLICIES)}, not {self.merge_policy!r}")
+        if not 0 <= self.drift_limit <= 1:
+            raise ValueError("drift_limit must be a share between 0 and 1")
+        if self.group_size < 1 or self.idle_timeout <= 0 or self.wall_timeout <= 0:
+            raise ValueError("group_size and the timeouts must be positive")
 
 
 class Archive(Protocol):
@@ -47,6 +69,17 @@ class Nowhere:
 
     def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
         return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """While it is shut, requests for the model wait so that weights can change. Only the trainer moves it. It stays
+    shut over a restart of the proxy, because the weights may be half written. ``since`` is when it was last moved, in
+    Unix seconds; ``reason`` is the trainer's word for closing."""
+
+    shut: bool = False
+    since: float = 0.0
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +130,13 @@ class State:
         self.leases = 0
         self.served: dict[str, Served] = {}
         self.default_version = 0
-        self.updates = 0
+        self.policy_updates = 0
         """How often it was said which weights serve."""
-        self.moves = 0
+        self.state_changes = 0
         """How often an episode's state changed."""
         self.gate_now = Gate()
         self.lineage = Lineage()
-        self.tally = Tally()
+        self.reward_curves = RewardCurves()
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -142,13 +175,71 @@ class State:
         known = self.episodes.get(episode) or self.leaving.get(episode)
         return known if known is not None or not self.archived else self.archive.episode(episode)
 
-    def all_lost(self, episode: str) -> bool:
+    def episode(self, episode: str) -> Episode:
+        """`episode`, wherever it is by now, or `NotFound`."""
+        known = self.find(episode)
+        if known is None:
+            raise NotFound(f"no episode {episode}", code="unknown_episode")
+        return known
+
+    def batch(self, batch: str) -> LeasedBatch:
+        """`batch`, wherever it is by now, or `NotFound`."""
+        known = self.batches.get(batch) or self.leaving_batches.get(batch) or self.archive.batch(batch)
+        if known is None:
+            raise NotFound(f"no batch {batch}", code="unknown_batch")
+        return known
+
+    def continued(
+        self, history: Beginnings | None, *, body_hash: str, idempotency_key: str | None, retries: int
+    ) -> tuple[str, ...]:
+        """The open episode that a request continues which nothing names, if there is one; several if nobody can say
+        which of them."""
+        again = self.lineage.repeated(body_hash if retries else None, idempotency_key, self._all_lost)
+        if again is not None:
+            return (again,)
+        return () if history is None else self.lineage.continued(history)
+
+    def _all_lost(self, episode: str) -> bool:
         """Whether no call of `episode`, which is in memory, has come to anything."""
         return all(entry.state == "lost" for entry in self.episodes[episode].calls.values())
 
-    def find_batch(self, batch: str) -> LeasedBatch | None:
-        """`batch`, wherever it is by now."""
-        return self.batches.get(batch) or self.leaving_batches.get(batch) or self.archive.batch(batch)
+    @property
+    def gate(self) -> GateState:
+        """``closing``: closed to newcomers while calls are still in flight; ``closed``: nothing is in flight."""
+        if not self.gate_now.shut:
+            return "open"
+        return "closing" if self.calls["running"] else "closed"
+
+    def gate_is_open(self) -> bool:
+        return not self.gate_now.shut
+
+    def policy_version(self, model: str) -> int:
+        """The version that serves `model`; for a model nobody announced, the one that the gate was last opened with."""
+        served = self.served.get(model)
+        return self.default_version if served is None else served.version
+
+    def upstreams(self, model: str) -> tuple[str, ...]:
+        """The engines announced for `model`."""
+        served = self.served.get(model)
+        return () if served is None else served.upstreams
+
+    def models(self) -> tuple[str, ...]:
+        """Every model that was announced."""
+        return tuple(self.served)
+
+    def only_model(self) -> str:
+        """The one that a request means which names none, if a single one was announced; else ""."""
+        return next(iter(self.served)) if len(self.served) == 1 else ""
+
+    def leasable(self) -> object:
+        """Equal while no lease can find anything else than it found before."""
+        return self.queues.changes, self.state_changes, self.policy_updates
+
+    def alerts(self) -> dict[str, str]:
+        """What an operator should look at, by what it is about."""
+        limit = self.settings.drift_limit
+        lines = {f"drift of model {model!r}": drift.alert(model, limit) for model, drift in self.drifts.items()}
+        return {about: line for about, line in lines.items() if line is not None}
 
     def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
         """They are in the archive."""
@@ -233,7 +324,7 @@ class State:
         episode = self.episodes[event.episode]
         episode.active_at = event.at
         before = episode.reward()
-        episode.rewards[event.id] = Given(
+        episode.rewards[event.id] = RecordedReward(
             event.id, event.value, event.call, event.agent, event.final, event.note, event.at
         )
         if episode.state in ("ready", "recorded"):
@@ -268,15 +359,17 @@ class State:
             self._count(episode, None, at)
 
     def _count(self, episode: Episode, before: float | None, at: float) -> None:
-        """Into the tally, once, as soon as a settled episode has a reward; then whatever corrects it."""
+        """Into the curves, once, as soon as a settled episode has a reward; then whatever corrects it."""
         reward, kind = episode.reward(), "eval" if episode.eval else "train"
         if reward is None:
             return
-        if episode.tallied is None or before is None:
+        if episode.reward_number is None or before is None:
             version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
-            episode.tallied = self.tally.add(kind, episode.id, episode.named_task, reward, at=at, version=version)
+            episode.reward_number = self.reward_curves.add(
+                kind, episode.id, episode.named_task, reward, at=at, version=version
+            )
         else:
-            self.tally.correct(kind, episode.tallied, episode.id, episode.named_task, reward, before)
+            self.reward_curves.correct(kind, episode.reward_number, episode.id, episode.named_task, reward, before)
 
     def _discarded(self, event: ev.EpisodeDiscarded) -> None:
         episode = self.episodes[event.episode]
@@ -297,7 +390,7 @@ class State:
         )
         self.leases += 1
         for episode in map(self.episodes.__getitem__, batch.episodes()):
-            batch.given[episode.id] = len(episode.rewards)
+            batch.rewards_at_lease[episode.id] = len(episode.rewards)
             self._share(episode, batch.model, batch.id, event.at)
 
     def _extended(self, event: ev.LeaseExtended) -> None:
@@ -363,16 +456,16 @@ class State:
         known = self.served.get(event.model, Served(0, ()))
         upstreams = known.upstreams if event.upstreams is None else event.upstreams
         self.served[event.model] = Served(event.version, upstreams)
-        self.updates += 1
+        self.policy_updates += 1
 
     def _gate_closed(self, event: ev.GateClosed) -> None:
-        self.gate_now = self.gate_now.close(event.at, event.reason)
+        self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)
 
     def _gate_opened(self, event: ev.GateOpened) -> None:
         """The version is that of the one model there is; with several, only `PolicyAnnounced` says which."""
-        self.gate_now = self.gate_now.open(event.at)
+        self.gate_now = Gate(False, event.at) if self.gate_now.shut else self.gate_now
         self.default_version = event.policy_version
-        self.updates += 1
+        self.policy_updates += 1
         if len(self.served) == 1:
             ((model, served),) = self.served.items()
             self.served[model] = Served(event.policy_version, served.upstreams)
@@ -394,7 +487,7 @@ class State:
         self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None
     ) -> None:
         """Every change of state goes through here, and the counters with it."""
-        self.moves += 1
+        self.state_changes += 1
         self.counts.update({episode.state: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)

@@ -1,78 +1,114 @@
-"""What the control plane shows: the status page and episode records, as JSON-ready values.
+"""What is read of the state: the status page, the overview, episode records, and what a lease delivers.
 
-Reading changes nothing. `status` costs the same with ten episodes as with ten thousand.
+Reading changes nothing. `status` and `overview` cost the same after ten episodes as after ten thousand; only the
+episodes open now are looked through.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain, dropwhile, islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from ajet_proxy.core.ledger.episode import CallEntry, Episode
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.drift_rate import by_model
 from ajet_proxy.core.trajectory.repair import join
-from ajet_proxy.core.trajectory.samples import each_sample
-from ajet_proxy.core.trajectory.timeline import Policy, Timeline
+from ajet_proxy.core.trajectory.rewards import total
+from ajet_proxy.core.trajectory.samples import each_sample, samples_of
+from ajet_proxy.core.trajectory.timeline import Timeline
 from ajet_sdk import __version__
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES
-
-if TYPE_CHECKING:
-    from ajet_proxy.core.ledger.commands import Ledger
-    from ajet_proxy.core.ledger.state import State
-
+from ajet_sdk.sample import Batch, BatchEpisode, Group
 
 Tokens = Literal["none", "timelines", "all"]
+SHOWN = 50
+"""The overview shows so many tasks, leases and episodes that were not heard of for longest."""
 
 
-def status(ledger: Ledger) -> dict[str, Any]:
+def status(state: State) -> dict[str, Any]:
     """The terms of the ledger identity, and what else costs nothing to know."""
-    gate = ledger.gate
+    gate = state.gate
     return {
         "version": __version__,
-        "now": ledger.now,
-        "gate": {"state": gate, "since": ledger.gate_now.since or None, "reason": ledger.gate_now.reason},
+        "now": state.now,
+        "gate": {"state": gate, "since": state.gate_now.since or None, "reason": state.gate_now.reason},
         "models": {
             model: {"policy_version": served.version, "gate": gate, "upstreams": list(served.upstreams)}
-            for model, served in ledger.served.items()
+            for model, served in state.served.items()
         },
-        "episodes": {"opened": ledger.opened, **{state: ledger.counts[state] for state in EPISODE_STATES}},
-        "archived": sum(ledger.archived.values()),
-        "discarded": dict(ledger.discarded),
+        "episodes": {"opened": state.opened, **{name: state.counts[name] for name in EPISODE_STATES}},
+        "archived": sum(state.archived.values()),
+        "discarded": dict(state.discarded),
         "groups": {
-            "waiting": ledger.queues.waiting,
-            "ready": ledger.queues.complete,
-            "leased": sum(len(batch.groups) for batch in ledger.leased.values()),
+            "waiting": state.queues.waiting,
+            "ready": state.queues.complete,
+            "leased": sum(len(batch.groups) for batch in state.leased.values()),
         },
-        "batches": {"leased": len(ledger.leased), "total": ledger.leases},
-        "calls": dict(ledger.calls),
-        "captures": dict(ledger.captures),
-        "tokens": dict(ledger.tokens),
-        "drift": dict(ledger.drift),
-        "drift_by_model": {model: drift.to_json() for model, drift in ledger.drifts.items()},
-        "alerts": list(ledger.alerts().values()),
+        "batches": {"leased": len(state.leased), "total": state.leases},
+        "calls": dict(state.calls),
+        "captures": dict(state.captures),
+        "tokens": dict(state.tokens),
+        "drift": dict(state.drift),
+        "drift_by_model": {model: drift.to_json() for model, drift in state.drifts.items()},
+        "alerts": list(state.alerts().values()),
     }
 
 
-def record(episode: Episode, policy: Policy, *, tokens: Tokens) -> dict[str, Any]:
+def overview(state: State, at: float) -> dict[str, Any]:
+    """What an owner asks at time `at` beyond the status: rewards of the whole run and by task, who is slow, what is
+    leased."""
+    at = max(at, state.now)
+    idle = heapq.nsmallest(SHOWN, state.unsettled.values(), key=lambda episode: episode.active_at)
+    return {
+        "now": at,
+        "rewards": {
+            kind: {"episodes": curve.count, "points": [point.to_json() for point in curve.points]}
+            for kind, curve in state.reward_curves.curves.items()
+        },
+        "tasks": list(state.reward_curves.tasks(SHOWN)),
+        "quiet": [_idle(episode, at) for episode in idle],
+        "leases": [
+            {
+                "batch": batch.id, "model": batch.model, "policy_version": batch.policy_version,
+                "groups": len(batch.groups), "episodes": sum(len(episodes) for _, episodes in batch.groups),
+                "lease_until": batch.lease_until,
+            }
+            for batch in list(state.leased.values())[:SHOWN]
+        ],
+    }
+
+
+def _idle(episode: Episode, at: float) -> dict[str, Any]:
+    """An open episode by how long nothing was heard of it; ``in_flight`` tells whether the model has the word."""
+    return {
+        "episode": episode.id, "task": episode.task, "agent": episode.agent, "state": episode.state,
+        "age_s": at - episode.opened_at, "quiet_s": at - episode.active_at, "in_flight": episode.running,
+        "calls": len(episode.calls), "idle_timeout": episode.idle_timeout,
+    }
+
+
+def record(state: State, name: str, *, tokens: Tokens = "none") -> dict[str, Any]:
     """One episode with its calls and timelines, as `tokens` says with ids, masks and logprobs: of all, of timelines
     alone (in which every token stands once, where calls repeat their history), or of none."""
-    shown = parts(episode, policy, tokens=tokens)
+    shown = parts(state, name, tokens=tokens)
     return {name: list(value) if isinstance(value, Iterator) else value for name, value in shown.items()}
 
 
-def parts(episode: Episode, policy: Policy, *, tokens: Tokens) -> dict[str, Any]:
+def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
     """`record` as it is now, with iterators in the place of its lists of calls and timelines. Each item is made when it
     is asked for, in any thread, since together they may have many times the tokens that the episode has."""
-    timelines = episode.merged(policy)
+    episode = state.episode(name)
+    timelines = episode.merged(state.merge_policy)
     text = {turn.call: timeline.tokens for timeline in timelines for turn in timeline.turns if tokens == "all"}
-    rewards, entries = tuple(episode.rewards.values()), [(name, copy(entry)) for name, entry in episode.calls.items()]
+    rewards, entries = tuple(episode.rewards.values()), [(call, copy(entry)) for call, entry in episode.calls.items()]
     out = summary(episode)
-    out["rewards"] = [given.to_json() for given in rewards]
-    out["calls"] = (_call(name, entry, episode.id, text.get(name)) for name, entry in entries)
+    out["rewards"] = [reward.to_json() for reward in rewards]
+    out["calls"] = (_call(call, entry, episode.id, text.get(call)) for call, entry in entries)
     out["drift"] = {
         model: {"turns": turns, "broken_by": dict(broken)} for model, (turns, broken) in by_model(timelines).items()
     }
@@ -117,15 +153,15 @@ class Wanted:
     before: str | None = None
 
 
-def records(ledger: State, wanted: Wanted) -> dict[str, Any]:
+def records(state: State, wanted: Wanted) -> dict[str, Any]:
     """``{"episodes": […], "next"?}``: newest first, those in memory before the archived; where there are more,
     ``next`` is what `Wanted.before` must be for them."""
     if wanted.state is not None and wanted.state not in EPISODE_STATES:
         raise BadRequest(f"state must be one of {', '.join(EPISODE_STATES)}", param="state")
-    if wanted.before is not None and ledger.find(wanted.before) is None:
+    if wanted.before is not None and state.find(wanted.before) is None:
         raise BadRequest(f"no episode {wanted.before}", param="before")
     fitting = (
-        episode for episode in _newest_first(ledger, wanted)
+        episode for episode in _newest_first(state, wanted)
         if wanted.state in (None, episode.state) and wanted.task in (None, episode.task)
     )
     shown = [summary(episode) for episode in islice(fitting, wanted.limit)]
@@ -133,17 +169,17 @@ def records(ledger: State, wanted: Wanted) -> dict[str, Any]:
     return {"episodes": shown} | ({"next": shown[-1]["episode"]} if more else {})
 
 
-def _newest_first(ledger: State, wanted: Wanted) -> Iterator[Episode]:
+def _newest_first(state: State, wanted: Wanted) -> Iterator[Episode]:
     """Those in memory, then the archived, from where they were listed last."""
     before, after = wanted.before, None
-    known: Iterator[Episode] = chain(reversed(ledger.episodes.values()), reversed(ledger.leaving.values()))
-    if before in ledger.episodes or before in ledger.leaving:
+    known: Iterator[Episode] = chain(reversed(state.episodes.values()), reversed(state.leaving.values()))
+    if before in state.episodes or before in state.leaving:
         known = islice(dropwhile(lambda episode: episode.id != before, known), 1, None)
     elif before is not None:
         known, after = iter(()), before
     yield from known
-    archived = ledger.archive.latest(wanted.state, wanted.task, after, wanted.limit + 1 + len(ledger.leaving))
-    yield from (episode for episode in archived if episode.id not in ledger.leaving)
+    archived = state.archive.latest(wanted.state, wanted.task, after, wanted.limit + 1 + len(state.leaving))
+    yield from (episode for episode in archived if episode.id not in state.leaving)
 
 
 def _shares(episode: Episode) -> dict[str, str] | None:
@@ -187,3 +223,37 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
     }
     extra = {"broken_by": timeline.broken_by, "repaired_tokens": timeline.repaired_tokens or None}
     return out | {name: value for name, value in extra.items() if value is not None}
+
+
+def batch(state: State, name: str) -> Batch:
+    """What a lease delivers: a function of the state when it was leased. Episodes that retention has removed since are
+    left out."""
+    known = state.batch(name)
+    groups = tuple(
+        Group(task, tuple(
+            delivered(one, known.model, known.rewards_at_lease[one.id])
+            for one in map(state.find, names) if one is not None
+        ))
+        for task, names in known.groups
+    )  # fmt: skip
+    return Batch(name, known.lease_until, known.policy_version, groups)
+
+
+def ready_episodes(state: State) -> Iterator[BatchEpisode]:
+    """What the ready episodes would deliver, the longest ready of each task first."""
+    for model, episode in state.queues.ready():
+        yield delivered(state.episode(episode), model, None)
+
+
+def delivered(episode: Episode, model: str, rewarded: int | None) -> BatchEpisode:
+    """What `model` learns from an episode that had the first `rewarded` of its rewards when it was leased."""
+    rewards = tuple(episode.rewards.values())[:rewarded]
+    samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
+    return BatchEpisode(
+        episode=episode.id,
+        task=episode.named_task,
+        model=model,
+        reward=total(rewards) or 0.0,
+        rewards=tuple(reward.to_json() for reward in rewards),
+        samples=tuple(sample for sample in samples if sample.model == model),
+    )

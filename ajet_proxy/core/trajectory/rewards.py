@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class RecordedReward:
     """One reward as it was given. A `call` or an `agent` limits the samples it counts for."""
 
     id: str
@@ -25,7 +25,7 @@ class Given:
         return out | {name: value for name, value in scope.items() if value is not None}
 
 
-def total(rewards: Iterable[Given]) -> float | None:
+def total(rewards: Iterable[RecordedReward]) -> float | None:
     """The sum of `rewards`, of which a final one takes the place of earlier final ones: of those given to the same call
     or agent, or of all if it is the whole episode's. None for none."""
     rewards = list(rewards)

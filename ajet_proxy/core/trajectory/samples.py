@@ -16,20 +16,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from ajet_proxy.core.tokens import count, cut, unpack_tokens
 from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_proxy.core.trajectory.repair import join
-from ajet_proxy.core.trajectory.rewards import Given, total
+from ajet_proxy.core.trajectory.rewards import RecordedReward, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge, pack
 from ajet_sdk.sample import Call, PolicySpans, Sample
 
 
 def samples_of(
-    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Iterable[Given] = ()
+    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Iterable[RecordedReward] = ()
 ) -> tuple[Sample, ...]:
     """The samples of one episode, one for each of `timelines` and in their order, after `repair.join`."""
     return tuple(each_sample(timelines, episode=episode, task=task, rewards=tuple(rewards)))
 
 
 def each_sample(
-    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Sequence[Given]
+    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Sequence[RecordedReward]
 ) -> Iterator[Sample]:
     """`samples_of`, each made when it is asked for: their tokens as numbers take many times the room of timelines."""
     return (
@@ -89,9 +89,9 @@ def _uncertain(turns: Iterable[Turn]) -> int:
     return sum(turn.sampled for turn in turns if turn.version_uncertain)
 
 
-def _reward(turns: Sequence[Turn], given: Iterable[Given]) -> float | None:
+def _reward(turns: Sequence[Turn], rewards: Iterable[RecordedReward]) -> float | None:
     calls, agent = {turn.call for turn in turns}, turns[0].agent
-    mine = [reward for reward in given if reward.agent in (None, agent)]
+    mine = [reward for reward in rewards if reward.agent in (None, agent)]
     return total(reward for reward in mine if reward.call is None or reward.call in calls)
 
 

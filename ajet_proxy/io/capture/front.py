@@ -250,7 +250,7 @@ class HttpFront:
                 incoming.http, max_body=settings.max_body, limit_s=settings.client_timeout, budget=self._budget
             )
         except (NotReady, ConnectionError, asyncio.CancelledError):
-            self._ledger_port.missed(incoming.claims.tenant)
+            self._ledger_port.unread(incoming.claims.tenant)
             raise
 
 

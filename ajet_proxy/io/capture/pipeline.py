@@ -54,7 +54,7 @@ from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.engines.same_text import SameText
 from ajet_proxy.io.engines.upstream import EngineRequest, Forwarding, Upstream
 from ajet_proxy.io.ledger_port.cancellation import CallOff
-from ajet_proxy.io.ledger_port.port import Asking, Begun, LedgerPort
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import BadRequest
 
@@ -184,16 +184,16 @@ class Pipeline:
     def _begin(self, incoming: Incoming, call_off: CallOff) -> AbstractAsyncContextManager[Begun]:
         identity = incoming.identity
         history = incoming.history() if identity.episode is None else None
-        asking = Asking(
+        request = CallRequest(
             identity, history, incoming.retry, incoming.request.model, incoming.ask.choices, incoming.dialect.path
         )
-        return self._ledger_port.begin(asking, call_off.now)
+        return self._ledger_port.begin(request, call_off.now)
 
     async def _continue(self, incoming: Incoming) -> None:
         begun, identity = incoming.begun, incoming.identity
         await self._suit(incoming)
         incoming.exchange = exchange = Exchange(
-            incoming.dialect, incoming.translated, ask=incoming.ask, model=begun.given,
+            incoming.dialect, incoming.translated, ask=incoming.ask, model=begun.episode_model,
             versions=incoming.dialect.target in self._tell_versions,
         )
         if self._pauses and incoming.ask is not PASSED_BY:
@@ -252,7 +252,7 @@ class Pipeline:
     ) -> tuple[ClientResponse, EngineRequest]:
         """The answer to the client's own request, and that request; if the engine has neither route, what it `refused`.
         """
-        body = incoming.request.with_fields(incoming.request.naming(incoming.begun.given))
+        body = incoming.request.with_fields(incoming.request.naming(incoming.begun.episode_model))
         asked = incoming.upstream_request
         request = self._request(incoming, incoming.dialect.path, body, asked.model, asked.sticky)
         with ExitStack() as to_close:

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
-from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import METRICS, Metric, Values
-from ajet_proxy.io.storage.store import Limits
+from ajet_proxy.io.storage.limits import DaemonLimits
 from ajet_sdk import __version__
 
 RECENT_EPISODES = 64
@@ -74,16 +74,16 @@ _DECLARED = {metric.name: metric for metric in READ}
 
 
 def read(
-    ledger: Ledger, gate: Gatekeeper, engines: Engines, *, journal_healthy: bool, alerts: int,
-    limits: Limits | None, workers: Mapping[int, int] = _NONE,
+    state: State, gate: Gatekeeper, engines: Engines, *, journal_healthy: bool, alerts: int,
+    limits: DaemonLimits | None, workers: Mapping[int, int] = _NONE,
 ) -> Iterator[tuple[Metric, Values]]:
     """Every row of `READ` that has values now. `workers` are the processes of the workers by their numbers."""
     figures = {
         "ajet_build_info": _by_label({__version__: 1}),
-        **ledger_figures(ledger),
-        "ajet_policy_version": _by_label({name or "*": ledger.policy_version(name) for name in engines.names()}),
+        **ledger_figures(state),
+        "ajet_policy_version": _by_label({name or "*": state.policy_version(name) for name in engines.names()}),
         "ajet_engines": _by_label({name or "*": len(engines.of(name)) for name in engines.names()}),
-        "ajet_gate_open": _one(not ledger.gate_now.shut),
+        "ajet_gate_open": _one(not state.gate_now.shut),
         "ajet_requests_in_flight": _one(gate.in_flight),
         "ajet_requests_waiting": _one(gate.waiting),
         "ajet_alerts": _one(alerts),
@@ -96,25 +96,26 @@ def read(
     return ((_DECLARED[name], values) for name, values in figures.items())
 
 
-def ledger_figures(ledger: Ledger) -> dict[str, Values]:
+def ledger_figures(state: State) -> dict[str, Values]:
     """What the ledger knows; `ajet_proxy.core.ledger.views.status` shows the same."""
-    recent = {kind: ledger.tally.recent_mean(kind, RECENT_EPISODES) for kind in ledger.tally.curves}
-    drifts = {model: drift.to_json() for model, drift in ledger.drifts.items()}
+    curves = state.reward_curves.curves
+    recent = {kind: state.reward_curves.recent_mean(kind, RECENT_EPISODES) for kind in curves}
+    drifts = {model: drift.to_json() for model, drift in state.drifts.items()}
     groups = {
-        "waiting": ledger.queues.waiting, "ready": ledger.queues.complete,
-        "leased": sum(len(batch.groups) for batch in ledger.leased.values()),
+        "waiting": state.queues.waiting, "ready": state.queues.complete,
+        "leased": sum(len(batch.groups) for batch in state.leased.values()),
     }
     return {
-        "ajet_episodes": _by_label(ledger.counts),
-        "ajet_episodes_opened_total": _one(sum(ledger.counts.values())),
-        "ajet_episodes_discarded_total": _by_label(ledger.discarded),
-        "ajet_episodes_rewarded_total": _by_label({kind: curve.count for kind, curve in ledger.tally.curves.items()}),
+        "ajet_episodes": _by_label(state.counts),
+        "ajet_episodes_opened_total": _one(sum(state.counts.values())),
+        "ajet_episodes_discarded_total": _by_label(state.discarded),
+        "ajet_episodes_rewarded_total": _by_label({kind: curve.count for kind, curve in curves.items()}),
         "ajet_recent_reward_mean": _by_label({kind: mean for kind, mean in recent.items() if mean is not None}),
-        "ajet_calls_in_flight": _one(ledger.calls["running"]),
-        "ajet_captures_total": _by_label(ledger.captures),
+        "ajet_calls_in_flight": _one(state.calls["running"]),
+        "ajet_captures_total": _by_label(state.captures),
         "ajet_groups": _by_label(groups),
-        "ajet_batches_leased": _one(len(ledger.leased)),
-        "ajet_tokens_total": _by_label(ledger.tokens),
+        "ajet_batches_leased": _one(len(state.leased)),
+        "ajet_tokens_total": _by_label(state.tokens),
         "ajet_turns_total": _by_label({model: drift["turns"] for model, drift in drifts.items()}),
         "ajet_broken_timelines_total": {
             (model, why): count for model, drift in drifts.items() for why, count in drift["broken_by"].items()

@@ -2,8 +2,8 @@
 
 What a route means is decided by `ajet_proxy.core.control.api`, a function of the request and the ledger. This module
 does what needs a socket or a clock: it finds the caller's claims, decodes the body, commits the events that the core
-returned before it answers (contract §8), and repeats a lease, when another look may find more, until something is ready
-or the wait is over.
+returned before it answers (contract §8), and
+repeats a lease, when another look may find more, until something is ready or the wait is over.
 
 Invariant: no answer leaves before its events are on disk.
 """
@@ -22,6 +22,7 @@ from yarl import URL
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.control.dashboard import add_page
@@ -38,7 +39,7 @@ from ajet_proxy.io.runtime.metrics import CONTENT_TYPE, Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address, leads_here
-from ajet_sdk import __version__, frame, routes
+from ajet_sdk import frame, routes
 from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
@@ -106,8 +107,7 @@ class Control:
                 tls.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
-            path = route.path.replace("{id}", http.match_info.get("id", ""))
-            request = api.Request(route.method, path, dict(http.query), body, claims)
+            request = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
             match route.name:
                 case "lease":
                     return await self._lease(http, request)
@@ -149,13 +149,13 @@ class Control:
     async def _ask(self, http: web.Request, request: api.Request) -> api.Answer:
         """The core's answer to `request`, after its events, and those that an empty answer relies on, are on disk."""
         answer = self._decide(request, self._base_url(http))
-        if request.method != "GET":
+        if http.method != "GET":
             await self._store.commit(answer.events)
         return answer
 
     def _decide(self, request: api.Request, base: str) -> api.Answer:
         return api.handle(
-            self._store.ledger, request, at=self._clock.now(), new_id=self._clock.new_id, keys=self._issue, base=base,
+            self._store.commands, request, at=self._clock.now(), new_id=self._clock.new_id, keys=self._issue, base=base,
         )
 
     def _issue(self, tenant: str, episode: str) -> str:
@@ -182,7 +182,7 @@ class Control:
         wanted = parse(routes.Lease, request.body)
         deadline = self._clock.now() + min(max(wanted.wait_s, 0.0), MAX_WAIT_S)
         while True:
-            seen = self._store.ledger.leasable()
+            seen = self._store.state.leasable()
             answer = self._decide(request, "")
             if answer.events:
                 await self._store.commit(answer.events)
@@ -195,7 +195,7 @@ class Control:
                 return web.Response(status=204)
             await self._until_stop(self._store.leasable(seen, left))
         batch = http[SUBJECT] = str((answer.body or {})["batch"])
-        data = await asyncio.to_thread(lambda: frame.encode_batch(self._store.ledger.batch(batch)))
+        data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(self._store.state, batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 
     async def _close_gate(self, request: api.Request) -> web.Response:
@@ -230,28 +230,28 @@ class Control:
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
         if self._workers is not None:
-            await self._workers.told()
+            await self._workers.caught_up()
         faults: list[str] = []
         if self._settings.pauses:
             faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
         return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, known: dict[str, Any]) -> dict[str, Any]:
-        """The ledger's status with what only this process knows: its version, its engines (``any_model``: those for
+        """The ledger's status with what only this process knows: its engines (``any_model``: those for
         each model that has none of its own), who waits."""
         models = dict(known["models"])
         for name in filter(None, self._engines.names()):
-            version = self._store.ledger.policy_version(name)
-            models.setdefault(name, {"policy_version": version, "gate": self._store.ledger.gate})
+            version = self._store.state.policy_version(name)
+            models.setdefault(name, {"policy_version": version, "gate": self._store.state.gate})
             models[name] = models[name] | {"upstreams": list(self._engines.of(name))}
-        gate, urls = self._store.ledger.gate, list(self._engines.of(""))
-        version = self._store.ledger.policy_version("")
+        gate, urls = self._store.state.gate, list(self._engines.of(""))
+        version = self._store.state.policy_version("")
         others = {"any_model": {"policy_version": version, "gate": gate, "upstreams": urls}} if urls else {}
         now: dict[str, Any] = {"requests": {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
         now["alerts"] = list(self._store.alerts().values())
-        return {"version": __version__} | known | {"models": models} | others | now
+        return known | {"models": models} | others | now
 
     def _intercepting(self, http: web.Request) -> dict[str, Any]:
         if self._interception is None:
@@ -297,7 +297,7 @@ class Control:
         if not _is_local(http) or self._settings.trusted_front:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
-            self._store.ledger, self._gate, self._engines, journal_healthy=self._store.healthy,
+            self._store.state, self._gate, self._engines, journal_healthy=self._store.healthy,
             alerts=len(self._store.alerts()), limits=self._store.limits,
             workers={} if self._workers is None else self._workers.pids(),
         )

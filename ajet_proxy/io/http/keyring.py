@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ajet_proxy.core.identity.keys import Keys, Ring
-from ajet_proxy.io.runtime.file_stamp import Stamp, stamps
+from ajet_proxy.io.runtime.file_versions import FileVersion, file_versions
 from ajet_proxy.settings import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Watch:
     def __init__(self, data_dir: Path, keys: Keys) -> None:
         self._data_dir = data_dir
         self._keys = keys
-        self._seen: list[Stamp] = []
+        self._seen: list[FileVersion] = []
 
     def tick(self) -> None:
         """Look again. Files that cannot be read leave the keys as they were, and say so once."""
@@ -93,8 +93,8 @@ class Watch:
             self._keys.ring = found
             logger.info("took up the changed secrets and revocations of %s", self._data_dir)
 
-    def _look(self) -> list[Stamp]:
-        return stamps(self._data_dir / name for name in (SECRET, REVOKED))
+    def _look(self) -> list[FileVersion]:
+        return file_versions(self._data_dir / name for name in (SECRET, REVOKED))
 
 
 def _read(data_dir: Path) -> Ring:

@@ -23,7 +23,7 @@ from typing import Any
 
 from aiohttp import web
 
-from ajet_proxy.io.runtime.file_stamp import stamps
+from ajet_proxy.io.runtime.file_versions import file_versions
 from ajet_proxy.settings import Config, ConfigError
 from ajet_sdk.errors import Forbidden
 
@@ -67,12 +67,12 @@ def _passphrase() -> str:
 def renewed(make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> ssl.SSLContext:
     """A context to listen with, whose handshakes are those of what `make` makes of `files` by then. What is wrong with
     them now is `make`'s `ConfigError`."""
-    seen = stamps(files)
+    seen = file_versions(files)
     listening = current = make()
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         nonlocal seen, current
-        if (now := stamps(files)) != seen:
+        if (now := file_versions(files)) != seen:
             seen = now
             try:
                 current = make()

@@ -16,11 +16,11 @@ from aiohttp import web
 
 from ajet_sdk.errors import Conflict
 
-OverTold = Callable[[], None]
+OnDiscard = Callable[[], None]
 
 
-def nobody() -> None:
-    """Whom it does not concern that an episode is over."""
+def ignore() -> None:
+    """For a request that goes on though its episode is discarded."""
 
 
 class CallOff:
@@ -57,24 +57,24 @@ def called_off(http: web.Request) -> bool:
     return _KEY in http and http[_KEY].called
 
 
-class UnderWay:
-    """Whom to tell that an episode is over."""
+class DiscardWatch:
+    """Whom to tell that an episode is discarded."""
 
     def __init__(self) -> None:
-        self._of: dict[str, list[OverTold]] = {}
+        self._watching: dict[str, list[OnDiscard]] = {}
 
-    def add(self, episode: str, over: OverTold) -> None:
-        """From now on `over` is called when `episode` is."""
-        self._of.setdefault(episode, []).append(over)
+    def add(self, episode: str, on_discard: OnDiscard) -> None:
+        """From now on `on_discard` is called when `episode` is discarded."""
+        self._watching.setdefault(episode, []).append(on_discard)
 
-    def remove(self, episode: str, over: OverTold) -> None:
+    def remove(self, episode: str, on_discard: OnDiscard) -> None:
         """Not any more."""
-        told = self._of[episode]
-        told.remove(over)
-        if not told:
-            del self._of[episode]
+        watching = self._watching[episode]
+        watching.remove(on_discard)
+        if not watching:
+            del self._watching[episode]
 
-    def end(self, episode: str) -> None:
-        """`episode` is over."""
-        for over in tuple(self._of.get(episode, ())):
-            over()
+    def discarded(self, episode: str) -> None:
+        """`episode` is discarded."""
+        for on_discard in tuple(self._watching.get(episode, ())):
+            on_discard()

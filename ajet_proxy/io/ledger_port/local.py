@@ -2,15 +2,15 @@
 
 Its answers are the ledger's, and what it is told becomes events, which `Store` puts on disk.
 
-Next: ajet_proxy/core/ledger/commands.py
+Next: ajet_proxy/core/ledger/episode.py
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -21,8 +21,8 @@ from yarl import URL
 from ajet_proxy.core.continuity.memory import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
-from ajet_proxy.core.ledger.engine_alerts import Telling
-from ajet_proxy.core.ledger.episode import takes
+from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
+from ajet_proxy.core.ledger.episode import Episode, takes
 from ajet_proxy.core.ledger.events import (
     CallFinished,
     CallLost,
@@ -34,21 +34,22 @@ from ajet_proxy.core.ledger.events import (
     GateOpened,
     PolicyAnnounced,
 )
-from ajet_proxy.core.ledger.missed import Missed
-from ajet_proxy.core.ledger.session_names import RUNGS, Names
+from ajet_proxy.core.ledger.retries import UnseenRequests
+from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames
 from ajet_proxy.core.protocol.kept_responses import Retold
 from ajet_proxy.core.protocol.reading import Ask
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, NOT_WRITTEN
 from ajet_proxy.core.trajectory.timeline import Packed, Policy
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.ledger_port.cancellation import OverTold, UnderWay, nobody
+from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper, Inside
-from ajet_proxy.io.ledger_port.port import Asking, Begun, Ending, Gone, Whole, taken_back
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, taken_back
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
 from ajet_sdk.routes import HEADER_REWARD, OpenEpisode, Reward
+from ajet_sdk.untold import UNTOLD
 
 logger = logging.getLogger(__name__)
 
@@ -66,78 +67,82 @@ class LocalPort:
 
     def __init__(self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics) -> None:
         self._store = store
+        self._state, self._commands = store.state, store.commands
         self._gate = gate
         self._engines = engines
         self._clock = clock
         self._metrics = metrics
         self._memory = Memory()
-        self._names = Names(store.ledger.episodes.values())
-        self._missed = Missed(clock.now())
+        self._names = SessionNames(store.state.episodes.values())
+        self._unseen = UnseenRequests(clock.now())
         self._sent: set[str] = set()
         self._unknown: set[str] = set()
         self._noting: asyncio.TimerHandle | None = None
         self._closed = False
-        self._under_way = UnderWay()
+        self._discards = DiscardWatch()
         store.listen(self._heard)
         self._retold = Retold()
-        self._telling = Telling(store.trouble)
+        self._engine_alerts = EngineAlerts(store.trouble)
 
     @property
     def merge_policy(self) -> Policy:
-        return self._store.ledger.merge_policy
+        return self._state.merge_policy
 
     def policy_version(self, model: str) -> int:
-        return self._store.ledger.policy_version(model)
+        return self._state.policy_version(model)
 
     @property
     def weights(self) -> object:
-        return self._store.ledger.updates
+        return self._state.policy_updates
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         found = self._continued(self._current(identity), history, sent)[0]
-        if found.episode is not None and self._store.ledger.tenant_of(found.episode) is not None:
-            self._tenant(found, found.episode)
+        if found.episode is not None and (known := self._state.find(found.episode)) is not None:
+            _tenant(found, found.episode, known)
         return found
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         assert identity.reward is not None
-        episode, ledger = identity.episode, self._store.ledger
+        episode, directive, commands = identity.episode, identity.reward, self._commands
         if episode is None:
             raise BadRequest(
                 f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
                 param=HEADER_REWARD,
             )
-        tenant = self._tenant(identity, episode)
-        if ledger.tenant_of(episode) is None:
-            if identity.reward.call is not None:
-                raise NotFound(f"episode {episode} has no call {identity.reward.call}", code="unknown_call")
+        known = self._state.find(episode)
+        tenant = _tenant(identity, episode, known)
+        if known is None:
+            if directive.call is not None:
+                raise NotFound(f"episode {episode} has no call {directive.call}", code="unknown_call")
             opening = OpenEpisode(task=identity.task, eval=identity.eval)
-            await self._store.commit(ledger.open_episode(
+            await self._store.commit(commands.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
             ))
-        sent, known = (episode, name), ledger.find(episode)
+            known = self._state.episode(episode)
+        sent, at = (episode, name), self._clock.now()
         if again is not None:
-            before = sum(given.startswith(name) for given in known.rewards) if known is not None else 0
-            repeated = again and not self._missed.explains(sent, int(again), None)
+            before = sum(one.startswith(name) for one in known.rewards)
+            repeated = again and not self._unseen.explains(sent, None)
             name = f"{name}-{max(0, before - 1) if repeated else before}"
-        given, at = identity.reward, self._clock.now()
-        body = Reward(value=given.value, call=given.call, final=given.final)
-        labels = ledger.label(episode, task=identity.task, eval=identity.eval, at=at)
-        events = (*labels, *ledger.reward(episode, body, reward_id=name, at=at))
+        body = Reward(value=directive.value, call=directive.call, final=directive.final)
+        labels = commands.label(episode, task=identity.task, eval=identity.eval, at=at)
+        events = (*labels, *commands.reward(episode, body, reward_id=name, at=at))
         try:
             self._store.check(events)
         except NotReady:
-            self._missed.came(sent, int(again or 0), at)
+            if not again:
+                self._unseen.refused(sent, at)
             raise
         if again:
-            self._missed.let_in(sent)
+            self._unseen.let_in(sent)
         await self._store.commit(events)
 
     async def admit(self, identity: Identity) -> None:
         episode = identity.claims.episode
         if episode is not None and identity.reward is None:
-            self._tenant(identity, episode)
-            if (known := self._store.ledger.find(episode)) is not None:
+            known = self._state.find(episode)
+            _tenant(identity, episode, known)
+            if known is not None:
                 takes("call", known)
         if self._store.quotas is not None:
             self._store.quotas.pass_one(identity.claims.tenant, self._clock.now())
@@ -147,60 +152,74 @@ class LocalPort:
             self._store.quotas.use(tenant, tokens, self._clock.now())
 
     @asynccontextmanager
-    async def enter(self, model: str, episode: str = "", over: OverTold = nobody) -> AsyncIterator[None]:
+    async def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AsyncIterator[None]:
         async with self._come_in(model):
-            self._under_way.add(episode, over)
+            self._discards.add(episode, on_discard)
             try:
                 yield
             finally:
-                self._under_way.remove(episode, over)
+                self._discards.remove(episode, on_discard)
 
     @asynccontextmanager
-    async def begin(self, asking: Asking, over: OverTold) -> AsyncIterator[Begun]:
-        ledger, named = self._store.ledger, asking.identity
-        name, retries = (named.episode or "", asking.sent["body_hash"]), asking.sent["retries"]
-        self._missed.came(name, retries, self._clock.now())
-        identity, metadata = named, _NOTHING
-        if named.reward is None:
-            identity, metadata = self._continued(self._current(named), asking.history, asking.sent)
-        episode = identity.episode or self._clock.new_id("ep")
-        tenant = self._tenant(identity, episode)
-        agent = identity.agent or ledger.agent_of(episode) or ""
-        given = ledger.model_of(episode, agent, asking.model, self._engines.names())
-        model = given or asking.model or ledger.only_model()
-        opening = partial(
-            ledger.begin_call, model=model, agent=agent, task=identity.task, eval=identity.eval,
-            identified_by=identity.identified_by, tenant=tenant, metadata=metadata,
-            route=asking.route, **asking.sent,
-        )
-        if ledger.gate != "open" or not self._engines.candidates(model):  # waiting takes memory
-            self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))
-        async with self._come_in(model):
-            if named.identified_by in UNSURE and named.reward is None and ledger.has_ended(episode):
-                episode = self._current(named).episode or self._clock.new_id("ep")
-            begun = Begun(
-                calls=tuple(self._clock.new_id("call") for _ in range(asking.choices)), episode=episode, model=model,
-                given=given, agent=agent, started_at=self._clock.now(), policy_version=ledger.policy_version(model),
-                gate_since=ledger.gate_now.since,
+    async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
+        state, named, retries, entered = self._state, request.identity, request.sent["retries"], False
+        name = named.episode or "", request.sent["body_hash"]
+        try:
+            identity, metadata = named, _NOTHING
+            if named.reward is None:
+                identity, metadata = self._continued(self._current(named), request.history, request.sent)
+            episode = identity.episode or self._clock.new_id("ep")
+            known = state.find(episode)
+            agent = identity.agent or (None if known is None else known.agent) or ""
+            chosen = None if known is None else known.model_for(agent, request.model, self._engines.names())
+            model = chosen or request.model or state.only_model()
+            opening = partial(
+                self._commands.begin_call, model=model, agent=agent, task=identity.task, eval=identity.eval,
+                identified_by=identity.identified_by, tenant=_tenant(identity, episode, known), metadata=metadata,
+                route=request.route, **request.sent,
             )
-            missed = self._missed.explains(name, retries, ledger.find(episode))
-            events = opening(episode=episode, calls=begun.calls, at=begun.started_at, missed=missed)
-            self._store.post(events)
-            if not any(isinstance(event, CallLost) for event in events):  # it repeats none that is known
-                self._missed.let_in(name)
-            reason = DISCONNECTED
-            self._under_way.add(episode, over)
-            try:
-                yield begun
-            except AjetError:
-                reason = ENGINE_ERROR
-                raise
-            finally:
-                self._under_way.remove(episode, over)
-                self.lose([Gone(episode, call, reason) for call in begun.calls])
+            if state.gate != "open" or not self._engines.candidates(model):  # waiting takes memory
+                self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))
+            async with self._come_in(model):
+                known = state.find(episode)
+                if named.identified_by in UNSURE and named.reward is None and known and known.state != "open":
+                    episode = self._current(named).episode or self._clock.new_id("ep")
+                    known = state.find(episode)
+                begun = Begun(
+                    calls=tuple(self._clock.new_id("call") for _ in range(request.choices)), episode=episode,
+                    model=model, episode_model=chosen, agent=agent, started_at=self._clock.now(),
+                    policy_version=state.policy_version(model), gate_since=state.gate_now.since,
+                )
+                unseen = retries > 0 and self._unseen.explains(name, known)
+                events = opening(episode=episode, calls=begun.calls, at=begun.started_at, unseen=unseen)
+                self._store.post(events)
+                entered = True
+                if retries and not any(isinstance(event, CallLost) for event in events):  # it repeats none known
+                    self._unseen.let_in(name)
+                with self._running(begun, on_discard):
+                    yield begun
+        finally:
+            if not (entered or retries):
+                self._unseen.refused(name, self._clock.now())
 
-    def missed(self, tenant: str | None) -> None:
-        self._missed.anything(self._clock.now(), tenant)
+    @contextmanager
+    def _running(self, begun: Begun, on_discard: OnDiscard) -> Iterator[None]:
+        """While the calls of `begun` are in flight; those that have not ended by the end are lost."""
+        reason = DISCONNECTED
+        self._discards.add(begun.episode, on_discard)
+        try:
+            yield
+        except AjetError:
+            reason = ENGINE_ERROR
+            raise
+        finally:
+            self._discards.remove(begun.episode, on_discard)
+            known = self._state.episodes.get(begun.episode)
+            if known is not None and known.running:
+                self.lose([Gone(begun.episode, call, reason) for call in begun.calls])
+
+    def unread(self, tenant: str | None) -> None:
+        self._unseen.unread(self._clock.now(), tenant)
 
     async def end(self, endings: Sequence[Ending]) -> None:
         *first, last = endings
@@ -235,7 +254,7 @@ class LocalPort:
         """Put on record whose clients have been sent the end, when the disk takes it."""
         self._noting = None
         try:
-            self._store.post(self._store.ledger.answers_sent(self._sent, self._unknown, at=self._clock.now()))
+            self._store.post(self._commands.answers_sent(self._sent, self._unknown, at=self._clock.now()))
         except NotReady:
             self._note_sent_later()
         else:
@@ -249,12 +268,13 @@ class LocalPort:
         known = self._memory.recall(sought)
         if isinstance(known, str):
             return known
-        before = self._store.ledger.packed(episode, known.call)
+        found = self._state.episodes.get(episode)
+        before = None if found is None else found.packed(known.call)
         return UNKNOWN_HISTORY if before is None else (known, before)
 
     def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
-        ledger = self._store.ledger
-        if not ledger.has_ended(ledger.episode_of_call(call) or ""):
+        known = self._state.episodes.get(self._state.episode_by_call.get(call, ""))
+        if known is None or known.state == "open":
             self._memory.remember(ends, shape, call, ended)
 
     def keep(self, response: str, ask: Ask) -> None:
@@ -264,7 +284,7 @@ class LocalPort:
         return self._retold.kept(response)
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
-        known = self._store.ledger.episodes.get(episode)
+        known = self._state.episodes.get(episode)
         return () if known is None else known.complete(model, agent)
 
     def _heard(self, events: Sequence[Event]) -> None:
@@ -272,23 +292,24 @@ class LocalPort:
         what is in memory, and who waits at the gate looks again when it opens or an engine is announced."""
         for event in events:
             if isinstance(event, EpisodeOpened):
-                self._names.opened(event.episode, event.identified_by)
+                if event.identified_by in RUNGS:
+                    self._names.opened(event.episode)
             elif isinstance(event, EpisodesArchived):
                 for episode in event.episodes:
                     self._names.left(episode)
             elif isinstance(event, EpisodeSealed | EpisodeDiscarded):
-                self._memory.forget(self._store.ledger.episodes[event.episode].calls)
+                self._memory.forget(self._state.episodes[event.episode].calls)
             elif isinstance(event, GateOpened | PolicyAnnounced):
                 self._gate.changed()
-                self._telling.keep(str(URL(url, encoded=True)).rstrip("/") for url in self._engines.all())
+                self._engine_alerts.keep(str(URL(url, encoded=True)).rstrip("/") for url in self._engines.all())
             if isinstance(event, EpisodeDiscarded) and not event.models:
-                self._under_way.end(event.episode)
+                self._discards.discarded(event.episode)
 
     def _current(self, identity: Identity) -> Identity:
-        """`identity` with the episode that a borrowed name stands for."""
+        """`identity` with the episode that a session's name stands for."""
         if identity.episode is None or identity.identified_by not in RUNGS:
             return identity
-        find, tenant = self._store.ledger.find, identity.claims.tenant
+        find, tenant = self._state.find, identity.claims.tenant
         found = self._names.current(identity.episode, tenant, find, for_reward=identity.reward is not None)
         return replace(identity, episode=found)
 
@@ -301,41 +322,42 @@ class LocalPort:
         """`identity` with the episode that the request continues if nothing names one; what to note on a new one."""
         if identity.episode is not None:
             return identity, _NOTHING
-        found = self._store.ledger.continued(history, **sent)
+        found = self._state.continued(history, **sent)
         what = ("new", "continued", "ambiguous")[min(len(found), 2)]
         self._metrics.inc("ajet_lineage_total", found=what)
         if len(found) == 1:
             return replace(identity, episode=found[0]), _NOTHING
         return identity, {"may_continue": found[:MAX_NOTED]} if found else _NOTHING
 
-    def _tenant(self, identity: Identity, episode: str) -> str:
-        """The tenant as whom the caller acts on `episode`; `NotFound` for a key whose episode is gone."""
-        owner = self._store.ledger.tenant_of(episode)
-        if owner is None and identity.issued:
-            raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
-        if owner is not None and identity.claims.scope == "admin":
-            return owner
-        if owner is not None and owner != identity.claims.tenant:
-            raise Forbidden(f"episode {episode!r} is another tenant's", code="wrong_episode")
-        return identity.claims.tenant
-
     def _decide(self, ending: Ending) -> tuple[Event, ...]:
         """The events of one call's end, from which it is seen whether its engine tells what it sampled."""
-        ledger, at = self._store.ledger, self._clock.now()
+        at, known = self._clock.now(), self._state.episodes.get(ending.episode)
         if isinstance(ending, Whole):
-            self._telling.whole(ending.engine)
-        elif ledger.wanted(ending.episode, ending.call):
-            self._telling.lost(ending.engine, ending.reason)
+            if ending.engine not in self._engine_alerts.trusted:
+                self._engine_alerts.whole(ending.engine)
+        elif ending.reason in UNTOLD and known is not None and known.wants(ending.call):
+            self._engine_alerts.lost(ending.engine, ending.reason)
         try:
             if isinstance(ending, Whole):
-                events = ledger.finish_call(ending.episode, ending.call, at=at, marks=ending.marks)
+                events = self._commands.finish_call(ending.episode, ending.call, at=at, marks=ending.marks)
                 if not any(isinstance(event, CallFinished) for event in events):  # too late, and used all the same
-                    self.used(ledger.tenant_of(ending.episode) or "", ending.call.turn.end)
+                    self.used(self._state.episode(ending.episode).tenant, ending.call.turn.end)
                 return events
-            return ledger.lose_call(
+            return self._commands.lose_call(
                 ending.episode, ending.call, ending.reason, at=at, marks=ending.marks, taken_back=ending.taken_back
             )
         except AjetError as error:
             name = ending.call.turn.call if isinstance(ending, Whole) else ending.call
             logger.info("call %s ended without effect: %s", name, error.message)
             return ()
+
+
+def _tenant(identity: Identity, episode: str, known: Episode | None) -> str:
+    """The tenant as whom the caller acts on `episode`, which is `known`; `NotFound` for a key whose episode is gone."""
+    if known is None and identity.issued:
+        raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
+    if known is not None and identity.claims.scope == "admin":
+        return known.tenant
+    if known is not None and known.tenant != identity.claims.tenant:
+        raise Forbidden(f"episode {episode!r} is another tenant's", code="wrong_episode")
+    return identity.claims.tenant

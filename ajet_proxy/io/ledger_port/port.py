@@ -21,10 +21,10 @@ from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.protocol.reading import Ask
 from ajet_proxy.core.trajectory.timeline import Packed, Policy
-from ajet_proxy.io.ledger_port.cancellation import OverTold, nobody
+from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
 
 
-class Asking(Struct, frozen=True):
+class CallRequest(Struct, frozen=True):
     """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts where nothing names
     an episode; ``sent`` is its `core.identity.retries`; ``model`` the one that it asks for."""
 
@@ -37,13 +37,13 @@ class Asking(Struct, frozen=True):
 
 
 class Begun(Struct, frozen=True):
-    """Calls that have begun. ``given`` is the model that their episode was opened for, if it was for one;
+    """Calls that have begun. ``episode_model`` is the model that their episode was opened for, if it was for one;
     ``gate_since`` is when the gate was last moved, 0 if never."""
 
     calls: tuple[str, ...]
     episode: str
     model: str
-    given: str | None
+    episode_model: str | None
     agent: str
     started_at: float
     policy_version: int
@@ -109,23 +109,20 @@ class LedgerPort(Protocol):
     def used(self, tenant: str, tokens: int) -> None:
         """What came of such a request took so many tokens."""
 
-    def enter(self, model: str, episode: str = "", over: OverTold = nobody) -> AbstractAsyncContextManager[None]:
-        """Hold a request while weights change, and until there is an engine for `model`. `over` is called if its
-        `episode` is discarded while it is inside."""
+    def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AbstractAsyncContextManager[None]:
+        """Hold a request while weights change, and until there is an engine for `model`. `on_discard` is
+        called if its `episode` is discarded while it is inside."""
 
-    def begin(self, asking: Asking, over: OverTold) -> AbstractAsyncContextManager[Begun]:
-        """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `over` is
-        called when their episode is discarded before that."""
+    def begin(self, request: CallRequest, on_discard: OnDiscard) -> AbstractAsyncContextManager[Begun]:
+        """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `on_discard`
+        is called when their episode is discarded before that."""
 
-    def missed(self, tenant: str | None) -> None:
+    def unread(self, tenant: str | None) -> None:
         """A request of `tenant` (None: of anybody) may have come that nobody has read, and that its client sends again.
         """
 
     def sent(self, calls: Sequence[str]) -> None:
         """The client of these calls, which are on disk, has been sent the end of its answer."""
-
-    def unknown(self, calls: Sequence[str]) -> None:
-        """Whether it has, nobody will know any more."""
 
     async def end(self, endings: Sequence[Ending]) -> None:
         """Record how calls ended; returns when that is on disk. `NotReady` if the disk does not take it in time."""

@@ -1,8 +1,8 @@
 """The `LedgerPort` of a worker: the ledger is in another process, and every question to it is a message.
 
 A call costs two round trips: it begins (which may take as long as the gate is closed), and its end is on disk. What a
-worker has to know at every moment (which weights serve, where the engines are, which keys hold) it is told as `Facts`,
-before anything that depends on them: word and answers come in the order in which they were sent.
+worker has to know at every moment (which weights serve, where the engines are, which keys hold) it is sent as `Facts`,
+before anything that depends on them: notices and answers come in the order in which they were sent.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.protocol.reading import Ask
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Turn
-from ajet_proxy.io.ledger_port.cancellation import OverTold, nobody
-from ajet_proxy.io.ledger_port.channel import Channel, Form, Values, fields
-from ajet_proxy.io.ledger_port.port import Asking, Begun, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole
+from ajet_proxy.io.ledger_port.worker_connection import Form, Values, WorkerConnection, fields
 from ajet_sdk.errors import AjetError
 
 
@@ -56,32 +56,33 @@ def _marks(packed: Sequence[Any]) -> tuple[Mark, ...]:
     return tuple(Mark(*mark) for mark in packed)
 
 
-def _asking(asking: Asking) -> list[Any]:
-    told = None if asking.history is None else asking.history.told()
-    return [asking.identity, told, dict(asking.sent), asking.model, asking.choices, asking.route]
+def _call_request(request: CallRequest) -> list[Any]:
+    history = None if request.history is None else request.history.told()
+    return [request.identity, history, dict(request.sent), request.model, request.choices, request.route]
 
 
 VALUES = Values((
     fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Known), fields(Turn),
     fields(Packed), fields(Facts), fields(Ask),
-    Form(Asking, _asking, lambda told: Asking(told[0], None if told[1] is None else retold(told[1]), *told[2:])),
+    Form(CallRequest, _call_request,
+         lambda packed: CallRequest(packed[0], None if packed[1] is None else retold(packed[1]), *packed[2:])),
     Form(Whole, lambda end: [end.episode, end.call, end.marks, end.engine],
-         lambda told: Whole(told[0], told[1], _marks(told[2]), told[3])),
+         lambda packed: Whole(packed[0], packed[1], _marks(packed[2]), packed[3])),
     Form(Gone, lambda end: [end.episode, end.call, end.reason, end.marks, end.engine, end.taken_back],
-         lambda told: Gone(told[0], told[1], told[2], _marks(told[3]), *told[4:])),
+         lambda packed: Gone(packed[0], packed[1], packed[2], _marks(packed[3]), *packed[4:])),
     Form(Ring, lambda ring: [ring.secrets, sorted(ring.keys), dict(ring.tenants), dict(ring.episodes)],
-         lambda told: Ring(told[0], frozenset(told[1]), *told[2:])),
+         lambda packed: Ring(packed[0], frozenset(packed[1]), *packed[2:])),
 ))  # fmt: skip
 """What crosses between the ledger's process and its workers."""
 
 
 class RemotePort:
-    """Asks over `channel`. `facts` are replaced by whoever is told them."""
+    """Asks over `connection`. `facts` are replaced by those that come later."""
 
-    def __init__(self, channel: Channel, facts: Facts) -> None:
-        self._channel = channel
+    def __init__(self, connection: WorkerConnection, facts: Facts) -> None:
+        self._connection = connection
         self._entries = itertools.count(1)
-        self._over: dict[int, OverTold] = {}
+        self._on_discard: dict[int, OnDiscard] = {}
         self.facts = facts
 
     @property
@@ -96,81 +97,77 @@ class RemotePort:
         return self.facts
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        told = None if history is None else history.told()
-        return replace(identity, episode=await self._channel.ask("find", identity, told, dict(sent)))
+        packed = None if history is None else history.told()
+        return replace(identity, episode=await self._connection.ask("find", identity, packed, dict(sent)))
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
-        await self._channel.ask("reward", identity, name, again)
+        await self._connection.ask("reward", identity, name, again)
 
     @asynccontextmanager
-    async def enter(self, model: str, episode: str = "", over: OverTold = nobody) -> AsyncIterator[None]:
+    async def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AsyncIterator[None]:
         entry = next(self._entries)
-        self._over[entry] = over
+        self._on_discard[entry] = on_discard
         try:
-            await self._channel.ask("enter", entry, model, episode)
+            await self._connection.ask("enter", entry, model, episode)
             yield
         finally:
-            del self._over[entry]
-            self._channel.tell("leave", entry)
+            del self._on_discard[entry]
+            self._connection.notify("leave", entry)
 
     @asynccontextmanager
-    async def begin(self, asking: Asking, over: OverTold) -> AsyncIterator[Begun]:
+    async def begin(self, request: CallRequest, on_discard: OnDiscard) -> AsyncIterator[Begun]:
         entry = next(self._entries)
-        self._over[entry] = over  # which may be told before this task hears that it has begun
+        self._on_discard[entry] = on_discard  # which may be called before this task hears that it has begun
         try:
-            begun: Begun = await self._channel.ask("begin", entry, asking)
+            begun: Begun = await self._connection.ask("begin", entry, request)
             try:
                 yield begun
             except AjetError:
                 self.lose([Gone(begun.episode, call, ENGINE_ERROR) for call in begun.calls])
                 raise
         finally:
-            del self._over[entry]
-            self._channel.tell("leave", entry)
+            del self._on_discard[entry]
+            self._connection.notify("leave", entry)
 
-    def over(self, entry: int) -> None:
+    def discarded(self, entry: int) -> None:
         """The episode of what was begun as `entry` is discarded."""
-        if (told := self._over.get(entry)) is not None:
-            told()
+        if (on_discard := self._on_discard.get(entry)) is not None:
+            on_discard()
 
-    def missed(self, tenant: str | None) -> None:
-        self._channel.tell("missed", tenant)
+    def unread(self, tenant: str | None) -> None:
+        self._connection.notify("unread", tenant)
 
     def sent(self, calls: Sequence[str]) -> None:
-        self._channel.tell("sent", *calls)
-
-    def unknown(self, calls: Sequence[str]) -> None:
-        """Only the ledger's side outlives the process that had them."""
-        raise NotImplementedError
+        self._connection.notify("sent", *calls)
 
     async def end(self, endings: Sequence[Ending]) -> None:
-        await self._channel.ask("end", *endings)
+        await self._connection.ask("end", *endings)
 
     def lose(self, endings: Sequence[Ending]) -> None:
-        self._channel.tell("lose", *endings)
+        self._connection.notify("lose", *endings)
 
     async def admit(self, identity: Identity) -> None:
-        await self._channel.ask("admit", identity)
+        await self._connection.ask("admit", identity)
 
     def used(self, tenant: str, tokens: int) -> None:
-        self._channel.tell("used", tenant, tokens)
+        self._connection.notify("used", tenant, tokens)
 
     async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | str:
         if sought.end is None:
             return FIRST_TURN
-        found: tuple[Known, Packed] | str = await self._channel.ask("recall", sought, episode)
+        found: tuple[Known, Packed] | str = await self._connection.ask("recall", sought, episode)
         return found
 
     def remember(self, ends: Sequence[tuple[bytes, str]], shape: bytes, call: str, ended: str) -> None:
-        self._channel.tell("remember", ends, shape, call, ended)
+        self._connection.notify("remember", ends, shape, call, ended)
 
     def keep(self, response: str, ask: Ask) -> None:
-        self._channel.tell("keep", response, ask)
+        self._connection.notify("keep", response, ask)
 
     async def kept(self, response: str) -> Ask | None:
-        ask: Ask | None = await self._channel.ask("kept", response)
+        ask: Ask | None = await self._connection.ask("kept", response)
         return ask
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
-        found: Sequence[Packed] = await self._channel.ask("complete", episode, model, agent)
+        found: Sequence[Packed] = await self._connection.ask("complete", episode, model, agent)
         return found

@@ -1,7 +1,8 @@
 """The ledger's side of a worker's `RemotePort`: answers its questions by the `LedgerPort` of this process.
 
 Invariant: what a worker entered, it leaves. When the worker is gone, the calls that it had in flight are lost at once
-and the gate no longer counts them; what it was told to be on disk is. It may have had requests that it never told of.
+and the gate no longer counts them; what it was answered to be on disk is. It may have had requests that it never spoke
+of.
 """
 
 from __future__ import annotations
@@ -16,27 +17,28 @@ from ajet_proxy.core.conversation.history import retold
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.trajectory.call import RESTARTED
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.ledger_port.port import Asking, Begun, Ending, Gone, LedgerPort, Whole
+from ajet_proxy.io.ledger_port.local import LocalPort
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole
 
-Told = Callable[..., None]
+Notified = Callable[..., None]
 
 
 class PortServer:
-    """Answers one worker, and tells it by `tell` which of its requests are over. `more` is what it may say besides, by
-    name; `gone` is called when it is."""
+    """Answers one worker, and says by `notify` which of its requests belong to discarded episodes. `more` are the
+    notices that it may send besides, by name; `gone` is called when it is."""
 
     def __init__(
-        self, ledger_port: LedgerPort, *, tell: Told, more: Mapping[str, Told], gone: Callable[[], None]
+        self, ledger_port: LocalPort, *, notify: Notified, more: Mapping[str, Notified], gone: Callable[[], None]
     ) -> None:
         self._ledger_port = ledger_port
-        self._tell = tell
+        self._notify = notify
         self._gone = gone
         self._inside: dict[int, tuple[AbstractAsyncContextManager[Any], Begun | None]] = {}
         self._answered: set[str] = set()
-        """Calls on disk whose clients the worker has not sent the end yet, as far as it has told."""
-        self._words: Mapping[str, Told] = {
+        """Calls on disk whose clients the worker has not sent the end yet, as far as it has said."""
+        self._notices: Mapping[str, Notified] = {
             "leave": self._leave, "lose": self._lose, "used": ledger_port.used, "remember": ledger_port.remember,
-            "keep": ledger_port.keep, "missed": ledger_port.missed, "sent": self._sent, **more,
+            "keep": ledger_port.keep, "unread": ledger_port.unread, "sent": self._sent, **more,
         }
         self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
             "find": self._find, "reward": ledger_port.reward, "enter": self._enter, "begin": self._begin,
@@ -47,28 +49,28 @@ class PortServer:
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
         return self._questions[what](*values)
 
-    def told(self, what: str, values: Sequence[Any]) -> None:
-        self._words[what](*values)
+    def notified(self, what: str, values: Sequence[Any]) -> None:
+        self._notices[what](*values)
 
     def lost(self) -> None:
         for entry, (_, begun) in list(self._inside.items()):
             if begun is not None:
                 self._ledger_port.lose([Gone(begun.episode, call, RESTARTED) for call in begun.calls])
             self._leave(entry)
-        self._ledger_port.missed(None)
+        self._ledger_port.unread(None)
         self._ledger_port.unknown(tuple(self._answered))
         self._gone()
 
-    async def _find(self, identity: Identity, told: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:
-        return (await self._ledger_port.find(identity, None if told is None else retold(told), sent)).episode
+    async def _find(self, identity: Identity, packed: Sequence[Any] | None, sent: Mapping[str, Any]) -> str | None:
+        return (await self._ledger_port.find(identity, None if packed is None else retold(packed), sent)).episode
 
     async def _enter(self, entry: int, model: str, episode: str) -> None:
-        inside = self._ledger_port.enter(model, episode, partial(self._tell, "over", entry))
+        inside = self._ledger_port.enter(model, episode, partial(self._notify, "discarded", entry))
         await inside.__aenter__()
         self._inside[entry] = inside, None
 
-    async def _begin(self, entry: int, asking: Asking) -> Begun:
-        inside = self._ledger_port.begin(asking, partial(self._tell, "over", entry))
+    async def _begin(self, entry: int, request: CallRequest) -> Begun:
+        inside = self._ledger_port.begin(request, partial(self._notify, "discarded", entry))
         begun = await inside.__aenter__()
         self._inside[entry] = inside, begun
         return begun

@@ -89,9 +89,9 @@ class ArchiveFile:
         wanted = {
             "state = ?": state, "task = ?": task, "rowid < (SELECT rowid FROM episodes WHERE name = ?)": before,
         }
-        given = {term: value for term, value in wanted.items() if value is not None}
-        where = f"WHERE {' AND '.join(given)}" if given else ""
-        rows = self._ask(f"SELECT head FROM episodes {where} ORDER BY rowid DESC LIMIT ?", *given.values(), limit)
+        terms = {term: value for term, value in wanted.items() if value is not None}
+        where = f"WHERE {' AND '.join(terms)}" if terms else ""
+        rows = self._ask(f"SELECT head FROM episodes {where} ORDER BY rowid DESC LIMIT ?", *terms.values(), limit)
         return (_episode(head) for (head,) in rows)
 
     def episodes(self, states: Iterable[str]) -> Iterator[Episode]:

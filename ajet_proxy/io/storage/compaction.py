@@ -30,8 +30,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ajet_proxy.core.ledger.commands import LedgerSettings
-from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.archive import NAME, Archiver, refuse_missing
 from ajet_proxy.io.storage.codec import UnknownRecord, decode

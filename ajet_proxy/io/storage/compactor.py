@@ -65,7 +65,7 @@ class Compactor:
             return
         try:
             if self._arrived:
-                self._arrived = self._store.forget_archived(max(AT_ONCE, len(self._store.ledger.leaving) // 10))
+                self._arrived = self._store.forget_archived(max(AT_ONCE, len(self._store.state.leaving) // 10))
                 if not self._arrived:
                     give_memory_back()
             elif self._is_due():
@@ -86,7 +86,7 @@ class Compactor:
 
     async def _run(self) -> None:
         try:
-            if self._retains and self._store.ledger.leaving:
+            if self._retains and self._store.state.leaving:
                 await self._store.end_segment()
             tie, held = os.pipe()
         except (OSError, AjetError) as error:

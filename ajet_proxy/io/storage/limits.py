@@ -1,61 +1,26 @@
-"""How much disk and memory the daemon uses, what tenants use, and who is told to come back later.
+"""How much disk and memory the daemon uses, and what is told to come back later.
 
 What counts on disk is the journal and the archive; in memory, what the process really holds (its resident set). Both
-are measured on every tick, not on every request. Which events there is no room for is decided by the core.
+are measured on every tick, not on every request; which events there is no room for is decided by the core then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ajet_proxy.core.ledger.events import Event
-from ajet_proxy.core.ledger.quotas import Quotas
 from ajet_proxy.core.ledger.retention import NEARLY, closed_to
 from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.io.runtime.process import give_memory_back
 from ajet_proxy.io.storage.archive import NAME
 from ajet_proxy.io.storage.journal import folder_of
-from ajet_sdk.errors import NotReady, OverQuota
+from ajet_sdk.errors import NotReady
 
 RETRY_AFTER_S = 10.0
 STATM = "/proc/{}/statm"
-
-
-class TenantLimits:
-    """Refuses what a tenant's quota has no room for, and counts it."""
-
-    def __init__(self, quotas: Quotas, metrics: Metrics) -> None:
-        self._quotas = quotas
-        self._metrics = metrics
-
-    def check(self, events: Sequence[Event]) -> None:
-        """`OverQuota` if a tenant has used up what one of `events` takes."""
-        with self._counted():
-            self._quotas.check(events)
-
-    def spend(self, events: Sequence[Event]) -> None:
-        """`events` have happened."""
-        self._quotas.spend(events)
-
-    def pass_one(self, tenant: str, at: float) -> None:
-        """A request of `tenant` passes through at Unix time `at`, or `OverQuota`."""
-        with self._counted():
-            self._quotas.pass_one(tenant, at)
-
-    def use(self, tenant: str, tokens: int, at: float) -> None:
-        """It took so many tokens."""
-        self._quotas.use(tenant, tokens, at)
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        try:
-            yield
-        except OverQuota as error:
-            self._metrics.inc("ajet_refused_total", reason=error.code)
-            raise
 
 
 class DaemonLimits:
@@ -79,25 +44,26 @@ class DaemonLimits:
         self.disk, self.memory = disk_bytes(self._data_dir), self._resident()
         limit = self._limits["memory"]
         if limit and self.memory >= NEARLY * limit:
-            give_back()
+            give_memory_back()
             self.memory = self._resident()
         if limit:
             self._measured(limit - self.memory)
+        closed = {name: closed_to(getattr(self, name), limit) for name, limit in self._limits.items()}
+        self._closed = {name: kinds for name, kinds in closed.items() if kinds}
 
     def refused(self) -> dict[str, list[str]]:
         """For each limit that is reached, the events that are not taken in."""
-        closed = {name: closed_to(getattr(self, name), limit) for name, limit in self._limits.items()}
-        return {name: [kind.__name__ for kind in kinds] for name, kinds in closed.items() if kinds}
+        return {name: [kind.__name__ for kind in kinds] for name, kinds in self._closed.items()}
 
     def check(self, events: Sequence[Event]) -> None:
         """`NotReady` if a limit has no room for one of `events`."""
-        for name, limit in self._limits.items():
-            kinds = closed_to(getattr(self, name), limit)
-            if kinds and any(isinstance(event, kinds) for event in events):
+        for name, kinds in self._closed.items():
+            if any(isinstance(event, kinds) for event in events):
                 self._metrics.inc("ajet_refused_total", reason=name)
                 raise NotReady(
-                    f"the proxy uses {getattr(self, name)} of the {limit} bytes of {name} that it may: come back when "
-                    "the trainer has taken some episodes", code=f"{name}_limit", retry_after=RETRY_AFTER_S,
+                    f"the proxy uses {getattr(self, name)} of the {self._limits[name]} bytes of {name} that it may: "
+                    "come back when the trainer has taken some episodes", code=f"{name}_limit",
+                    retry_after=RETRY_AFTER_S,
                 )
 
 
@@ -116,10 +82,3 @@ def resident_bytes(process: str = "self") -> int:
         return int(Path(STATM.format(process)).read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-def give_back() -> None:
-    """Let the C library return memory that was freed; it keeps some for itself otherwise."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

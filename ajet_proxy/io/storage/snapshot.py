@@ -28,28 +28,31 @@ import msgpack
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.conversation.lineage import Lineage
-from ajet_proxy.core.ledger.commands import Ledger
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
-from ajet_proxy.core.ledger.gate import Gate
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
-from ajet_proxy.core.ledger.reward_curves import Curve, Point, Tally, TaskRewards
-from ajet_proxy.core.ledger.settings import LedgerSettings
-from ajet_proxy.core.ledger.state import Archive, Served, State
+from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
+from ajet_proxy.core.ledger.state import Archive, Gate, LedgerSettings, Served, State
 from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.trajectory.drift_rate import Drift
-from ajet_proxy.core.trajectory.rewards import Given
+from ajet_proxy.core.trajectory.rewards import RecordedReward
 from ajet_proxy.core.trajectory.timeline import Turn
 from ajet_proxy.io.storage.codec import fields_of, made_of
 from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
     "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
-    "Gate": Gate, "Given": Given, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
-    "ReadyQueues": ReadyQueues, "Served": Served, "Tally": Tally, "TaskRewards": TaskRewards, "Text": Text,
+    "Gate": Gate, "Given": RecordedReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
+    "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
     "Texts": Texts, "Turn": Turn,
 }
 """The names of what a snapshot holds, on disk. They never change, whatever the classes are called."""
 _NAMES = {kind: name for name, kind in KINDS.items()}
+ON_DISK = {
+    "reward_curves": "tally", "state_changes": "moves", "policy_updates": "updates", "reward_number": "tallied",
+    "rewards_at_lease": "given",
+}
+"""What the fields are called there that have another name in memory."""
+_IN_MEMORY = {there: name for name, there in ON_DISK.items()}
 HEADER = ("ajet-snapshot-2", sys.byteorder)
 OBJECT, SET = 1, 2
 PIECE = 16 << 20
@@ -66,13 +69,13 @@ DERIVED = frozenset((
 """What `State` holds besides what is written as it is."""
 
 
-def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = None) -> Ledger:
-    """The ledger as the latest snapshot has it; a new one if there is none."""
-    ledger = Ledger(settings, archive)
+def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = None) -> State:
+    """The state as the latest snapshot has it; a new one if there is none."""
+    state = State(settings, archive)
     found = snapshots(data_dir)
     if found:
-        unpack_state(found[-1], ledger)
-    return ledger
+        unpack_state(found[-1], state)
+    return state
 
 
 def save(data_dir: Path, number: int, state: State) -> Path:
@@ -103,7 +106,7 @@ def pack_state(state: State) -> Iterator[bytes]:
     yield pack(HEADER)
     for episode in state.episodes.values():
         yield pack(episode)
-    yield pack({name: value for name, value in vars(state).items() if name not in DERIVED})
+    yield pack({ON_DISK.get(name, name): value for name, value in vars(state).items() if name not in DERIVED})
     yield pack(len(state.episodes))
 
 
@@ -113,7 +116,8 @@ def unpack_state(path: Path, state: State) -> None:
         if isinstance(value, Episode):
             state.episodes[value.id] = value
             continue
-        for name, item in value.items():
+        for written, item in value.items():
+            name = _IN_MEMORY.get(written, written)
             if name in vars(state):
                 setattr(state, name, _like(getattr(state, name), item))
     _derive(state)
@@ -196,6 +200,8 @@ def _fields(value: Any) -> dict[str, Any]:
     if not made_of(value.__class__):
         return dict(vars(value))
     fields = fields_of(value)
+    if isinstance(value, (Episode, LeasedBatch)):
+        fields = {ON_DISK.get(name, name): item for name, item in fields.items()}
     if isinstance(value, Episode):
         fields["metadata"] = json.dumps(value.metadata)
         first: dict[Asked, str] = {}
@@ -229,6 +235,8 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
             for name, marks in vars(value)["_marks"].items():
                 vars(value)["_marks"][name] = [Mark(*mark) for mark in marks]
         return value
+    if kind in (Episode, LeasedBatch):
+        fields = {_IN_MEMORY.get(name, name): item for name, item in fields.items()}
     if kind is ReadyQueues:
         fields["_queues"] = {name: list(queue) for name, queue in fields["_queues"].items()}
     value = kind(**{name: _like(_new(known[name]), item) for name, item in fields.items() if name in known})

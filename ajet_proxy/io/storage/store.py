@@ -20,21 +20,24 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.quotas import Quotas
+from ajet_proxy.core.ledger.state import LedgerSettings, State
+from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.storage.codec import UnknownRecord, decode, encode
 from ajet_proxy.io.storage.compaction import alone
 from ajet_proxy.io.storage.data_dir import begin, lock
 from ajet_proxy.io.storage.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, of_several, readable
+from ajet_proxy.io.storage.limits import DaemonLimits
 from ajet_sdk.errors import NotReady
 
 logger = logging.getLogger(__name__)
@@ -51,41 +54,6 @@ ENDS = (ev.CallFinished, ev.CallLost, ev.TaskNamed, ev.EpisodeDiscarded, ev.Batc
 """What ends work that was taken in before. Everything else is intake."""
 
 
-class Observer(Protocol):
-    """Where the time of a commit is reported."""
-
-    def observe(self, name: str, value: float, **labels: object) -> None: ...
-
-
-class Limits(Protocol):
-    """What the operator allows."""
-
-    disk: int
-    """Bytes used."""
-
-    def check(self, events: Sequence[Event]) -> None:
-        """Raise `NotReady` if there is no room for them."""
-
-    def refused(self) -> Mapping[str, Sequence[str]]:
-        """For each limit that is reached, what is kept out."""
-
-
-class Spending(Protocol):
-    """What tenants are allowed, and use up."""
-
-    def check(self, events: Sequence[Event]) -> None:
-        """Raise `OverQuota` if one has no room for them."""
-
-    def spend(self, events: Sequence[Event]) -> None:
-        """They have happened."""
-
-    def pass_one(self, tenant: str, at: float) -> None:
-        """Count a request that makes no call, or raise `OverQuota`."""
-
-    def use(self, tenant: str, tokens: int, at: float) -> None:
-        """Count the tokens that it took."""
-
-
 @dataclass(frozen=True, slots=True)
 class _Waiter:
     number: int
@@ -95,13 +63,15 @@ class _Waiter:
 
 
 class Store:
-    """Ledger and journal as one. Make it with `open`, in the event loop that will use it."""
+    """State and journal as one; `commands` decide over the state. Make it with `open`, in the event loop that will use
+    it."""
 
-    def __init__(self, ledger: Ledger, metrics: Observer | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        self.ledger = ledger
+    def __init__(self, state: State, metrics: Metrics | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        self.state = state
+        self.commands = Commands(state)
         self.patience_s = patience_s
-        self.limits: Limits | None = None
-        self.quotas: Spending | None = None
+        self.limits: DaemonLimits | None = None
+        self.quotas: Quotas | None = None
         self.trouble: dict[str, str] = {}
         """Alerts of who looks after the store, by what they are about."""
         self._metrics = metrics
@@ -118,7 +88,7 @@ class Store:
 
     @classmethod
     def open(
-        cls, data_dir: Path, settings: LedgerSettings, *, metrics: Observer | None = None,
+        cls, data_dir: Path, settings: LedgerSettings, *, metrics: Metrics | None = None,
         patience_s: float = PATIENCE_S, journal: Callable[[Path, Callable[[], None]], Journal] = Journal,
     ) -> Store:
         """Take hold of `data_dir` and rebuild the state from its journal.
@@ -131,11 +101,11 @@ class Store:
             begin(data_dir)
             with alone(data_dir):
                 store = cls(snapshot.load(data_dir, settings, archive), metrics, patience_s=patience_s)
-                refuse_missing(data_dir, store.ledger)
+                refuse_missing(data_dir, store.state)
                 store._lock, store._archive = held, archive
                 store._journal = journal(data_dir, store._on_progress)
                 for record in store._journal.open():
-                    store.ledger.apply(decode(record, store.ledger.episodes))
+                    store.state.apply(decode(record, store.state.episodes))
         except UnknownRecord as error:
             os.close(held)
             raise JournalDamaged(f"the journal in {data_dir} was written by another version: {error}") from error
@@ -185,8 +155,8 @@ class Store:
         records: list[bytes] = []
         try:
             for event in events:
-                record = readable(encode(event, self.ledger.episodes))
-                self.ledger.apply(event)
+                record = readable(encode(event, self.state.episodes))
+                self.state.apply(event)
                 records.append(record)
         finally:  # what was applied is written, whatever comes of the rest
             happened = events[: len(records)]
@@ -213,20 +183,20 @@ class Store:
 
     def forget_archived(self, most: int) -> bool:
         """Let go of what has arrived in the archive, at most so much of it; whether there may be more."""
-        leaving, batches = (list(islice(some, most)) for some in (self.ledger.leaving, self.ledger.leaving_batches))
+        leaving, batches = (list(islice(some, most)) for some in (self.state.leaving, self.state.leaving_batches))
         episodes, batches = self._archive.holds("episodes", leaving), self._archive.holds("batches", batches)
-        self.ledger.arrived(episodes, batches)
+        self.state.arrived(episodes, batches)
         return most in (len(episodes), len(batches))
 
     def alerts(self) -> dict[str, str]:
         """What an operator should look at, by what it is about."""
         error = self._journal.error
         own = {} if error is None else {"journal": f"the journal cannot write, and nothing new is taken in: {error}"}
-        return own | self.ledger.alerts() | self.trouble
+        return own | self.state.alerts() | self.trouble
 
     async def leasable(self, seen: object, timeout: float) -> None:
-        """Return as soon as `Ledger.leasable` is no longer what was `seen`, or after `timeout` seconds."""
-        if self.ledger.leasable() != seen:
+        """Return as soon as `State.leasable` is no longer what was `seen`, or after `timeout` seconds."""
+        if self.state.leasable() != seen:
             return
         sleeper = self._loop.create_future()
         self._sleepers[sleeper] = seen
@@ -290,7 +260,7 @@ class Store:
         for listener in self._listeners:
             listener(events)
         for sleeper, seen in self._sleepers.items():
-            if self.ledger.leasable() != seen:
+            if self.state.leasable() != seen:
                 _resolve(sleeper)
         for queue in list(self._subscribers):
             if queue.qsize() > SUBSCRIBER_EVENTS:

@@ -1,4 +1,4 @@
-"""The daemon's worker processes: started, told, watched, started again, drained.
+"""The daemon's worker processes: started, informed, watched, started again, drained.
 
 Workers share the port (``SO_REUSEPORT``: the kernel gives each connection to one of them) and nothing else. Ledger,
 journal and gate stay in this process, which each of them asks over a socket of its own. A worker that dies takes the
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from ajet_proxy.io.http.audit import AuditLog
-from ajet_proxy.io.ledger_port.channel import Channel
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import VALUES, Facts
-from ajet_proxy.io.ledger_port.remote_server import PortServer, Told
+from ajet_proxy.io.ledger_port.remote_server import Notified, PortServer
+from ajet_proxy.io.ledger_port.worker_connection import WorkerConnection
 from ajet_proxy.io.runtime.metrics import Figures, Metrics
 from ajet_proxy.io.runtime.process import cannot_listen, program
 
@@ -55,7 +55,7 @@ class _Slot:
     number: int
     ready: asyncio.Future[None]
     process: Process | None = None
-    channel: Channel | None = None
+    connection: WorkerConnection | None = None
     listening: bool = False
     figures: Figures = field(default_factory=lambda: ({}, {}))
 
@@ -109,10 +109,10 @@ class Workers:
         """Let them finish what they do, for up to the time that the daemon has."""
         self._stopping = True
         for slot, keeper in zip(self._slots, self._keepers, strict=False):
-            if slot.channel is None:
+            if slot.connection is None:
                 keeper.cancel()
             else:
-                slot.channel.tell("drain")
+                slot.connection.notify("drain")
         if self._keepers:
             await asyncio.wait(self._keepers, timeout=self._drain_s)
         for keeper in self._keepers:
@@ -124,28 +124,28 @@ class Workers:
             os.unlink(self._control)
         os.close(self._directory)
 
-    def tell(self) -> None:
-        """Tell the workers what they have to know, if that has changed."""
+    def send_facts(self) -> None:
+        """Send the workers what they have to know, if that has changed."""
         facts = self._facts()
         if facts != self._known:
             self._known = facts
-            for channel in self._channels():
-                channel.tell("facts", facts)
+            for connection in self._connections():
+                connection.notify("facts", facts)
 
     def share(self, left: int) -> int:
         """Divide so many bytes of memory among all processes: the share of each, that of this one too."""
         self._budget = left // (1 + len(self._slots))
-        for channel in self._channels():
-            channel.tell("budget", self._budget)
+        for connection in self._connections():
+            connection.notify("budget", self._budget)
         return self._budget
 
-    async def told(self) -> None:
-        """Return once every worker knows what it was told; its figures come with that."""
+    async def caught_up(self) -> None:
+        """Return once every worker has taken in what was sent to it; its figures come with that."""
         await asyncio.gather(*(self._ask(slot) for slot in self._slots), return_exceptions=True)
 
     async def metrics(self) -> Metrics:
         """Those of all processes, workers that are gone included."""
-        await self.told()
+        await self.caught_up()
         total = Metrics()
         for figures in (self._metrics.figures(), self._gone.figures(), *(slot.figures for slot in self._slots)):
             total.add(figures)
@@ -165,13 +165,13 @@ class Workers:
         """The control socket by a path that is short however deep the data directory lies, and the same in a worker."""
         return f"/proc/self/fd/{self._directory}/{SOCKET}"
 
-    def _channels(self) -> Iterator[Channel]:
-        return (slot.channel for slot in self._slots if slot.channel is not None)
+    def _connections(self) -> Iterator[WorkerConnection]:
+        return (slot.connection for slot in self._slots if slot.connection is not None)
 
     async def _ask(self, slot: _Slot) -> None:
-        if slot.channel is not None:
+        if slot.connection is not None:
             async with asyncio.timeout(SILENT_S if slot.listening else START_S):
-                slot.figures = await slot.channel.ask("figures")
+                slot.figures = await slot.connection.ask("figures")
 
     async def _keep(self, slot: _Slot) -> None:
         """A worker in `slot`, and another one whenever it ends."""
@@ -204,13 +204,13 @@ class Workers:
             )
         try:
             loop = asyncio.get_running_loop()
-            _, channel = await loop.create_connection(
-                lambda: Channel(VALUES, lambda made: self._port_server(slot, made)), sock=ours
+            _, connection = await loop.create_connection(
+                lambda: WorkerConnection(VALUES, lambda made: self._port_server(slot, made)), sock=ours
             )
-            slot.channel = channel
+            slot.connection = connection
             if self._budget is not None:
-                channel.tell("budget", self._budget)
-            channel.tell("start", self._settings, self._known, self._addresses, self._control)
+                connection.notify("budget", self._budget)
+            connection.notify("start", self._settings, self._known, self._addresses, self._control)
             watch = loop.create_task(self._watch(slot, process))
             try:
                 return await process.wait()
@@ -224,7 +224,7 @@ class Workers:
 
     async def _watch(self, slot: _Slot, process: Process) -> None:
         """Look whether the worker answers, and what it counted."""
-        while slot.channel is not None:
+        while slot.connection is not None:
             try:
                 await self._ask(slot)
             except TimeoutError:
@@ -234,9 +234,9 @@ class Workers:
                 return
             await asyncio.sleep(WATCH_S)
 
-    def _port_server(self, slot: _Slot, channel: Channel) -> PortServer:
+    def _port_server(self, slot: _Slot, connection: WorkerConnection) -> PortServer:
         def gone() -> None:
-            slot.channel, slot.listening = None, False
+            slot.connection, slot.listening = None, False
             self._gone.add(slot.figures)
             slot.figures = ({}, {})
 
@@ -250,8 +250,8 @@ class Workers:
                 else:
                     slot.ready.set_exception(OSError(problem))
 
-        more: dict[str, Told] = {"listening": ready, "failed": ready, "audit": self._audit.write}
-        return PortServer(self._ledger_port, tell=channel.tell, more=more, gone=gone)
+        more: dict[str, Notified] = {"listening": ready, "failed": ready, "audit": self._audit.write}
+        return PortServer(self._ledger_port, notify=connection.notify, more=more, gone=gone)
 
 
 async def _reserve(address: Address) -> list[socket.socket]:

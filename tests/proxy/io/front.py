@@ -16,17 +16,18 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Claims, Keys
-from ajet_proxy.core.ledger.commands import Ledger, LedgerSettings
+from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.capture.front import FrontSettings, HttpFront
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger
-from ajet_proxy.io.ledger_port.channel import Channel
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemotePort
 from ajet_proxy.io.ledger_port.remote_server import PortServer
+from ajet_proxy.io.ledger_port.worker_connection import WorkerConnection
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -42,7 +43,8 @@ class MemoryStore:
     them, `full` refuses them."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger(LedgerSettings(idle_timeout=1e9, wall_timeout=1e9))
+        self.state = State(LedgerSettings(idle_timeout=1e9, wall_timeout=1e9))
+        self.commands = Commands(self.state)
         self.durable: list[Event] = []
         self.slow = asyncio.Event()
         self.slow.set()
@@ -62,7 +64,7 @@ class MemoryStore:
     def post(self, events: tuple[Event, ...]) -> None:
         self.check(events)
         for event in events:
-            self.ledger.apply(event)
+            self.state.apply(event)
         self.durable += events
         for listener in self._listeners:
             listener(events)
@@ -76,15 +78,15 @@ class MemoryStore:
 class Listening:
     """What a worker hears, as far as its ledger_port is concerned."""
 
-    def __init__(self, channel: Channel, facts: Facts) -> None:
-        self.ledger_port = RemotePort(channel, facts)
+    def __init__(self, connection: WorkerConnection, facts: Facts) -> None:
+        self.ledger_port = RemotePort(connection, facts)
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
         raise AssertionError(f"nobody asks a front for {what}")
 
-    def told(self, what: str, values: Sequence[Any]) -> None:
-        if what == "over":
-            self.ledger_port.over(*values)
+    def notified(self, what: str, values: Sequence[Any]) -> None:
+        if what == "discarded":
+            self.ledger_port.discarded(*values)
         else:
             (self.ledger_port.facts,) = values
 
@@ -104,10 +106,10 @@ class Front:
         self.metrics = Metrics()
         self.budget = MemoryBudget(self.metrics)
         self.keys = Keys(b"k" * 32, admin_secret=admin_secret)
-        self.gate = Gatekeeper(is_open=lambda: self.store.ledger.gate == "open", hold_s=hold_s)
+        self.gate = Gatekeeper(is_open=lambda: self.store.state.gate == "open", hold_s=hold_s)
         self.fixed: dict[str, tuple[str, ...]] = {"": upstreams} if upstreams else {}
-        ledger = self.store.ledger
-        engines = Engines(self.fixed, ledger.upstreams, ledger.models)
+        state = self.store.state
+        engines = Engines(self.fixed, state.upstreams, state.models)
         self.ledger_port = LocalPort(
             store=self.store, gate=self.gate, engines=engines, clock=self.clock, metrics=self.metrics,  # type: ignore[arg-type]
         )  # fmt: skip
@@ -148,15 +150,15 @@ class Front:
         """A front whose ledger_port is the real one at the other end of a socket."""
         loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
         facts = self.facts()
-        _, ledger = await loop.create_connection(
-            lambda: Channel(VALUES, lambda made: self.port_server(made, self._hung_up.set)), sock=ours
+        _, behind = await loop.create_connection(
+            lambda: WorkerConnection(VALUES, lambda made: self.port_server(made, self._hung_up.set)), sock=ours
         )
         _, self.worker = await loop.create_connection(
-            lambda: Channel(VALUES, lambda made: Listening(made, facts)), sock=theirs
+            lambda: WorkerConnection(VALUES, lambda made: Listening(made, facts)), sock=theirs
         )
         assert isinstance(self.worker.peer, Listening)
         ledger_port = self.worker.peer.ledger_port
-        self.store.tell = lambda: ledger.tell("facts", self.facts())
+        self.store.tell = lambda: behind.notify("facts", self.facts())
         return self._make(
             ledger_port=ledger_port,
             engines=Engines(
@@ -164,26 +166,26 @@ class Front:
             ),
         )
 
-    def port_server(self, channel: Channel, gone: Callable[[], None] = lambda: None) -> PortServer:
-        """Who answers a worker at the other end of `channel`."""
-        return PortServer(self.ledger_port, tell=channel.tell, more={}, gone=gone)
+    def port_server(self, connection: WorkerConnection, gone: Callable[[], None] = lambda: None) -> PortServer:
+        """Who answers a worker at the other end of `connection`."""
+        return PortServer(self.ledger_port, notify=connection.notify, more={}, gone=gone)
 
     def facts(self) -> Facts:
-        ledger = self.store.ledger
-        served = {model: (found.version, found.upstreams) for model, found in ledger.served.items()}
-        return Facts(served, ledger.default_version, ledger.merge_policy, self.keys.ring, "ajet_proxy")
+        state = self.store.state
+        served = {model: (found.version, found.upstreams) for model, found in state.served.items()}
+        return Facts(served, state.default_version, state.merge_policy, self.keys.ring, "ajet_proxy")
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""
-        ledger = self.store.ledger
-        self.store.post(ledger.open_episode(OpenEpisode(**body), episode=episode, at=self.clock.now(), tenant=tenant))
+        opening, at = OpenEpisode(**body), self.clock.now()
+        self.store.post(self.store.commands.open_episode(opening, episode=episode, at=at, tenant=tenant))
         return self.keys.issue(Claims("agent", tenant, episode))
 
     def close_gate(self) -> None:
-        self.store.post(self.store.ledger.gate_close(GateClose(), at=self.clock.now()))
+        self.store.post(self.store.commands.gate_close(GateClose(), at=self.clock.now()))
 
     def open_gate(self, policy_version: int) -> None:
-        self.store.post(self.store.ledger.gate_open(GateOpen(policy_version), at=self.clock.now()))
+        self.store.post(self.store.commands.gate_open(GateOpen(policy_version), at=self.clock.now()))
 
     def of(self, kind: type[Any]) -> list[Any]:
         return [event for event in self.store.durable if isinstance(event, kind)]

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from ajet_proxy.core.ledger import views
 from ajet_proxy.io.storage import archive, compaction, journal, snapshot
 from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.io.storage.compaction import compact
@@ -49,12 +50,12 @@ async def test_what_the_journal_cannot_hold_does_not_happen(tmp_path: Path, monk
         await store.commit(events)
     at = events.index(*[event for event in events if type(event).__name__ == "CallFinished"])
     assert heard == events[:at]
-    assert store.ledger.calls == {"running": 1, "complete": 0, "lost": 0}
-    await store.commit(store.ledger.lose_call("ep-000", "call-001", "engine_error", at=rig.at))
-    left = picture(store.ledger)
+    assert store.state.calls == {"running": 1, "complete": 0, "lost": 0}
+    await store.commit(store.commands.lose_call("ep-000", "call-001", "engine_error", at=rig.at))
+    left = picture(store.state)
     await store.close()
     again = Store.open(tmp_path, SETTINGS)
-    assert picture(again.ledger) == left
+    assert picture(again.state) == left
     await again.close()
 
 
@@ -105,7 +106,7 @@ def test_what_another_kind_of_machine_wrote_is_refused(tmp_path: Path, monkeypat
     rig.open()
     (tmp_path / "journal").mkdir()
     monkeypatch.setattr(snapshot, "HEADER", ("ajet-snapshot-0", "little"))
-    snapshot.save(tmp_path, 1, rig.ledger)
+    snapshot.save(tmp_path, 1, rig.state)
     monkeypatch.undo()
     with pytest.raises(JournalDamaged, match="of another version"):
         snapshot.load(tmp_path, SETTINGS)
@@ -115,10 +116,10 @@ def test_a_set_of_names_is_no_object(tmp_path: Path) -> None:
     """Whatever agents call their models."""
     rig = LedgerRig()
     name = rig.in_state("ready")
-    rig.ledger.episodes[name].taken = {"Text", "m"}
+    rig.state.episodes[name].taken = {"Text", "m"}
     (tmp_path / "journal").mkdir()
-    snapshot.save(tmp_path, 1, rig.ledger)
-    assert everything(snapshot.load(tmp_path, SETTINGS)) == everything(rig.ledger)
+    snapshot.save(tmp_path, 1, rig.state)
+    assert everything(snapshot.load(tmp_path, SETTINGS)) == everything(rig.state)
 
 
 @pytest.mark.parametrize("by_size", [True, False])
@@ -142,8 +143,8 @@ def test_an_episode_that_the_archive_cannot_hold_loses_its_calls(
     found = [reader.episode(name) for name in (small, large)]
     reader.close()
     assert [episode.stored for episode in found if episode is not None] == ["archive", "removed"]
-    ledger = state_in(tmp_path)
-    whole, rest = ledger.record(small), ledger.record(large)
+    state = state_in(tmp_path)
+    whole, rest = views.record(state, small), views.record(state, large)
     assert (len(whole["calls"]), rest["calls"], rest["reward"], rest["state"]) == (1, [], 1.0, "recorded")
 
 

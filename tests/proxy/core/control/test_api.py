@@ -12,7 +12,7 @@ from ajet_proxy.core.control.api import Answer, Request
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import ROUTES
-from tests.kit.ledger_rig import LedgerRig
+from tests.kit.ledger_rig import LedgerRig, matched
 
 BASE = "http://proxy:8484"
 
@@ -28,8 +28,8 @@ class Caller:
         query: Mapping[str, str] | None = None,
     ) -> Answer:
         return api.handle(
-            self.rig.ledger, Request(method, path, query or {}, body, claims), at=self.rig.at, new_id=self.rig.id,
-            keys=lambda tenant, episode: f"ajet-{tenant}-{episode}", base=BASE,
+            self.rig.commands, Request(*matched(method, path), query or {}, body, claims), at=self.rig.at,
+            new_id=self.rig.id, keys=lambda tenant, episode: f"ajet-{tenant}-{episode}", base=BASE,
         )
 
     def ask(self, method: str, path: str, body: Any = None, **options: Any) -> dict[str, Any]:
@@ -51,16 +51,6 @@ def caller() -> Caller:
 
 def test_every_route_that_the_ledger_answers_has_a_handler() -> None:
     assert set(api._HANDLERS) == {route.name for route in ROUTES} - {"events", "ca"}
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [("GET", "/nothing"), ("PUT", "/episodes"), ("GET", "/episodes/a/b/c"), ("GET", ""), ("POST", "/batches//x/ack")],
-)
-def test_what_is_no_route(caller: Caller, method: str, path: str) -> None:
-    with pytest.raises(NotFound) as caught:
-        caller.decide(method, path)
-    assert caught.value.code == "unknown_route"
 
 
 # ---- opening
@@ -88,7 +78,7 @@ def test_opening_an_episode(caller: Caller) -> None:
             "AJET_TASK": "gsm8k/17",
         },
     }
-    assert caller.rig.ledger.tenant_of(episode) == "acme"
+    assert caller.rig.state.episode(episode).tenant == "acme"
 
 
 def test_opening_an_episode_over_several_models(caller: Caller) -> None:
@@ -183,7 +173,7 @@ def test_an_abort_comes_through_however_long_its_reason(caller: Caller) -> None:
     for reason in (None, "", "x" * 10_001):
         episode = caller.rig.open()
         assert caller.post(f"/episodes/{episode}/abort", {"reason": reason})["reason"] == "aborted"
-        assert caller.rig.ledger.episodes[episode].detail == (reason and reason[:10_000])
+        assert caller.rig.state.episodes[episode].detail == (reason and reason[:10_000])
 
 
 def test_sealing_aborting_and_living(caller: Caller) -> None:
@@ -193,13 +183,13 @@ def test_sealing_aborting_and_living(caller: Caller) -> None:
     assert caller.post(f"/episodes/{episode}/seal") == ended
     other = caller.rig.open()
     assert caller.post(f"/episodes/{other}/abort", {"reason": "tired"})["reason"] == "aborted"
-    assert caller.rig.ledger.episodes[other].detail == "tired"
+    assert caller.rig.state.episodes[other].detail == "tired"
 
 
 def test_an_episode_without_a_whole_call_says_why_its_calls_were_lost(caller: Caller) -> None:
     episode = caller.rig.open()
     (call,) = caller.rig.begin(episode)
-    assert caller.rig.ledger.wanted(episode, call)
+    assert caller.rig.state.episode(episode).wants(call)
     caller.rig.lose(episode, call, "no_token_ids")
     ended = {"state": "discarded", "reason": "incomplete_call", "detail": "no_token_ids"}
     rewarded = caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, "id": "r"})
@@ -209,7 +199,7 @@ def test_an_episode_without_a_whole_call_says_why_its_calls_were_lost(caller: Ca
 
 def test_an_empty_name_is_none(caller: Caller) -> None:
     episode = caller.post("/episodes", {"task": "", "model": ""})["episode"]
-    opened = caller.rig.ledger.episodes[episode]
+    opened = caller.rig.state.episodes[episode]
     assert (opened.task, opened.model) == (None, None)
 
 
@@ -261,10 +251,10 @@ def test_from_lease_to_acknowledgement(caller: Caller) -> None:
     assert caller.post(f"/batches/{batch}/extend", {"lease_s": 90.0}) == lease | {"lease_until": caller.rig.at + 90.0}
     assert caller.post(f"/batches/{batch}/nack")["state"] == "returned"
     batch = caller.post("/batches/lease", {"group_size": 1})["batch"]
-    (episode,) = caller.rig.ledger.batches[batch].episodes()
+    (episode,) = caller.rig.state.batches[batch].episodes()
     ack = {"policy_version": 1, "filtered": {episode: "too_long"}}
     assert caller.post(f"/batches/{batch}/ack", ack)["state"] == "trained"
-    assert (caller.rig.state(episode), caller.rig.ledger.episodes[episode].reason) == ("discarded", "filtered")
+    assert (caller.rig.state_of(episode), caller.rig.state.episodes[episode].reason) == ("discarded", "filtered")
 
 
 def test_a_lease_that_only_discards_is_no_batch_but_has_events(caller: Caller) -> None:

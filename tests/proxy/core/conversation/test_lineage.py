@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.conversation.history import CHAT, Mark, read
 from ajet_proxy.core.conversation.lineage import Lineage
-from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import Captured
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import packed_call
@@ -32,10 +32,10 @@ class Nameless(LedgerRig):
         """A request as the front takes it: the episode that it belongs to, and its call."""
         history = read(CHAT, {"messages": messages}, b"scope")
         sent = {"body_hash": json.dumps(messages), "idempotency_key": key, "retries": int(retry)}
-        found = self.ledger.continued(history, **sent)
+        found = self.state.continued(history, **sent)
         episode = found[0] if len(found) == 1 else self.id("ep")
         call = self.id("call")
-        self.run(self.ledger.begin_call(
+        self.run(self.commands.begin_call(
             episode=episode, calls=(call,), at=self.at, model="m", agent="", task=None, eval=False,
             identified_by="lineage", tenant="", **sent,
         ))  # fmt: skip
@@ -47,7 +47,7 @@ class Nameless(LedgerRig):
         assert history is not None
         marks = history.after(answer, Captured(0, "m", (1,), (2,), (-0.5,), "stop"))
         whole = packed_call(call, (1,), (2,), at=self.at)
-        self.run(self.ledger.finish_call(episode, whole, at=self.at, marks=marks))
+        self.run(self.commands.finish_call(episode, whole, at=self.at, marks=marks))
 
     def turn(self, messages: list[Any], answer: dict[str, Any], **options: Any) -> str:
         """A whole call; its episode."""
@@ -92,7 +92,7 @@ def test_a_history_of_two_episodes_begins_a_new_one() -> None:
     twins = {rig.turn([USER], said("five")) for _ in range(2)}
     history = read(CHAT, {"messages": [USER, said("five"), USER]}, b"scope")
     assert history is not None
-    assert set(rig.ledger.lineage.continued(history)) == twins
+    assert set(rig.state.lineage.continued(history)) == twins
     third = rig.turn([USER, said("five"), USER], said("four"))
     assert third not in twins
     assert rig.turn([USER, said("five"), USER, said("four"), USER], said("three")) == third
@@ -117,7 +117,7 @@ def test_an_episode_that_takes_no_more_calls_is_continued_no_more() -> None:
     assert other != first
     rig.abort(other)
     assert rig.turn([USER, said("five"), USER], said("four")) not in (first, other)
-    assert not vars(rig.ledger.lineage)["_marks"].keys() & {first, other}
+    assert not vars(rig.state.lineage)["_marks"].keys() & {first, other}
 
 
 def test_a_first_prompt_of_which_nothing_came_is_asked_again_in_its_episode() -> None:
@@ -144,7 +144,7 @@ def test_an_idempotency_key_is_the_same_request() -> None:
     rig = Nameless()
     first = rig.turn([USER], said("five"), key="k")
     assert rig.turn([USER], said("six"), key="k") == first
-    assert [entry.reason for entry in rig.ledger.episodes[first].calls.values()] == ["retried", None]
+    assert [entry.reason for entry in rig.state.episodes[first].calls.values()] == ["retried", None]
     assert rig.turn([USER], said("six"), key="other") != first
 
 
@@ -152,10 +152,10 @@ def test_a_replay_knows_the_same_histories() -> None:
     rig = Nameless()
     rig.turn([USER], said("five"), key="k")
     rig.abort(rig.turn([USER], said("six")))
-    again = Ledger(rig.ledger.settings)
+    again = State(rig.state.settings)
     for event in rig.events:
         again.apply(event)
-    assert vars(again.lineage) == vars(rig.ledger.lineage)
+    assert vars(again.lineage) == vars(rig.state.lineage)
 
 
 MARKS = st.builds(Mark, st.sampled_from("abc"), st.sampled_from((0, 3, 7)), st.sampled_from(("", "f")))
@@ -200,7 +200,7 @@ def test_no_episode_ever_holds_the_tokens_of_two_runs(tools: bool) -> None:
             word = dice.choice(("yes", " yes", "no"))
             answer = said(word, f"call-{run}" if tools else "")
             rig.tell(episode, call, asked, answer)
-            if rig.ledger.episodes[episode].calls[call].state == "complete":
+            if rig.state.episodes[episode].calls[call].state == "complete":
                 whole.setdefault(episode, []).append(run)
             histories[run].append([*asked, {**answer, "content": word.strip()}, USER])
         assert all(len(set(runs)) == 1 for runs in whole.values()), (seed, whole)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.conversation.history import Mark
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.episode import MAX_REWARDS
 from ajet_proxy.core.ledger.events import CallLost
 from ajet_proxy.core.ledger.views import Wanted, records
@@ -29,8 +30,8 @@ def rig() -> LedgerRig:
 
 
 def test_an_episode_opens_with_the_proxys_timeouts_or_its_own(rig: LedgerRig) -> None:
-    assert rig.ledger.episodes[rig.open()].idle_timeout == 100.0
-    own = rig.ledger.episodes[rig.open(idle_timeout=5.0, wall_timeout=7.0)]
+    assert rig.state.episodes[rig.open()].idle_timeout == 100.0
+    own = rig.state.episodes[rig.open(idle_timeout=5.0, wall_timeout=7.0)]
     assert (own.idle_timeout, own.wall_timeout) == (5.0, 7.0)
     for name in ("idle_timeout", "wall_timeout"):
         with pytest.raises(BadRequest) as caught:
@@ -45,9 +46,9 @@ def test_an_episode_opens_once(rig: LedgerRig) -> None:
 
 def test_a_call_opens_an_unknown_episode(rig: LedgerRig) -> None:
     rig.begin("new", task="t", eval=True, tenant="acme")
-    episode = rig.ledger.episodes["new"]
+    episode = rig.state.episodes["new"]
     assert (episode.task, episode.eval, episode.tenant, episode.identified_by) == ("t", True, "acme", "path")
-    assert rig.ledger.in_flight() == 1
+    assert rig.state.calls["running"] == 1
 
 
 def test_a_call_of_another_tenant_is_refused(rig: LedgerRig) -> None:
@@ -66,11 +67,11 @@ def test_a_call_into_an_episode_that_is_not_open_is_refused(rig: LedgerRig, stat
 def test_labels_on_a_later_call_count(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.call(episode)
-    assert rig.ledger.episodes[episode].task == prompt_hash([1, 2])
+    assert rig.state.episodes[episode].task == prompt_hash([1, 2])
     rig.begin(episode, task="named", eval=True)
-    assert (rig.ledger.episodes[episode].task, rig.ledger.episodes[episode].eval) == ("named", True)
+    assert (rig.state.episodes[episode].task, rig.state.episodes[episode].eval) == ("named", True)
     rig.begin(episode, task="too late", eval=True)
-    assert rig.ledger.episodes[episode].task == "named"
+    assert rig.state.episodes[episode].task == "named"
 
 
 def test_the_task_is_the_first_calls_prompt_whoever_ends_first(rig: LedgerRig) -> None:
@@ -81,7 +82,7 @@ def test_the_task_is_the_first_calls_prompt_whoever_ends_first(rig: LedgerRig) -
         (second,) = rig.begin(episode)
         for index in order:
             rig.finish(episode, (first, second)[index], [(5,), (6,)][index])
-        assert rig.ledger.episodes[episode].task == prompt_hash([5])
+        assert rig.state.episodes[episode].task == prompt_hash([5])
 
 
 def test_several_choices_are_several_calls(rig: LedgerRig) -> None:
@@ -89,7 +90,7 @@ def test_several_choices_are_several_calls(rig: LedgerRig) -> None:
     first, second = rig.begin(episode, choices=2)
     rig.finish(episode, first)
     rig.lose(episode, second, "truncated")
-    record = rig.ledger.record(episode, tokens="none")
+    record = views.record(rig.state, episode, tokens="none")
     assert [(call["call"], call["complete"], call.get("reason")) for call in record["calls"]] == [
         (first, True, None), (second, False, "truncated"),
     ]
@@ -110,9 +111,9 @@ def test_an_unknown_call_is_refused(rig: LedgerRig) -> None:
     episode = rig.open()
     for bad in (episode, "nobody"):
         with pytest.raises(NotFound):
-            rig.ledger.lose_call(bad, "nothing", "x", at=0.0)
+            rig.commands.lose_call(bad, "nothing", "x", at=0.0)
         with pytest.raises(NotFound):
-            rig.ledger.finish_call(bad, packed_call("nothing", [1], [2]), at=0.0)
+            rig.commands.finish_call(bad, packed_call("nothing", [1], [2]), at=0.0)
 
 
 def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
@@ -120,8 +121,8 @@ def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
     (one,), (other,) = rig.begin(episode), rig.begin(episode)
     rig.abort(episode)
     _ = rig.finish(episode, one), rig.lose(episode, other, "disconnected")
-    assert {entry.reason for entry in rig.ledger.episodes[episode].calls.values()} == {"episode_discarded"}
-    assert rig.ledger.in_flight() == 0
+    assert {entry.reason for entry in rig.state.episodes[episode].calls.values()} == {"episode_discarded"}
+    assert rig.state.calls["running"] == 0
 
 
 
@@ -130,7 +131,7 @@ def test_a_call_that_ends_after_its_episode_is_lost(rig: LedgerRig) -> None:
 
 def live(rig: LedgerRig, episode: str) -> list[str]:
     """Calls that count or may still count."""
-    return [name for name, entry in rig.ledger.episodes[episode].calls.items() if entry.state != "lost"]
+    return [name for name, entry in rig.state.episodes[episode].calls.items() if entry.state != "lost"]
 
 
 @pytest.mark.parametrize("first", ["running", "complete", "lost"])
@@ -143,8 +144,8 @@ def test_a_retry_takes_the_place_of_the_first_attempt(rig: LedgerRig, first: str
         rig.lose(episode, old)
     (new,) = rig.begin(episode, body="same", retry=True)
     assert live(rig, episode) == [new]
-    assert rig.ledger.episodes[episode].calls[old].reason == "retried"
-    assert rig.ledger.in_flight() == 1
+    assert rig.state.episodes[episode].calls[old].reason == "retried"
+    assert rig.state.calls["running"] == 1
 
 
 def test_the_same_body_without_the_word_retry_is_another_call(rig: LedgerRig) -> None:
@@ -195,7 +196,7 @@ def test_a_repeated_call_is_trained_once(rig: LedgerRig) -> None:
     rig.call(episode, body="same")
     rig.call(episode, body="same", retry=True)
     rig.reward(episode)
-    (delivered,) = rig.ledger.ready_episodes()
+    (delivered,) = views.ready_episodes(rig.state)
     assert len(delivered.samples) == 1
     assert sum(delivered.samples[0].loss_mask) == 1
 
@@ -208,10 +209,10 @@ def test_a_final_reward_seals(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.call(episode)
     rig.reward(episode, 0.5, final=False)
-    assert rig.state(episode) == "open"
+    assert rig.state_of(episode) == "open"
     rig.reward(episode, 1.0)
-    assert rig.state(episode) == "ready"
-    assert rig.ledger.record(episode, tokens="none")["reward"] == 1.5
+    assert rig.state_of(episode) == "ready"
+    assert views.record(rig.state, episode, tokens="none")["reward"] == 1.5
 
 
 def test_sealing_waits_for_the_last_call_in_flight(rig: LedgerRig) -> None:
@@ -220,9 +221,9 @@ def test_sealing_waits_for_the_last_call_in_flight(rig: LedgerRig) -> None:
         rig.call(episode)
         (slow,) = rig.begin(episode)
         rig.reward(episode)
-        assert rig.state(episode) == "sealed"
+        assert rig.state_of(episode) == "sealed"
         ending(episode, slow)
-        assert rig.state(episode) == "ready"
+        assert rig.state_of(episode) == "ready"
 
 
 def test_sealing_without_reward_or_call_discards(rig: LedgerRig) -> None:
@@ -230,7 +231,7 @@ def test_sealing_without_reward_or_call_discards(rig: LedgerRig) -> None:
     rig.call(poor)
     rig.seal(poor)
     rig.reward(empty)
-    assert [rig.ledger.episodes[name].reason for name in (poor, empty)] == ["no_reward", "incomplete_call"]
+    assert [rig.state.episodes[name].reason for name in (poor, empty)] == ["no_reward", "incomplete_call"]
 
 
 def test_a_reward_that_is_repeated_counts_once(rig: LedgerRig) -> None:
@@ -257,7 +258,7 @@ def test_a_reward_before_leasing_corrects(rig: LedgerRig) -> None:
     rig.reward(rig.ready(), 0.5)
     batch = rig.lease()
     assert batch is not None
-    (group,) = rig.ledger.batch(batch).groups
+    (group,) = views.batch(rig.state, batch).groups
     assert [item.reward for item in group.episodes] == [0.25, 0.5]
     assert [item.samples[0].reward for item in group.episodes] == [0.25, 0.5]
     assert [len(item.rewards) for item in group.episodes] == [2, 2]
@@ -284,11 +285,11 @@ def test_a_reward_for_a_call_needs_the_call(rig: LedgerRig) -> None:
 
 
 def test_sealing_aborting_and_touching_an_unknown_episode(rig: LedgerRig) -> None:
-    ledger = rig.ledger
+    commands = rig.commands
     for command in (
-        lambda: ledger.seal("no", at=0.0), lambda: ledger.abort("no", Abort(), at=0.0),
-        lambda: ledger.heartbeat("no", at=0.0), lambda: ledger.record("no", tokens="none"),
-        lambda: ledger.reward("no", Reward(1.0), reward_id="r", at=0.0),
+        lambda: commands.seal("no", at=0.0), lambda: commands.abort("no", Abort(), at=0.0),
+        lambda: commands.heartbeat("no", at=0.0), lambda: views.record(rig.state, "no", tokens="none"),
+        lambda: commands.reward("no", Reward(1.0), reward_id="r", at=0.0),
     ):
         with pytest.raises(NotFound):
             command()
@@ -298,7 +299,7 @@ def test_sealing_aborting_and_touching_an_unknown_episode(rig: LedgerRig) -> Non
 def test_aborting_discards(rig: LedgerRig, state: str) -> None:
     episode = rig.in_state(state)
     rig.abort(episode, "tired")
-    known = rig.ledger.episodes[episode]
+    known = rig.state.episodes[episode]
     assert (known.state, known.reason, known.detail) == ("discarded", "aborted", "tired")
     assert rig.abort(episode) == ()
     assert rig.lease(group_size=1) is None
@@ -307,7 +308,7 @@ def test_aborting_discards(rig: LedgerRig, state: str) -> None:
 def test_sealing_and_touching_what_is_sealed_changes_nothing(rig: LedgerRig) -> None:
     episode = rig.ready()
     assert rig.seal(episode) == ()
-    assert rig.run(rig.ledger.heartbeat(episode, at=rig.at)) == ()
+    assert rig.run(rig.commands.heartbeat(episode, at=rig.at)) == ()
 
 
 
@@ -315,23 +316,24 @@ def test_sealing_and_touching_what_is_sealed_changes_nothing(rig: LedgerRig) -> 
 
 
 def test_what_is_asked_about_unknown_episodes(rig: LedgerRig) -> None:
-    ledger = rig.ledger
-    assert ledger.tenant_of("no") is ledger.agent_of("no") is ledger.model_of("no", "a", "m", ("m",)) is None
-    assert ledger.episode_of_call("no") is None
-    assert ledger.packed("no", "no") is None
+    assert rig.state.find("no") is None
+    with pytest.raises(NotFound, match="no episode no"):
+        rig.state.episode("no")
+    with pytest.raises(NotFound, match="no batch no"):
+        rig.state.batch("no")
 
 
 def test_what_is_asked_about_known_ones(rig: LedgerRig) -> None:
     episode = rig.open(model="m", agent="a", tenant="acme")
-    (call,), ledger = rig.begin(episode, tenant="acme"), rig.ledger
-    assert (ledger.tenant_of(episode), ledger.agent_of(episode)) == ("acme", "a")
-    assert [ledger.model_of(episode, "b", asked, ("", "x")) for asked in ("y", "m", "", "x")] == ["m", "m", "m", None]
-    assert ledger.episode_of_call(call) == episode
-    assert ledger.packed(episode, call) is None
+    (call,), known = rig.begin(episode, tenant="acme"), rig.state.episode(episode)
+    assert (known.tenant, known.agent) == ("acme", "a")
+    assert [known.model_for("b", asked, ("", "x")) for asked in ("y", "m", "", "x")] == ["m", "m", "m", None]
+    assert rig.state.episode_by_call[call] == episode
+    assert known.packed(call) is None
     rig.finish(episode, call, (1, 2), (3,))
-    found = ledger.packed(episode, call)
+    found = known.packed(call)
     assert found is not None and (found.turn.start, unpack_tokens(found.text)) == (2, (1, 2, 3))
-    assert [item["episode"] for item in records(ledger, Wanted(5, "open"))["episodes"]] == [episode]
+    assert [item["episode"] for item in records(rig.state, Wanted(5, "open"))["episodes"]] == [episode]
 
 
 def test_every_refusal_leaves_the_ledger_as_it_was(rig: LedgerRig) -> None:
@@ -341,7 +343,7 @@ def test_every_refusal_leaves_the_ledger_as_it_was(rig: LedgerRig) -> None:
         with pytest.raises(AjetError):
             command()
     assert rig.pictures[-1] == before
-    assert rig.run(rig.ledger.lease(Lease(), batch="none", at=rig.at)) == ()
+    assert rig.run(rig.commands.lease(Lease(), batch="none", at=rig.at)) == ()
 
 
 class Said:
@@ -365,15 +367,13 @@ def test_a_request_continues_what_was_said_or_is_the_same_again(rig: LedgerRig) 
     episode = rig.open()
     (call,) = rig.begin(episode, body="b", key="k")
     whole = packed_call(call, [1], [2])
-    assert not rig.ledger.has_ended(episode) and not rig.ledger.has_ended("nobody's")
-    rig.run(rig.ledger.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
-    assert rig.ledger.continued(Said(MARK), **SENT) == (episode,)
-    assert rig.ledger.continued(Said(Mark("other")), **SENT) == rig.ledger.continued(None, **SENT) == ()
-    rig.ledger.lineage.attempt(episode, "b", "k")
-    assert rig.ledger.continued(None, **{**SENT, "idempotency_key": "k"}) == (episode,)
+    rig.run(rig.commands.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
+    assert rig.state.continued(Said(MARK), **SENT) == (episode,)
+    assert rig.state.continued(Said(Mark("other")), **SENT) == rig.state.continued(None, **SENT) == ()
+    rig.state.lineage.attempt(episode, "b", "k")
+    assert rig.state.continued(None, **{**SENT, "idempotency_key": "k"}) == (episode,)
     rig.seal(episode)
-    assert rig.ledger.has_ended(episode)
-    assert rig.ledger.continued(Said(MARK), **{**SENT, "idempotency_key": "k"}) == ()
+    assert rig.state.continued(Said(MARK), **{**SENT, "idempotency_key": "k"}) == ()
 
 
 @pytest.mark.parametrize("end", ["complete", "lost"])
@@ -383,17 +383,17 @@ def test_what_a_replaced_attempt_is_told_can_be_gone_on_from(rig: LedgerRig, end
     rig.begin(episode, body="b", retry=True)
     if end == "complete":
         whole = packed_call(old, [1], [2])
-        events = rig.run(rig.ledger.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
+        events = rig.run(rig.commands.finish_call(episode, whole, at=rig.at, marks=(MARK,)))
     else:
-        events = rig.run(rig.ledger.lose_call(episode, old, "no_logprobs", at=rig.at, marks=(MARK,)))
+        events = rig.run(rig.commands.lose_call(episode, old, "no_logprobs", at=rig.at, marks=(MARK,)))
     assert list(events) == [CallLost(rig.at, episode, old, "retried", (MARK,))]
-    assert rig.ledger.continued(Said(MARK), **SENT) == (episode,)
-    assert rig.ledger.in_flight() == 1
+    assert rig.state.continued(Said(MARK), **SENT) == (episode,)
+    assert rig.state.calls["running"] == 1
 
 
 def test_an_episode_opens_with_what_is_to_be_noted(rig: LedgerRig) -> None:
-    rig.run(rig.ledger.begin_call(
+    rig.run(rig.commands.begin_call(
         episode="ep", calls=("c",), at=rig.at, model="m", agent="", task=None, eval=False, identified_by="lineage",
         tenant="", metadata={"may_continue": ["x"]}, **SENT,
     ))  # fmt: skip
-    assert rig.ledger.record("ep", tokens="none")["metadata"] == {"may_continue": ["x"]}
+    assert views.record(rig.state, "ep", tokens="none")["metadata"] == {"may_continue": ["x"]}

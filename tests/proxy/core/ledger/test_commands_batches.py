@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import EpisodeDiscarded
 from ajet_sdk.errors import BadRequest, Conflict, NotFound
@@ -23,7 +24,7 @@ def rig() -> LedgerRig:
 
 def leased(rig: LedgerRig, batch: str | None) -> list[list[str]]:
     assert batch is not None
-    return [[item.episode for item in group.episodes] for group in rig.ledger.batch(batch).groups]
+    return [[item.episode for item in group.episodes] for group in views.batch(rig.state, batch).groups]
 
 
 def test_groups_go_in_the_order_of_their_completion(rig: LedgerRig) -> None:
@@ -35,8 +36,8 @@ def test_groups_go_in_the_order_of_their_completion(rig: LedgerRig) -> None:
     assert leased(rig, rig.lease()) == [[b1, b2]]
     assert leased(rig, rig.lease()) == [[a1, a2]]
     assert rig.lease() is None
-    assert rig.state(a3) == "ready"
-    assert rig.ledger.status()["groups"] == {"waiting": 1, "ready": 0, "leased": 2}
+    assert rig.state_of(a3) == "ready"
+    assert views.status(rig.state)["groups"] == {"waiting": 1, "ready": 0, "leased": 2}
 
 
 def test_a_lease_is_whole_or_not_at_all(rig: LedgerRig) -> None:
@@ -57,7 +58,7 @@ def test_a_batch_is_of_one_model(rig: LedgerRig) -> None:
     batch = rig.lease(model="m", group_size=1)
     assert leased(rig, batch) == [[mine]]
     assert batch is not None
-    assert rig.ledger.batch(batch).policy_version == 3
+    assert views.batch(rig.state, batch).policy_version == 3
 
 
 @pytest.mark.parametrize(
@@ -80,10 +81,10 @@ def test_what_is_too_old_is_discarded_and_what_is_not_is_leased(rig: LedgerRig) 
     rig.call(mixed, (1, 2, 3, 4), (5,), version=0)
     rig.reward(mixed)
     assert leased(rig, rig.lease(max_staleness=2, group_size=1)) == [[edge]]
-    assert {name: rig.state(name) for name in (old, edge, fresh, mixed)} == {
+    assert {name: rig.state_of(name) for name in (old, edge, fresh, mixed)} == {
         old: "discarded", edge: "leased", fresh: "ready", mixed: "discarded",
     }
-    assert rig.ledger.status()["discarded"] == {"stale": 2}
+    assert views.status(rig.state)["discarded"] == {"stale": 2}
 
 
 def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None:
@@ -93,15 +94,15 @@ def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None
     for number in range(20):
         rig.ready(f"b{number}", version=4)
     with mock.patch.object(Episode, "turns", side_effect=AssertionError), \
-            mock.patch.object(rig.ledger, "episodes", Counted(rig.ledger.episodes)) as looked_at:
-        events = rig.ledger.lease(Lease(group_size=2, max_staleness=2), batch="b", at=rig.at)
+            mock.patch.object(rig.state, "episodes", Counted(rig.state.episodes)) as looked_at:
+        events = rig.commands.lease(Lease(group_size=2, max_staleness=2), batch="b", at=rig.at)
         assert [event.episode for event in events if isinstance(event, EpisodeDiscarded)] == stale
         assert looked_at.names <= set(stale)
         looked_at.names.clear()
-        assert rig.ledger.lease(Lease(group_size=2, max_staleness=4), batch="b", at=rig.at) != ()
+        assert rig.commands.lease(Lease(group_size=2, max_staleness=4), batch="b", at=rig.at) != ()
         assert looked_at.names == set(stale)
         looked_at.names.clear()
-        assert rig.ledger.lease(Lease(group_size=3, max_staleness=4), batch="b", at=rig.at) == ()
+        assert rig.commands.lease(Lease(group_size=3, max_staleness=4), batch="b", at=rig.at) == ()
         assert looked_at.names == set()
 
 
@@ -123,27 +124,27 @@ def test_what_cannot_change_a_lease_is_told_from_what_can(rig: LedgerRig) -> Non
     rig.announce("m", 0)
     episode = shared_by(rig, "m", "n", versions={})
     batch = rig.lease(model="m", group_size=1) or ""
-    seen = rig.ledger.leasable()
+    seen = rig.state.leasable()
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
     other = rig.open()
     rig.call(other)
     rig.reward(other, final=False)
-    assert rig.ledger.leasable() == seen
+    assert rig.state.leasable() == seen
     rig.ack(batch)
-    assert rig.ledger.leasable() != seen
-    seen = rig.ledger.leasable()
+    assert rig.state.leasable() != seen
+    seen = rig.state.leasable()
     rig.announce("n", 10)
-    assert rig.ledger.leasable() != seen
+    assert rig.state.leasable() != seen
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
-    assert rig.ledger.queues.models() == ()
-    assert rig.state(episode) == "trained"
+    assert rig.state.queues.models() == ()
+    assert rig.state_of(episode) == "trained"
 
 
 def test_staleness_discards_even_where_nothing_is_left_to_lease(rig: LedgerRig) -> None:
     rig.announce(version=4)
     rig.ready(version=1)
     assert rig.lease(max_staleness=0) is None
-    assert rig.ledger.status()["discarded"] == {"stale": 1}
+    assert views.status(rig.state)["discarded"] == {"stale": 1}
 
 
 def test_an_acknowledged_batch_is_trained_once(rig: LedgerRig) -> None:
@@ -151,7 +152,7 @@ def test_an_acknowledged_batch_is_trained_once(rig: LedgerRig) -> None:
     batch = rig.lease(group_size=1)
     assert batch is not None
     rig.ack(batch, 2)
-    assert rig.state(episode) == "trained"
+    assert rig.state_of(episode) == "trained"
     assert rig.ack(batch, 2) == ()
     for command in (rig.nack, rig.extend):
         with pytest.raises(Conflict):
@@ -186,8 +187,8 @@ def test_a_lease_that_runs_out_returns_its_episodes(rig: LedgerRig) -> None:
     assert rig.expire() == ()
     rig.at += 1
     rig.expire()
-    assert rig.state(episode) == "ready"
-    assert rig.ledger.batches[batch].state == "returned"
+    assert rig.state_of(episode) == "ready"
+    assert rig.state.batches[batch].state == "returned"
 
 
 def test_a_late_acknowledgement_counts_while_nobody_else_took_the_episodes(rig: LedgerRig) -> None:
@@ -196,7 +197,7 @@ def test_a_late_acknowledgement_counts_while_nobody_else_took_the_episodes(rig: 
     assert batch is not None
     rig.nack(batch)
     rig.ack(batch)
-    assert rig.state(episode) == "trained"
+    assert rig.state_of(episode) == "trained"
     assert rig.lease(group_size=1) is None
 
 
@@ -220,10 +221,10 @@ def test_a_late_acknowledgement_is_refused_when_an_episode_went_elsewhere_or_cha
 
 
 def test_an_unknown_batch(rig: LedgerRig) -> None:
-    ledger = rig.ledger
+    commands = rig.commands
     for command in (
-        lambda: ledger.ack("no", Ack(1), at=0.0), lambda: ledger.nack("no", at=0.0), lambda: ledger.batch("no"),
-        lambda: ledger.extend("no", Extend(), at=0.0),
+        lambda: commands.ack("no", Ack(1), at=0.0), lambda: commands.nack("no", at=0.0),
+        lambda: views.batch(rig.state, "no"), lambda: commands.extend("no", Extend(), at=0.0),
     ):
         with pytest.raises(NotFound):
             command()
@@ -235,7 +236,7 @@ def test_what_a_trainer_may_yet_acknowledge_is_rewarded_as_it_was_delivered(rig:
     assert batch is not None
     rig.at += 10.0
     rig.expire()
-    assert rig.state(episode) == "ready"
+    assert rig.state_of(episode) == "ready"
     for command in (rig.abort, rig.reward):
         with pytest.raises(Conflict, match="a trainer has had it") as caught:
             command(episode)
@@ -245,7 +246,7 @@ def test_what_a_trainer_may_yet_acknowledge_is_rewarded_as_it_was_delivered(rig:
     rig.nack(again)
     rig.reward(episode, -1.0)
     rig.abort(episode)
-    assert rig.state(episode) == "discarded"
+    assert rig.state_of(episode) == "discarded"
 
 
 def test_an_evaluation_never_enters_a_batch(rig: LedgerRig) -> None:
@@ -259,7 +260,7 @@ def test_an_evaluation_never_enters_a_batch(rig: LedgerRig) -> None:
 
 def test_an_episode_of_several_models_is_trained_when_all_are(rig: LedgerRig) -> None:
     episode = rig.open(task="t", members={"solver": "m", "critic": "n"})
-    assert rig.ledger.model_of(episode, "critic", "m", ("m", "n")) == "n"
+    assert rig.state.episode(episode).model_for("critic", "m", ("m", "n")) == "n"
     rig.call(episode, model="m", agent="solver")
     rig.call(episode, model="n", agent="critic")
     rig.call(episode, model="judge")
@@ -267,24 +268,24 @@ def test_an_episode_of_several_models_is_trained_when_all_are(rig: LedgerRig) ->
     rig.reward(episode, 0.5)
     solver = rig.lease(model="m", group_size=1)
     assert solver is not None
-    assert rig.state(episode) == "leased"
-    ((delivered,),) = (group.episodes for group in rig.ledger.batch(solver).groups)
+    assert rig.state_of(episode) == "leased"
+    ((delivered,),) = (group.episodes for group in views.batch(rig.state, solver).groups)
     assert (delivered.model, delivered.reward) == ("m", 1.5)
     assert [(sample.agent, sample.reward) for sample in delivered.samples] == [("solver", 1.5)]
     with pytest.raises(Conflict):
         rig.abort(episode)
     rig.ack(solver)
-    assert rig.state(episode) == "ready"
+    assert rig.state_of(episode) == "ready"
     for command in (rig.abort, rig.reward):
         with pytest.raises(Conflict, match="a trainer has had it"):
             command(episode)
     critic = rig.lease(model="n", group_size=1)
     assert critic is not None
-    ((delivered,),) = (group.episodes for group in rig.ledger.batch(critic).groups)
+    ((delivered,),) = (group.episodes for group in views.batch(rig.state, critic).groups)
     assert [(sample.agent, sample.reward) for sample in delivered.samples] == [("critic", 0.5)]
     rig.ack(critic)
-    assert rig.state(episode) == "trained"
-    assert rig.ledger.record(episode, tokens="none")["shares"] == {"m": "trained", "n": "trained"}
+    assert rig.state_of(episode) == "trained"
+    assert views.record(rig.state, episode, tokens="none")["shares"] == {"m": "trained", "n": "trained"}
 
 
 def test_a_stale_part_waits_while_another_is_leased_and_then_ends_the_whole(rig: LedgerRig) -> None:
@@ -295,11 +296,11 @@ def test_a_stale_part_waits_while_another_is_leased_and_then_ends_the_whole(rig:
     rig.reward(episode)
     batch = rig.lease(model="m", group_size=1)
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
-    assert rig.state(episode) == "leased"
+    assert rig.state_of(episode) == "leased"
     assert batch is not None
     rig.nack(batch)
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
-    assert rig.ledger.episodes[episode].reason == "stale"
+    assert rig.state.episodes[episode].reason == "stale"
     assert rig.lease(group_size=1) is None
 
 
@@ -316,7 +317,7 @@ def test_a_lease_for_any_model_takes_no_share_of_what_it_drops_as_stale(rig: Led
     rig.announce("m", 9)
     episode = shared_by(rig, "m", "n", versions={})
     assert rig.lease(group_size=1, max_staleness=1) is None
-    assert rig.state(episode) == "discarded"
+    assert rig.state_of(episode) == "discarded"
 
 
 def test_only_the_stale_share_of_a_partly_trained_episode_is_dropped(rig: LedgerRig) -> None:
@@ -326,9 +327,9 @@ def test_only_the_stale_share_of_a_partly_trained_episode_is_dropped(rig: Ledger
     rig.ack(rig.lease(model="o", group_size=1) or "")
     batch = rig.lease(group_size=1, max_staleness=1)
     assert batch is not None
-    assert rig.ledger.episodes[episode].shares == {"n": batch, "o": ""}
+    assert rig.state.episodes[episode].shares == {"n": batch, "o": ""}
     rig.ack(batch)
-    assert rig.state(episode) == "trained"
+    assert rig.state_of(episode) == "trained"
 
 
 def test_whether_a_trainer_has_had_it_is_known_for_each_model(rig: LedgerRig) -> None:
@@ -359,10 +360,3 @@ def test_whether_a_trainer_has_had_it_is_known_for_each_model(rig: LedgerRig) ->
     assert corrected(expired) is True
     rig.ack(rig.lease(model="m", group_size=1) or "", 1, **{expired: "too_long"})
     assert corrected(expired) is True
-
-
-def test_nothing_is_wanted_of_an_episode_that_is_not_there(rig: LedgerRig) -> None:
-    episode = rig.open()
-    (call,) = rig.begin(episode)
-    assert rig.ledger.wanted(episode, call)
-    assert not rig.ledger.wanted("nowhere", call)

@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.commands import LedgerSettings
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import GateClose, GateOpen, Policy
+from ajet_sdk.routes import MAX_VERSION, GateClose, GateOpen, Policy
+from ajet_sdk.sample import spans_of
 from tests.kit.ledger_rig import LedgerRig
 
 
@@ -22,18 +24,18 @@ def rig() -> LedgerRig:
 
 
 def test_announcing_a_policy(rig: LedgerRig) -> None:
-    assert rig.ledger.policy_version("m") == 0
+    assert rig.state.policy_version("m") == 0
     rig.announce("m", 3, ("http://a", "http://b"))
     assert rig.announce("m", 3) == ()
     assert rig.announce("m", 3, ("http://a", "http://b")) == ()
     rig.announce("m", 4)
-    assert (rig.ledger.policy_version("m"), rig.ledger.upstreams("m")) == (4, ("http://a", "http://b"))
+    assert (rig.state.policy_version("m"), rig.state.upstreams("m")) == (4, ("http://a", "http://b"))
     rig.announce("m", 2, ())
-    assert (rig.ledger.policy_version("m"), rig.ledger.upstreams("m")) == (2, ())
-    assert rig.ledger.upstreams("other") == ()
-    assert (rig.ledger.models(), rig.ledger.only_model()) == (("m",), "m")
+    assert (rig.state.policy_version("m"), rig.state.upstreams("m")) == (2, ())
+    assert rig.state.upstreams("other") == ()
+    assert (rig.state.models(), rig.state.only_model()) == (("m",), "m")
     rig.announce("n", 1)
-    assert rig.ledger.only_model() == ""
+    assert rig.state.only_model() == ""
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def test_announcing_a_policy(rig: LedgerRig) -> None:
 )
 def test_announcing_nonsense(rig: LedgerRig, body: Policy) -> None:
     with pytest.raises(BadRequest):
-        rig.ledger.announce(body, at=0.0)
+        rig.commands.announce(body, at=0.0)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +63,11 @@ def test_an_engine_that_has_no_base_url(rig: LedgerRig, url: str) -> None:
 
 
 def close(rig: LedgerRig) -> None:
-    rig.run(rig.ledger.gate_close(GateClose("weights"), at=rig.at))
+    rig.run(rig.commands.gate_close(GateClose("weights"), at=rig.at))
 
 
 def unlock(rig: LedgerRig, version: int) -> object:
-    return rig.run(rig.ledger.gate_open(GateOpen(version), at=rig.at))
+    return rig.run(rig.commands.gate_open(GateOpen(version), at=rig.at))
 
 
 def test_a_version_that_no_batch_could_say_opens_no_gate_and_acknowledges_nothing(rig: LedgerRig) -> None:
@@ -82,14 +84,14 @@ def test_a_version_that_no_batch_could_say_opens_no_gate_and_acknowledges_nothin
 def test_the_gate_closes_when_nothing_is_in_flight(rig: LedgerRig) -> None:
     episode = rig.open()
     (call,) = rig.begin(episode)
-    assert rig.ledger.gate == "open"
+    assert rig.state.gate == "open"
     close(rig)
-    assert rig.ledger.gate == "closing"
+    assert rig.state.gate == "closing"
     rig.finish(episode, call)
-    assert rig.ledger.gate == "closed"
+    assert rig.state.gate == "closed"
     close(rig)
     unlock(rig, 1)
-    assert rig.ledger.gate == "open"
+    assert rig.state.gate == "open"
     assert unlock(rig, 1) == ()
     with pytest.raises(BadRequest):
         unlock(rig, -1)
@@ -97,14 +99,14 @@ def test_the_gate_closes_when_nothing_is_in_flight(rig: LedgerRig) -> None:
 
 def test_the_version_at_the_gate_is_that_of_the_one_model(rig: LedgerRig) -> None:
     unlock(rig, 2)
-    assert rig.ledger.policy_version("anything") == 2
+    assert rig.state.policy_version("anything") == 2
     rig.announce("m", 3)
     close(rig)
     unlock(rig, 4)
-    assert rig.ledger.policy_version("m") == 4
+    assert rig.state.policy_version("m") == 4
     rig.announce("n", 1)
     unlock(rig, 5)
-    assert [rig.ledger.policy_version(model) for model in ("m", "n")] == [4, 1]
+    assert [rig.state.policy_version(model) for model in ("m", "n")] == [4, 1]
 
 
 
@@ -115,15 +117,15 @@ def test_silence_discards_an_open_episode(rig: LedgerRig) -> None:
     silent, busy, alive = rig.open(), rig.open(), rig.open()
     (call,) = rig.begin(busy)
     rig.at += 60
-    rig.run(rig.ledger.heartbeat(alive, at=rig.at))
+    rig.run(rig.commands.heartbeat(alive, at=rig.at))
     rig.at += 40
     rig.expire()
-    assert [rig.state(name) for name in (silent, busy, alive)] == ["discarded", "open", "open"]
-    assert rig.ledger.episodes[silent].reason == "idle_timeout"
+    assert [rig.state_of(name) for name in (silent, busy, alive)] == ["discarded", "open", "open"]
+    assert rig.state.episodes[silent].reason == "idle_timeout"
     rig.finish(busy, call)
     rig.at += 99
     rig.expire()
-    assert [rig.state(name) for name in (busy, alive)] == ["open", "discarded"]
+    assert [rig.state_of(name) for name in (busy, alive)] == ["open", "discarded"]
 
 
 def test_nobody_is_silent_while_the_gate_is_closed(rig: LedgerRig) -> None:
@@ -136,7 +138,7 @@ def test_nobody_is_silent_while_the_gate_is_closed(rig: LedgerRig) -> None:
     assert rig.expire() == ()
     rig.at += 1
     rig.expire()
-    assert rig.state(episode) == "discarded"
+    assert rig.state_of(episode) == "discarded"
 
 
 def test_an_episode_that_is_too_old_is_discarded_whatever_it_does(rig: LedgerRig) -> None:
@@ -149,22 +151,22 @@ def test_an_episode_that_is_too_old_is_discarded_whatever_it_does(rig: LedgerRig
     rig.lose(episode, rig.begin(episode)[0], "truncated")
     rig.at += 499
     rig.expire()
-    assert rig.state(episode) == "open"
+    assert rig.state_of(episode) == "open"
     rig.at += 1
     rig.expire()
-    assert [rig.ledger.episodes[name].reason for name in (episode, ended)] == ["wall_timeout"] * 2
+    assert [rig.state.episodes[name].reason for name in (episode, ended)] == ["wall_timeout"] * 2
 
 
 def test_time_does_not_run_backwards(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.at -= 500
     (call,) = rig.begin(episode)
-    assert rig.ledger.episodes[episode].calls[call].asked.started_at == 1000.0
+    assert rig.state.episodes[episode].calls[call].asked.started_at == 1000.0
     rig.finish(episode, call)
     rig.reward(episode)
     batch = rig.lease(group_size=1, lease_s=10.0)
     assert batch is not None
-    assert rig.ledger.batches[batch].lease_until == 1010.0
+    assert rig.state.batches[batch].lease_until == 1010.0
     assert [event.at for event in rig.events] == [1000.0] * len(rig.events)
 
 
@@ -176,12 +178,12 @@ def test_a_restart_ends_calls_in_flight_and_nothing_else(rig: LedgerRig) -> None
     rig.begin(open_one)
     rig.at += 700
     rig.restart()
-    assert rig.ledger.in_flight() == 0
-    assert [rig.state(name) for name in (open_one, sealed)] == ["open", "ready"]
+    assert rig.state.calls["running"] == 0
+    assert [rig.state_of(name) for name in (open_one, sealed)] == ["open", "ready"]
     assert rig.expire() == ()
     rig.at += 100
     rig.expire()
-    assert rig.ledger.episodes[open_one].reason == "idle_timeout"
+    assert rig.state.episodes[open_one].reason == "idle_timeout"
 
 
 def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
@@ -191,32 +193,32 @@ def test_a_clock_that_was_set_back_over_a_restart(rig: LedgerRig) -> None:
     rig.at -= 900
     rig.restart()
     assert batch is not None
-    assert rig.ledger.batches[batch].lease_until == rig.at + 60.0
+    assert rig.state.batches[batch].lease_until == rig.at + 60.0
     rig.at += 59
     assert rig.expire() == ()
     rig.at += 41
     rig.expire()
-    assert rig.ledger.batches[batch].state == "returned"
-    assert rig.ledger.episodes[episode].reason == "idle_timeout"
+    assert rig.state.batches[batch].state == "returned"
+    assert rig.state.episodes[episode].reason == "idle_timeout"
 
 
 def test_an_episode_is_merged_by_the_policy_of_its_time() -> None:
     rig = LedgerRig(LedgerSettings(merge_policy="repair"))
     delivered = []
     for policy in ("repair", "strict"):
-        rig.ledger.settings = replace(rig.ledger.settings, merge_policy=policy)
+        rig.state.settings = replace(rig.state.settings, merge_policy=policy)
         rig.restart()
         episode = rig.open(task="t")
         first = rig.call(episode, (1,), (2, 3))
         rig.call(episode, (1, 9, 4), (5,), same_text=(first, 2))
-        shown = rig.ledger.record(episode)["timelines"]
+        shown = views.record(rig.state, episode)["timelines"]
         rig.reward(episode)
-        assert rig.ledger.record(episode)["timelines"] == shown
+        assert views.record(rig.state, episode)["timelines"] == shown
         delivered.append((len(shown), [item.get("repaired_tokens") for item in shown]))
     assert delivered == [(1, [1]), (2, [None, None])]
-    ready = list(rig.ledger.ready_episodes())
+    ready = list(views.ready_episodes(rig.state))
     assert [len(episode.samples) for episode in ready] == [1, 2]
-    drift = rig.ledger.status()["drift_by_model"]["m"]
+    drift = views.status(rig.state)["drift_by_model"]["m"]
     assert drift["turns"] == 2 and sum(drift["broken_by"].values()) == 2, "what was joined has drifted all the same"
 
 
@@ -227,7 +229,7 @@ def test_the_merge_policy_is_part_of_the_journal() -> None:
     rig.call(episode)
     rig.call(episode, (1, 2, 3, 4), (5,))
     rig.reward(episode)
-    (delivered,) = rig.ledger.ready_episodes()
+    (delivered,) = views.ready_episodes(rig.state)
     assert len(delivered.samples) == 2
 
 
@@ -236,7 +238,7 @@ def test_many_episodes_run_out_in_turns(rig: LedgerRig, monkeypatch: pytest.Monk
     names = [rig.open() for _ in range(3)]
     rig.at += 1e6
     assert [len(rig.expire()) for _ in range(3)] == [2, 1, 0]
-    assert {rig.state(name) for name in names} == {"discarded"}
+    assert {rig.state_of(name) for name in names} == {"discarded"}
 
 
 def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
@@ -245,11 +247,31 @@ def test_whose_clients_were_sent_their_answers(rig: LedgerRig) -> None:
     rig.at += 1
     second = rig.call(episode)
     third = rig.call(episode)
-    assert rig.ledger.unsent == {first, second, third}
-    assert rig.run(rig.ledger.answers_sent([first, "?"], at=rig.at)) == (ev.AnswersSent(rig.at, (first,)),)
-    assert rig.ledger.unsent == {second, third}
-    assert rig.ledger.answers_sent([first], ["?"], at=rig.at) == ()
-    rig.run(rig.ledger.lose_call(episode, second, "disconnected", at=rig.at, taken_back=True))
-    rig.run(rig.ledger.answers_sent([], [third], at=rig.at))
-    assert rig.ledger.unsent == set()
-    assert [entry.doubtful for entry in rig.ledger.episodes[episode].calls.values()] == [False, False, True]
+    assert rig.state.unsent == {first, second, third}
+    assert rig.run(rig.commands.answers_sent([first, "?"], at=rig.at)) == (ev.AnswersSent(rig.at, (first,)),)
+    assert rig.state.unsent == {second, third}
+    assert rig.commands.answers_sent([first], ["?"], at=rig.at) == ()
+    rig.run(rig.commands.lose_call(episode, second, "disconnected", at=rig.at, taken_back=True))
+    rig.run(rig.commands.answers_sent([], [third], at=rig.at))
+    assert rig.state.unsent == set()
+    assert [entry.doubtful for entry in rig.state.episodes[episode].calls.values()] == [False, False, True]
+
+
+@pytest.mark.parametrize("version", [0, 1, MAX_VERSION])
+def test_versions_are_what_a_batch_can_say(version: int) -> None:
+    opened = LedgerRig().commands.gate_open(GateOpen(version), at=1.0)
+    assert opened == ((ev.GateOpened(1.0, version),) if version else ())
+    assert spans_of([[version, 1]], 1) == ((version, 1),)
+    with pytest.raises(BadRequest):
+        spans_of([[version + MAX_VERSION + 1, 1]], 1)
+
+
+@pytest.mark.parametrize("version", [-1, MAX_VERSION + 1, 1_700_000_000_000])
+def test_what_no_batch_could_say_is_no_version(version: int) -> None:
+    commands = LedgerRig().commands
+    with pytest.raises(BadRequest) as caught:
+        commands.announce(Policy("m", version), at=1.0)
+    assert caught.value.param == "version"
+    with pytest.raises(BadRequest) as caught:
+        commands.gate_open(GateOpen(version), at=1.0)
+    assert caught.value.param == "policy_version"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallLost
 from tests.kit.ledger_rig import LedgerRig
 
@@ -28,19 +29,19 @@ def test_a_call_whose_end_was_not_sent_is_complete_no_longer(rig: LedgerRig, sea
     rig.lose(episode, running, taken_back=True)
     if not sealed:
         rig.reward(episode)
-    assert [turn.call for turn in rig.ledger.episodes[episode].turns()] == [first]
-    assert rig.ledger.calls == {"running": 0, "complete": 1, "lost": 2}
-    assert rig.ledger.captures == {"complete": 2, "disconnected": 2}
+    assert [turn.call for turn in rig.state.episodes[episode].turns()] == [first]
+    assert rig.state.calls == {"running": 0, "complete": 1, "lost": 2}
+    assert rig.state.captures == {"complete": 2, "disconnected": 2}
     batch = rig.lease(group_size=1)
     assert batch is not None
-    (delivered,) = rig.ledger.batch(batch).groups[0].episodes
+    (delivered,) = views.batch(rig.state, batch).groups[0].episodes
     assert [call for sample in delivered.samples for call in sample.calls] == [first]
 
 
 @pytest.mark.parametrize("state", ["ready", "leased", "trained", "recorded", "discarded"])
 def test_what_an_episode_has_settled_with_is_taken_back_no_more(rig: LedgerRig, state: str) -> None:
     episode = rig.in_state(state)
-    before = rig.ledger.record(episode, tokens="all")
-    for call in rig.ledger.episodes[episode].calls:
+    before = views.record(rig.state, episode, tokens="all")
+    for call in rig.state.episodes[episode].calls:
         assert rig.lose(episode, call, taken_back=True) == ()
-    assert rig.ledger.record(episode, tokens="all") == before
+    assert views.record(rig.state, episode, tokens="all") == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ajet_proxy.core.ledger.engine_alerts import TRUST, Telling
+from ajet_proxy.core.ledger.engine_alerts import TRUST, EngineAlerts
 from ajet_proxy.core.trajectory import call
 from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD, told
 
@@ -20,7 +20,7 @@ def test_the_reasons_are_those_of_lost_calls() -> None:
 @pytest.mark.parametrize("reason", UNTOLD)
 def test_an_engine_that_does_not_tell_is_named_with_the_remedy_until_it_tells(reason: str) -> None:
     alerts = {"another": "line"}
-    telling = Telling(alerts)
+    telling = EngineAlerts(alerts)
     for _ in range(2):
         telling.lost(CHAT, reason)
         (line,) = alerts.keys() - {"another"}
@@ -35,7 +35,7 @@ def test_each_reason_has_the_remedy_that_helps() -> None:
     alerts: dict[str, str] = {}
     said = {}
     for reason in UNTOLD:
-        Telling(alerts).lost(CHAT, reason)
+        EngineAlerts(alerts).lost(CHAT, reason)
         (line,) = alerts.values()
         said[reason] = [remedy for remedy in (GIVES_TOKEN_IDS, GIVES_LOGPROBS) if remedy in line]
     assert said == {
@@ -44,15 +44,9 @@ def test_each_reason_has_the_remedy_that_helps() -> None:
     }  # fmt: skip
 
 
-def test_calls_that_are_lost_otherwise_say_nothing_of_their_engine() -> None:
-    alerts: dict[str, str] = {}
-    Telling(alerts).lost(CHAT, call.DISCONNECTED)
-    assert alerts == {}
-
-
 def test_single_calls_of_an_engine_that_tells_raise_nothing_and_a_row_of_them_does() -> None:
     alerts: dict[str, str] = {}
-    telling = Telling(alerts)
+    telling = EngineAlerts(alerts)
     for _ in range(3):
         telling.whole(CHAT)
         for _ in range(TRUST):
@@ -64,7 +58,7 @@ def test_single_calls_of_an_engine_that_tells_raise_nothing_and_a_row_of_them_do
 
 def test_each_route_of_each_engine_is_heard_for_itself_and_engines_that_are_gone_are_not() -> None:
     alerts: dict[str, str] = {}
-    telling = Telling(alerts)
+    telling = EngineAlerts(alerts)
     for engine in (CHAT, "http://engine:11434/v1/completions", "http://engine:1/v1/completions"):
         telling.lost(engine, call.NO_TOKEN_IDS)
     telling.whole("http://engine:11434/v1/completions")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger.episode import NEXT, TAKES, Asked, CallEntry, Episode, takes, timeouts
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.core.trajectory.rewards import Given
+from ajet_proxy.core.trajectory.rewards import RecordedReward
 from ajet_proxy.core.trajectory.timeline import merge, pack
 from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES, OpenEpisode
@@ -42,7 +42,7 @@ def test_the_tables_know_every_state() -> None:
 @pytest.mark.parametrize(("state", "command", "verdict"), CELLS)
 def test_what_a_state_takes(state: str, command: str, verdict: str) -> None:
     rig = LedgerRig(watch=True)
-    episode = rig.ledger.episodes[rig.in_state(state)]
+    episode = rig.state.episodes[rig.in_state(state)]
     if verdict == "refuse":
         with pytest.raises(Conflict, match=f"is {state}") as caught:
             takes(command, episode)
@@ -55,7 +55,7 @@ def test_what_a_state_takes(state: str, command: str, verdict: str) -> None:
 @pytest.mark.parametrize("target", EPISODE_STATES)
 def test_where_a_state_leads(state: str, target: str) -> None:
     rig = LedgerRig()
-    episode = rig.ledger.episodes[rig.in_state(state)]
+    episode = rig.state.episodes[rig.in_state(state)]
     if target in NEXT[state]:
         episode.move(target, 2000.0, "why" if target == "discarded" else None)
         assert episode.state == target
@@ -68,7 +68,7 @@ def test_where_a_state_leads(state: str, target: str) -> None:
 
 def test_a_refusal_says_why_the_episode_ended() -> None:
     rig = LedgerRig()
-    episode = rig.ledger.episodes[rig.in_state("discarded")]
+    episode = rig.state.episodes[rig.in_state("discarded")]
     with pytest.raises(Conflict, match=r"discarded \(aborted\): too late for this reward"):
         takes("reward", episode)
 
@@ -109,7 +109,7 @@ def sealed(*, eval: bool = False, reward: bool = True, sampled: tuple[int, ...] 
         rig.call(episode, (1, 2), sampled)
     if reward:
         rig.reward(episode, final=False)
-    return rig.ledger.episodes[episode]
+    return rig.state.episodes[episode]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_a_conversation_costs_its_length_once() -> None:
 # ---- rewards
 
 def test_what_an_episode_earned_is_the_total_of_its_rewards() -> None:
-    assert blank(rewards={"r": Given("r", 1.0, None, None, True, None, 5.0)}).reward() == 1.0
+    assert blank(rewards={"r": RecordedReward("r", 1.0, None, None, True, None, 5.0)}).reward() == 1.0
 
 
 def test_calls_are_read_from_the_text_that_they_share() -> None:
@@ -271,7 +271,7 @@ def test_an_episode_may_ask_for_other_timeouts_but_not_to_stay_open_for_longer_t
 
 def test_what_a_trainer_has_had_is_as_good_as_leased() -> None:
     rig = LedgerRig()
-    episode = rig.ledger.episodes[rig.in_state("ready")]
+    episode = rig.state.episodes[rig.in_state("ready")]
     assert takes("reward", episode) and takes("abort", episode)
     episode.taken.add("m")
     for command in COMMANDS:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger import lease_size as frame_size
-from ajet_proxy.core.ledger.lease_size import leading, most_bytes, too_large
-from ajet_proxy.core.ledger.settings import LedgerSettings
+from ajet_proxy.core.ledger import leases, views
+from ajet_proxy.core.ledger.leases import leading, most_bytes, too_large
+from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.trajectory.timeline import pack
 from ajet_sdk.frame import MAX_FRAME_BYTES, encode_batch
 from ajet_sdk.sample import Call
@@ -26,7 +26,7 @@ def whole(rig: LedgerRig, calls: list[Call], task: str, note: str) -> str:
     episode = rig.open(task=task)
     for call in calls:
         (name,) = rig.begin(episode, model=call.model, agent=call.agent)
-        rig.run(rig.ledger.finish_call(episode, pack(replace(call, call=name)), at=rig.at))
+        rig.run(rig.commands.finish_call(episode, pack(replace(call, call=name)), at=rig.at))
     rig.reward(episode, -0.1, note=note, agent=note, final=False)
     rig.reward(episode, 1e12)
     return episode
@@ -38,13 +38,13 @@ def test_no_frame_is_larger_than_was_said(made: list[list[Call]], task: str, not
     rig = LedgerRig(LedgerSettings(group_size=1, merge_policy=policy))
     rig.restart()
     episodes = [whole(rig, calls, task, note) for calls in made]
-    ready = sum(rig.state(episode) == "ready" for episode in episodes)
+    ready = sum(rig.state_of(episode) == "ready" for episode in episodes)
     for model in ("m", "n"):
         batch = next((b for n in range(ready, 0, -1) if (b := rig.lease(groups=n, model=model))), None)
         if batch is not None:
-            taken = [name for _, (name,) in rig.ledger.batches[batch].groups]
-            said = sum(most_bytes(rig.ledger.episodes[name], model) for name in taken)
-            assert len(encode_batch(rig.ledger.batch(batch))) <= said
+            taken = [name for _, (name,) in rig.state.batches[batch].groups]
+            said = sum(most_bytes(rig.state.episodes[name], model) for name in taken)
+            assert len(encode_batch(views.batch(rig.state, batch))) <= said
 
 
 def rewards(rig: LedgerRig) -> str:
@@ -82,12 +82,12 @@ def test_each_part_of_a_frame_is_counted(make: Callable[[LedgerRig], str], slack
     """Where a frame is made of one thing, what is said is enough, and not too much."""
     rig = LedgerRig(LedgerSettings(group_size=1))
     episode = make(rig)
-    frame = len(encode_batch(rig.ledger.batch(rig.lease(model="m") or "")))
-    assert frame <= most_bytes(rig.ledger.episodes[episode], "m") <= slack * frame
+    frame = len(encode_batch(views.batch(rig.state, rig.lease(model="m") or "")))
+    assert frame <= most_bytes(rig.state.episodes[episode], "m") <= slack * frame
 
 
 def test_no_more_groups_lead_than_a_lease_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_size, "LEASE_BYTES", 10)
+    monkeypatch.setattr(leases, "LEASE_BYTES", 10)
     groups = tuple((task, (task, task)) for task in "abc")
     assert leading(groups, {"a": 2, "b": 3, "c": 1}) == groups[:2]
     assert leading(groups, {"a": 1, "b": 1, "c": 1}) == groups
@@ -96,10 +96,10 @@ def test_no_more_groups_lead_than_a_lease_takes(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_who_takes_more_than_a_part_of_a_lease_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frame_size, "LEASE_BYTES", 20)
+    monkeypatch.setattr(leases, "LEASE_BYTES", 20)
     assert too_large(["a", "b", "c"], {"a": 6, "b": 7, "c": 100}) == ["b", "c"]
     assert too_large(["a", "b"], {"a": 10, "b": 11}) == ["b"]
 
 
 def test_a_trainer_reads_every_lease() -> None:
-    assert frame_size.LEASE_BYTES < MAX_FRAME_BYTES
+    assert leases.LEASE_BYTES < MAX_FRAME_BYTES

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ajet_proxy.core.ledger import lease_size as frame_size
-from ajet_proxy.core.ledger.lease_size import most_bytes
-from ajet_proxy.core.ledger.leases import MOST
+from ajet_proxy.core.ledger import leases, views
+from ajet_proxy.core.ledger.leases import MOST, most_bytes
 from ajet_sdk.routes import Lease
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps
@@ -19,7 +18,7 @@ def rig() -> LedgerRig:
 
 def leased(rig: LedgerRig, **asked: object) -> list[tuple[str, ...]]:
     batch = rig.lease(**asked)
-    return [] if batch is None else [names for _, names in rig.ledger.batches[batch].groups]
+    return [] if batch is None else [names for _, names in rig.state.batches[batch].groups]
 
 
 def large(rig: LedgerRig) -> str:
@@ -31,7 +30,7 @@ def large(rig: LedgerRig) -> str:
 
 def test_a_lease_takes_no_more_groups_than_a_frame_does(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, c, d, e, f = (rig.ready() for _ in range(6))
-    monkeypatch.setattr(frame_size, "LEASE_BYTES", 4 * most_bytes(rig.ledger.episodes[a], "m"))
+    monkeypatch.setattr(leases, "LEASE_BYTES", 4 * most_bytes(rig.state.episodes[a], "m"))
     assert leased(rig, groups=3) == [(a, b), (c, d)]
     assert leased(rig, groups=1) == [(e, f)]
 
@@ -39,9 +38,9 @@ def test_a_lease_takes_no_more_groups_than_a_frame_does(rig: LedgerRig, monkeypa
 def test_what_is_too_large_for_any_lease_is_discarded(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     small, alone = rig.ready(), large(rig)
     later = rig.ready("u"), rig.ready("u")
-    monkeypatch.setattr(frame_size, "LEASE_BYTES", 2 * most_bytes(rig.ledger.episodes[small], "m"))
+    monkeypatch.setattr(leases, "LEASE_BYTES", 2 * most_bytes(rig.state.episodes[small], "m"))
     assert leased(rig) == [later]
-    record = rig.ledger.record(alone)
+    record = views.record(rig.state, alone)
     assert (record["state"], record["reason"]) == ("discarded", "filtered")
     assert record["detail"] == "a group of 2 like it is too large for a lease"
     assert leased(rig) == []
@@ -50,9 +49,9 @@ def test_what_is_too_large_for_any_lease_is_discarded(rig: LedgerRig, monkeypatc
 
 def test_where_all_is_too_large_nothing_is_leased(rig: LedgerRig, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [rig.ready() for _ in range(4)]
-    monkeypatch.setattr(frame_size, "LEASE_BYTES", 100)
+    monkeypatch.setattr(leases, "LEASE_BYTES", 100)
     assert leased(rig) == []
-    assert {rig.state(name) for name in names} == {"discarded"}
+    assert {rig.state_of(name) for name in names} == {"discarded"}
 
 
 def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
@@ -69,12 +68,12 @@ def test_of_a_partly_trained_episode_only_the_share_that_is_too_large_goes(
 
     partly, whole = shared("m", "n"), shared("n", "o")
     batch = rig.lease(model="m", group_size=1) or ""
-    monkeypatch.setattr(frame_size, "LEASE_BYTES", 100)
+    monkeypatch.setattr(leases, "LEASE_BYTES", 100)
     assert leased(rig, group_size=1) == []
-    assert (rig.state(partly), rig.state(whole)) == ("leased", "discarded")
+    assert (rig.state_of(partly), rig.state_of(whole)) == ("leased", "discarded")
     rig.ack(batch)
     assert leased(rig, group_size=1) == []
-    assert (rig.state(partly), rig.ledger.episodes[partly].shares) == ("trained", {"m": ""})
+    assert (rig.state_of(partly), rig.state.episodes[partly].shares) == ("trained", {"m": ""})
 
 
 @pytest.mark.parametrize("model", [None, "m"])
@@ -83,10 +82,10 @@ def test_what_is_stale_is_dropped_with_what_is_too_large(
 ) -> None:
     rig.announce(version=4)
     stale, edge, heavy, later = rig.ready(version=1), rig.ready(version=2), large(rig), rig.ready()
-    monkeypatch.setattr(frame_size, "LEASE_BYTES", 2 * most_bytes(rig.ledger.episodes[edge], "m"))
+    monkeypatch.setattr(leases, "LEASE_BYTES", 2 * most_bytes(rig.state.episodes[edge], "m"))
     assert leased(rig, model=model, max_staleness=2) == [(edge, later)]
-    assert rig.ledger.status()["discarded"] == {"stale": 1, "filtered": 1}
-    assert [rig.ledger.episodes[name].reason for name in (stale, heavy)] == ["stale", "filtered"]
+    assert views.status(rig.state)["discarded"] == {"stale": 1, "filtered": 1}
+    assert [rig.state.episodes[name].reason for name in (stale, heavy)] == ["stale", "filtered"]
 
 
 def given(rig: LedgerRig, *scopes: dict[str, object], task: str = "t") -> str:
@@ -104,9 +103,9 @@ def given(rig: LedgerRig, *scopes: dict[str, object], task: str = "t") -> str:
 def test_what_nobody_rewarded_is_dropped_with_the_names(rig: LedgerRig) -> None:
     wrong = given(rig, {"agent": "plannr"}, {"agent": "plannr", "value": 2.0}, {"call": ""})
     some, fine = given(rig, {"agent": "critic"}, {"agent": "planner"}), given(rig, {"agent": None})
-    assert rig.state(wrong) == "ready"
+    assert rig.state_of(wrong) == "ready"
     assert leased(rig) == [(some, fine)]
-    record = rig.ledger.record(wrong)
+    record = views.record(rig.state, wrong)
     lost = record["calls"][1]["call"]
     assert (record["state"], record["reason"]) == ("discarded", "no_reward")
     assert record["detail"] == f"no whole call is of what was rewarded: agent 'plannr', call {lost}"
@@ -117,7 +116,7 @@ def test_until_a_lease_a_reward_can_be_corrected(rig: LedgerRig) -> None:
     rig.reward(wrong, 1.0, agent="planner")
     assert leased(rig, group_size=1) == [(wrong,)]
     assert leased(rig, group_size=1) == []
-    assert str(rig.ledger.episodes[many].detail).endswith("'a4' and 2 more")
+    assert str(rig.state.episodes[many].detail).endswith("'a4' and 2 more")
 
 
 def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig) -> None:
@@ -129,7 +128,7 @@ def test_a_share_that_nobody_rewarded_goes_alone(rig: LedgerRig) -> None:
     assert leased(rig, model="m", group_size=1) == []
     rig.ack(batch)
     assert leased(rig, model="m", group_size=1) == []
-    assert (rig.state(episode), rig.ledger.episodes[episode].shares) == ("trained", {"n": ""})
+    assert (rig.state_of(episode), rig.state.episodes[episode].shares) == ("trained", {"n": ""})
 
 
 def unrewarded(episodes: int, tasks: int) -> LedgerRig:
@@ -147,10 +146,10 @@ def unrewarded(episodes: int, tasks: int) -> LedgerRig:
 def looks(rig: LedgerRig) -> list[int]:
     """What each look costs, up to the one that leases something."""
     made = []
-    while not rig.ledger.batches:
+    while not rig.state.batches:
         events: list[object] = []
         look = Lease(groups=1, group_size=2)
-        made.append(steps(lambda: events.extend(rig.ledger.lease(look, batch="b", at=rig.at))))  # noqa: B023
+        made.append(steps(lambda: events.extend(rig.commands.lease(look, batch="b", at=rig.at))))  # noqa: B023
         rig.run(events)  # type: ignore[arg-type]
     return made
 
@@ -178,7 +177,7 @@ def away(episodes: int) -> LedgerRig:
 def test_a_look_at_what_cannot_be_dropped_now_costs_what_it_numbers() -> None:
     made = []
     for rig in (away(600), away(2400)):
-        made.append(steps(lambda: rig.ledger.lease(Lease(group_size=2, model="m"), batch="b", at=rig.at)))  # noqa: B023
+        made.append(steps(lambda: rig.commands.lease(Lease(group_size=2, model="m"), batch="b", at=rig.at)))  # noqa: B023
         assert rig.lease(group_size=2, model="m") is None
     assert made[1] < 5 * made[0]
 
@@ -190,8 +189,8 @@ def test_thousands_of_stale_episodes_are_dropped_at_their_number() -> None:
         for number in range(episodes):
             rig.ready(f"t{number}", version=1)
         rig.announce(version=9)
-        while (events := rig.ledger.lease(look := Lease(max_staleness=2), batch="b", at=rig.at)):
-            total += steps(lambda: rig.ledger.lease(look, batch="b", at=rig.at))  # noqa: B023
+        while (events := rig.commands.lease(look := Lease(max_staleness=2), batch="b", at=rig.at)):
+            total += steps(lambda: rig.commands.lease(look, batch="b", at=rig.at))  # noqa: B023
             rig.run(events)
         made.append(total)
     assert made[1] < 5 * made[0]
@@ -202,6 +201,6 @@ def test_stale_episodes_are_dropped_in_turns(rig: LedgerRig, monkeypatch: pytest
     old, new = [rig.ready(version=1) for _ in range(3)], [rig.ready(version=4) for _ in range(2)]
     rig.announce(version=4)
     assert leased(rig, max_staleness=2) == []
-    assert [rig.state(name) for name in old] == ["discarded", "discarded", "ready"]
+    assert [rig.state_of(name) for name in old] == ["discarded", "discarded", "ready"]
     assert leased(rig, max_staleness=2) == [tuple(new)]
-    assert rig.state(old[2]) == "discarded"
+    assert rig.state_of(old[2]) == "discarded"

@@ -19,7 +19,7 @@ class Rig(LedgerRig):
 
     def __init__(self, **given: Quota) -> None:
         super().__init__()
-        self.quotas = Quotas({name.replace("others", "*"): quota for name, quota in given.items()}, self.ledger)
+        self.quotas = Quotas({name.replace("others", "*"): quota for name, quota in given.items()}, self.state)
 
     def run(self, events: Sequence[ev.Event]) -> Sequence[ev.Event]:
         self.quotas.check(events)
@@ -48,7 +48,7 @@ def test_open_episodes_are_limited_at_a_time() -> None:
     assert refusal(rig, "b") is None
     assert refusal(rig, "a", episode=first) is None
     assert refusal(rig, "a", episode="new-on-first-sight") == ("episodes_quota", 10.0)
-    assert rig.ledger.find("new-on-first-sight") is None
+    assert rig.state.find("new-on-first-sight") is None
     rig.abort(first)
     assert refusal(rig, "a") is None
 
@@ -122,7 +122,7 @@ def test_bytes_are_those_of_episodes_that_have_not_ended() -> None:
     assert refusal(rig, "a", episode=second) is None
     rig.reward(first)
     rig.at += 1.0
-    assert (rig.state(first), refusal(rig, "a")) == ("ready", ("bytes_quota", 10.0))
+    assert (rig.state_of(first), refusal(rig, "a")) == ("ready", ("bytes_quota", 10.0))
     rig.abort(first)
     rig.at += 1.0
     assert refusal(rig, "a") is None
@@ -139,7 +139,7 @@ def test_a_tenant_within_its_bytes_may_go_on_for_ever() -> None:
         assert batch is not None
         rig.ack(batch)
         rig.at += 1.0
-    assert rig.ledger.counts["trained"] == 100
+    assert rig.state.counts["trained"] == 100
 
 
 def test_metadata_and_notes_are_bytes_too() -> None:

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger import retention
+from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.retention import closed_to, is_due, to_archive, to_remove
 from ajet_sdk.errors import Conflict
 from tests.kit.ledger_rig import LedgerRig
 
 
 def archived(rig: LedgerRig) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    events = to_archive(rig.ledger, rig.at)
+    events = to_archive(rig.state, rig.at)
     if not events:
         return (), ()
     (event,) = events
@@ -52,7 +52,7 @@ def test_the_more_episodes_wait_the_more_leave_at_once(monkeypatch: pytest.Monke
 def test_long_episodes_leave_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = LedgerRig()
     ended = [rig.in_state("trained") for _ in range(4)]
-    size = next(iter(rig.ledger.finished.values()))
+    size = next(iter(rig.state.finished.values()))
     assert size == 3 * 4 + 8
     monkeypatch.setattr(retention, "KEPT_BYTES", 2 * size)
     assert archived(rig)[0] == tuple(ended[:2])
@@ -60,13 +60,13 @@ def test_long_episodes_leave_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_older_than_retention_allows_leaves_however_few_there_are() -> None:
     rig = LedgerRig(watch=True)
-    old, batch = rig.in_state("trained"), next(iter(rig.ledger.batches))
+    old, batch = rig.in_state("trained"), next(iter(rig.state.batches))
     rig.in_state("ready")
     rig.at += 10
     new = rig.in_state("recorded")
-    assert to_archive(rig.ledger, rig.at, 10.0) == to_archive(rig.ledger, rig.at + 1e9) == ()
-    assert to_archive(rig.ledger, rig.at + 1, 10.0) == (ev.EpisodesArchived(rig.at + 1, (old,), (batch,)),)
-    assert to_archive(rig.ledger, rig.at + 11, 10.0) == (ev.EpisodesArchived(rig.at + 11, (old, new), (batch,)),)
+    assert to_archive(rig.state, rig.at, 10.0) == to_archive(rig.state, rig.at + 1e9) == ()
+    assert to_archive(rig.state, rig.at + 1, 10.0) == (ev.EpisodesArchived(rig.at + 1, (old,), (batch,)),)
+    assert to_archive(rig.state, rig.at + 11, 10.0) == (ev.EpisodesArchived(rig.at + 11, (old, new), (batch,)),)
 
 
 def test_an_episode_with_a_call_in_flight_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,23 +91,23 @@ def test_a_batch_leaves_with_the_last_of_its_episodes(monkeypatch: pytest.Monkey
     assert rig.archive()[0].batches == ()  # type: ignore[union-attr]
     assert rig.archive()[0].batches == (first,)  # type: ignore[union-attr]
     assert rig.archive() == ()
-    assert rig.state(other) == "leased"
+    assert rig.state_of(other) == "leased"
 
 
 def test_what_is_archived_takes_nothing_more_and_repetitions_are_answered_as_done() -> None:
     rig = LedgerRig(watch=True)
     trained, recorded = rig.in_state("trained"), rig.in_state("recorded")
-    (batch,) = rig.ledger.batches
+    (batch,) = rig.state.batches
     episode = rig.open()
     (call,) = rig.begin(episode, key="k")
     rig.begin(episode, key="k")
     rig.abort(episode)
-    rig.run(rig.ledger.restarted(rig.at))
+    rig.run(rig.commands.restarted(rig.at))
     rig.archive()
     assert rig.ack(batch) == rig.seal(trained) == rig.reward(trained, id="given") == rig.abort(episode) == ()
     assert rig.finish(episode, call) == ()
     mark = (ev.Mark("what was said"),)
-    assert rig.ledger.lose_call(episode, call, "disconnected", at=rig.at, marks=mark) == ()
+    assert rig.commands.lose_call(episode, call, "disconnected", at=rig.at, marks=mark) == ()
     for refused in (
         lambda: rig.reward(recorded, 0.5), lambda: rig.reward(trained, 0.5), lambda: rig.call(trained),
         lambda: rig.open(trained), lambda: rig.nack(batch), lambda: rig.extend(batch), lambda: rig.abort(trained),
@@ -126,7 +126,7 @@ def test_a_returned_batch_whose_episodes_were_trained_elsewhere_is_refused_for_g
     assert second is not None
     rig.ack(second)
     rig.archive()
-    assert set(rig.ledger.leaving_batches) == {first, second}
+    assert set(rig.state.leaving_batches) == {first, second}
     with pytest.raises(Conflict, match="went elsewhere"):
         rig.ack(first)
     assert rig.ack(second) == ()
@@ -137,15 +137,15 @@ def test_what_a_lease_delivered_does_not_change_with_a_later_reward() -> None:
     episode = rig.ready()
     first = rig.lease(group_size=1)
     assert first is not None
-    delivered = rig.ledger.batch(first).groups
+    delivered = views.batch(rig.state, first).groups
     rig.nack(first)
     rig.reward(episode, 0.25)
     second = rig.lease(group_size=1)
     assert second is not None
     rig.ack(second)
     for _ in range(2):
-        assert rig.ledger.batch(first).groups == delivered
-        assert rig.ledger.batch(second).groups[0].episodes[0].reward == 0.25
+        assert views.batch(rig.state, first).groups == delivered
+        assert views.batch(rig.state, second).groups[0].episodes[0].reward == 0.25
         rig.archive()
 
 

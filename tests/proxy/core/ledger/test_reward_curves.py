@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.reward_curves import MAX_POINTS, MAX_TASKS, RECENT, Curve, Tally
+from ajet_proxy.core.ledger.reward_curves import MAX_POINTS, MAX_TASKS, RECENT, Curve, RewardCurves
 from tests.kit.ledger_rig import LedgerRig
 
 REWARDS = st.lists(st.integers(-5, 5), min_size=1, max_size=3 * MAX_POINTS)
@@ -40,40 +40,40 @@ def test_a_curve_of_many_has_few_points() -> None:
 
 
 def test_tasks_are_shown_as_they_were_rewarded_last() -> None:
-    tally = Tally()
+    curves = RewardCurves()
     for number, task in enumerate(["a", "b", "a", "c"]):
-        tally.add("train", f"ep-{number}", task, float(number), at=float(number), version=0)
-    tally.add("eval", "ep-9", "b", 7.0, at=9.0, version=0)
-    assert [(item["task"], item["eval"], item["mean"]) for item in tally.tasks(3)] == [
+        curves.add("train", f"ep-{number}", task, float(number), at=float(number), version=0)
+    curves.add("eval", "ep-9", "b", 7.0, at=9.0, version=0)
+    assert [(item["task"], item["eval"], item["mean"]) for item in curves.tasks(3)] == [
         ("b", True, 7.0), ("c", False, 3.0), ("a", False, 1.0),
     ]
 
 
 def test_of_a_task_the_latest_rewards_stand_apart() -> None:
-    tally = Tally()
+    curves = RewardCurves()
     for number in range(RECENT + 2):
-        tally.add("train", f"ep-{number}", "t", float(number), at=0.0, version=0)
-    (task,) = tally.tasks(1)
+        curves.add("train", f"ep-{number}", "t", float(number), at=0.0, version=0)
+    (task,) = curves.tasks(1)
     assert task["recent"] == [float(number) for number in range(2, RECENT + 2)]
     assert (task["mean"], task["recent_mean"]) == (4.5, 5.5)
 
 
 def test_tasks_that_were_long_not_rewarded_are_forgotten() -> None:
-    tally = Tally()
+    curves = RewardCurves()
     for number in range(MAX_TASKS + 3):
-        tally.add("train", f"ep-{number}", f"t{number}", 1.0, at=0.0, version=0)
-    assert len(list(tally.tasks(2 * MAX_TASKS))) == MAX_TASKS
-    tally.correct("train", 0, "ep-0", "t0", 2.0, 1.0)
-    assert tally.curves["train"].points[0].to_json()["mean"] > 1.0
+        curves.add("train", f"ep-{number}", f"t{number}", 1.0, at=0.0, version=0)
+    assert len(list(curves.tasks(2 * MAX_TASKS))) == MAX_TASKS
+    curves.correct("train", 0, "ep-0", "t0", 2.0, 1.0)
+    assert curves.curves["train"].points[0].to_json()["mean"] > 1.0
 
 
 def test_the_recent_mean_is_of_enough_episodes() -> None:
-    tally = Tally()
-    assert tally.recent_mean("train", 2) is None
+    curves = RewardCurves()
+    assert curves.recent_mean("train", 2) is None
     for number in range(4):
-        tally.add("train", f"ep-{number}", "t", float(number), at=0.0, version=0)
-    assert tally.recent_mean("train", 2) == 2.5
-    assert tally.recent_mean("train", 99) == 1.5
+        curves.add("train", f"ep-{number}", "t", float(number), at=0.0, version=0)
+    assert curves.recent_mean("train", 2) == 2.5
+    assert curves.recent_mean("train", 99) == 1.5
 
 
 def rewarded(rig: LedgerRig, value: float, *, task: str = "t", eval: bool = False) -> str:
@@ -84,7 +84,7 @@ def rewarded(rig: LedgerRig, value: float, *, task: str = "t", eval: bool = Fals
 
 
 def mean(rig: LedgerRig, kind: str = "train") -> list[float]:
-    return [point.to_json()["mean"] for point in rig.ledger.tally.curves[kind].points]
+    return [point.to_json()["mean"] for point in rig.state.reward_curves.curves[kind].points]
 
 
 def test_settled_episodes_are_counted_once_and_corrections_follow() -> None:
@@ -94,7 +94,7 @@ def test_settled_episodes_are_counted_once_and_corrections_follow() -> None:
     assert mean(rig) == [1.0, 0.0]
     rig.reward(first, 0.5)
     assert mean(rig) == [0.5, 0.0]
-    (task,) = rig.ledger.tally.tasks(1)
+    (task,) = rig.state.reward_curves.tasks(1)
     assert (task["mean"], task["recent"], task["episodes"]) == (0.25, [0.5, 0.0], 2)
     batch = rig.lease(group_size=2)
     assert batch is not None
@@ -111,7 +111,7 @@ def test_an_evaluation_may_be_rewarded_after_it_is_recorded() -> None:
     rig.reward(episode, 0.5)
     rig.reward(episode, 1.0)
     assert (mean(rig, "eval"), mean(rig)) == ([1.0], [])
-    assert rig.ledger.tally.curves["eval"].points[0].newest == 4
+    assert rig.state.reward_curves.curves["eval"].points[0].newest == 4
 
 
 @pytest.mark.parametrize("why", ["no reward", "nothing sampled"])
@@ -123,5 +123,5 @@ def test_what_is_discarded_is_not_counted(why: str) -> None:
         rig.seal(episode)
     else:
         rig.reward(episode)
-    assert rig.state(episode) == "discarded"
+    assert rig.state_of(episode) == "discarded"
     assert mean(rig) == []

@@ -1,4 +1,4 @@
-"""Which episode a borrowed name stands for, as episodes under it open and end."""
+"""Which episode a session's name stands for, as episodes under it open and end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger import session_names as borrowed
+from ajet_proxy.core.ledger import session_names
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.session_names import Names
+from ajet_proxy.core.ledger.session_names import SessionNames
 from ajet_sdk.routes import check_id
 from tests.kit.ledger_rig import LedgerRig
 from tests.proxy.core.ledger.test_episode import blank
@@ -21,9 +21,9 @@ def name_of(rig: LedgerRig, name: str = "s", tenant: str = "", *, for_reward: bo
 
     def find(episode: str) -> Episode | None:
         asked.append(episode)
-        return rig.ledger.find(episode)
+        return rig.state.find(episode)
 
-    found = Names(rig.ledger.episodes.values()).current(name, tenant, find, for_reward=for_reward)
+    found = SessionNames(rig.state.episodes.values()).current(name, tenant, find, for_reward=for_reward)
     assert len(asked) < 20
     return found
 
@@ -60,14 +60,14 @@ def test_every_name_stands_for_a_valid_id_and_no_two_for_one(name: str, tenant: 
 def test_a_name_that_is_too_long_for_an_id_is_not_searched_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body's may have millions of characters."""
     searched: list[str] = []
-    numbered = borrowed._NUMBERED
+    numbered = session_names._NUMBERED
 
     class Seen:
         def fullmatch(self, text: str) -> re.Match[str] | None:
             searched.append(text)
             return numbered.fullmatch(text)
 
-    monkeypatch.setattr(borrowed, "_NUMBERED", Seen())
+    monkeypatch.setattr(session_names, "_NUMBERED", Seen())
     assert name_of(LedgerRig(), "1." * 1000).startswith("name-")
     assert name_of(LedgerRig(), "s.2").startswith("name-")
     assert searched and max(map(len, searched)) < 100
@@ -90,7 +90,7 @@ def ended(name: str, **fields: object) -> Episode:
 def test_a_name_is_found_again_when_its_first_episodes_are_gone_from_the_archive() -> None:
     archived = {name: ended(name) for name in ("s.5", "s.6", "s.7")}
     last = blank(id="s.8", identified_by="body")
-    names, known = Names([archived["s.7"], last]), archived | {"s.8": last}
+    names, known = SessionNames([archived["s.7"], last]), archived | {"s.8": last}
     for for_reward in (False, True):
         assert names.current("s", "", known.get, for_reward=for_reward) == "s.8"
     last.state = "ready"
@@ -101,22 +101,22 @@ def test_a_name_is_found_again_when_its_first_episodes_are_gone_from_the_archive
     names.left("s.8")
     assert names.current("s", "", known.get, for_reward=False) == "s", "whatever is archived of it is over"
     known["s"] = blank(id="s", identified_by="body")
-    names.opened("s", "body")
+    names.opened("s")
     known["s.2"] = ended("s.2")
     assert names.current("s", "", known.get, for_reward=False) == "s"
 
 
-def test_only_borrowed_names_are_followed() -> None:
-    names, known = Names([blank(id="s.3", identified_by="path")]), {"s.3": blank(id="s.3")}
-    assert names.current("s", "", known.get, for_reward=False) == "s"
-    names.opened("s.3", "harness")
-    assert names.current("s", "", known.get, for_reward=False) == "s.3"
+def test_only_names_of_sessions_are_followed() -> None:
+    known = {"s.3": blank(id="s.3")}
+    for way, episode in (("path", "s"), ("harness", "s.3")):
+        names = SessionNames([blank(id="s.3", identified_by=way)])
+        assert names.current("s", "", known.get, for_reward=False) == episode
 
 
 def test_a_name_that_looks_like_the_second_episode_of_another_is_its_own() -> None:
     rig = LedgerRig()
     one, other = name_of(rig, "v1.2"), name_of(rig, "v1")
     known = {name: blank(id=name, identified_by="body") for name in (one, other)}
-    names = Names(known.values())
+    names = SessionNames(known.values())
     assert names.current("v1.2", "", known.get, for_reward=False) == one
     assert names.current("v1", "", known.get, for_reward=False) == other == "v1"

@@ -13,9 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.conversation.lineage import Lineage
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.state import State
-from ajet_sdk.errors import AjetError
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.commands import Commands
+from ajet_proxy.core.ledger.state import Gate, LedgerSettings, State
+from ajet_sdk.errors import AjetError, NotFound
 from ajet_sdk.routes import GateClose, GateOpen
+from tests.kit.histories import everything
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, Shelf, check, picture
 from tests.kit.strategies import packed_call
 
@@ -24,12 +27,31 @@ MODELS = st.sampled_from(["m", "m", "n"])
 SHORT = st.lists(st.integers(0, 2), max_size=4)
 
 
+class Unchanging(Commands):
+    """Sees of every command that it changes nothing, whether it decides or refuses."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name.startswith("_") or not callable(found):
+            return found
+
+        def seen(*values: Any, **named: Any) -> Any:
+            before = everything(self.state)
+            try:
+                return found(*values, **named)
+            finally:
+                assert everything(self.state) == before
+
+        return seen
+
+
 class AnythingHappens(RuleBasedStateMachine):
-    """Commands in any order; what a command refuses changes nothing."""
+    """Commands in any order. None changes anything; nor does any look at the state."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rig = LedgerRig(watch=True)
+        self.rig.commands = Unchanging(self.rig.state)
         self.running: list[tuple[str, str]] = []
         self.texts: list[tuple[int, ...]] = [()]
 
@@ -39,7 +61,7 @@ class AnythingHappens(RuleBasedStateMachine):
             return command()
         except AjetError:
             assert len(self.rig.events) == seen
-            assert picture(self.rig.ledger) == self.rig.pictures[-1]
+            assert picture(self.rig.state) == self.rig.pictures[-1]
 
     @rule(episode=EPISODES, task=st.sampled_from([None, "s", "t"]), eval=st.booleans(), members=st.booleans())
     def opens(self, episode: str, task: str | None, eval: bool, members: bool) -> None:
@@ -77,7 +99,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def is_not_sent_its_end(self, data: st.DataObject) -> None:
-        called = [(episode.id, call) for episode in self.rig.ledger.episodes.values() for call in episode.calls]
+        called = [(episode.id, call) for episode in self.rig.state.episodes.values() for call in episode.calls]
         if called:
             episode, call = data.draw(st.sampled_from(called))
             self.attempt(lambda: self.rig.lose(episode, call, taken_back=True))
@@ -98,7 +120,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def aborts_late(self, data: st.DataObject) -> None:
-        episode = data.draw(st.sampled_from(sorted({**self.rig.ledger.episodes, **self.rig.ledger.leaving})))
+        episode = data.draw(st.sampled_from(sorted({**self.rig.state.episodes, **self.rig.state.leaving})))
         self.attempt(lambda: self.rig.abort(episode))
 
     @rule(episode=EPISODES, action=st.sampled_from(["seal", "abort"]))
@@ -107,7 +129,7 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(episode=EPISODES)
     def touches(self, episode: str) -> None:
-        self.attempt(lambda: self.rig.run(self.rig.ledger.heartbeat(episode, at=self.rig.at)))
+        self.attempt(lambda: self.rig.run(self.rig.commands.heartbeat(episode, at=self.rig.at)))
 
     @rule(
         groups=st.sampled_from([1, 1, 2]), size=st.sampled_from([None, 1, 1, 3]), model=st.sampled_from([None, "m"]),
@@ -117,7 +139,7 @@ class AnythingHappens(RuleBasedStateMachine):
         fields = {"groups": groups, "group_size": size, "model": model, "max_staleness": staleness}
         batch = self.rig.lease(lease_s=lease_s, **fields)
         if batch is not None:
-            delivered = self.rig.ledger.batch(batch)
+            delivered = views.batch(self.rig.state, batch)
             held = [item.episode for group in delivered.groups for item in group.episodes]
             assert len(held) == groups * (size or SETTINGS.group_size) == len(set(held))
             for item in (item for group in delivered.groups for item in group.episodes):
@@ -125,8 +147,8 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(data=st.data(), action=st.sampled_from(["ack", "nack", "extend"]))
     def answers(self, data: st.DataObject, action: str) -> None:
-        if self.rig.ledger.leases:
-            batch = data.draw(st.sampled_from(sorted({**self.rig.ledger.batches, **self.rig.ledger.leaving_batches})))
+        if self.rig.state.leases:
+            batch = data.draw(st.sampled_from(sorted({**self.rig.state.batches, **self.rig.state.leaving_batches})))
             self.attempt(lambda: getattr(self.rig, action)(batch))
 
     @rule(model=MODELS, version=st.integers(0, 3))
@@ -135,8 +157,8 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(version=st.integers(0, 3), shut=st.booleans())
     def moves_the_gate(self, version: int, shut: bool) -> None:
-        ledger, at = self.rig.ledger, self.rig.at
-        self.rig.run(ledger.gate_close(GateClose(), at=at) if shut else ledger.gate_open(GateOpen(version), at=at))
+        commands, at = self.rig.commands, self.rig.at
+        self.rig.run(commands.gate_close(GateClose(), at=at) if shut else commands.gate_open(GateOpen(version), at=at))
 
     @rule(seconds=st.sampled_from([-50.0, 1.0, 1.0, 20.0, 60.0, 600.0]))
     def time_passes(self, seconds: float) -> None:
@@ -151,8 +173,8 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @rule(sent=st.integers(0, 3), unknown=st.integers(0, 1))
     def answers_are_sent(self, sent: int, unknown: int) -> None:
-        calls = sorted(self.rig.ledger.unsent)
-        self.rig.run(self.rig.ledger.answers_sent(calls[:sent], calls[sent : sent + unknown], at=self.rig.at))
+        calls = sorted(self.rig.state.unsent)
+        self.rig.run(self.rig.commands.answers_sent(calls[:sent], calls[sent : sent + unknown], at=self.rig.at))
 
     @rule(kept=st.sampled_from([0, 1, 3]))
     def archives(self, kept: int) -> None:
@@ -160,7 +182,10 @@ class AnythingHappens(RuleBasedStateMachine):
 
     @invariant()
     def identity(self) -> None:
-        check(self.rig.ledger)
+        before = everything(self.rig.state)
+        check(self.rig.state)
+        picture(self.rig.state)
+        assert everything(self.rig.state) == before
 
     def teardown(self) -> None:
         replay = State(SETTINGS)
@@ -185,52 +210,53 @@ def test_tokens_and_drift_are_counted_when_an_episode_seals() -> None:
     rig.call(episode, (1, 2), (3, 4))
     rig.call(episode, (1, 2, 3, 4, 5), (6,))
     rig.call(episode, (9,), (8,))
-    assert rig.ledger.tokens == {"prompt": 0, "sampled": 0, "merged": 0, "generated": 4}
+    assert rig.state.tokens == {"prompt": 0, "sampled": 0, "merged": 0, "generated": 4}
     rig.reward(episode)
-    assert rig.ledger.tokens == {"prompt": 8, "sampled": 4, "merged": 4, "generated": 4}
-    assert rig.ledger.drift == {"new_chain": 1}
-    assert rig.ledger.drifts["m"].to_json() == {"turns": 2, "broken_by": {"new_chain": 1}, "rate": None}
+    assert rig.state.tokens == {"prompt": 8, "sampled": 4, "merged": 4, "generated": 4}
+    assert rig.state.drift == {"new_chain": 1}
+    assert rig.state.drifts["m"].to_json() == {"turns": 2, "broken_by": {"new_chain": 1}, "rate": None}
 
 
 def test_what_was_not_noted_as_sent_is_doubtful_after_a_start() -> None:
     rig = LedgerRig(watch=True)
     episode, ended = rig.open(), rig.in_state("recorded")
     sent = rig.call(episode)
-    rig.run(rig.ledger.answers_sent([sent], at=rig.at))
+    rig.run(rig.commands.answers_sent([sent], at=rig.at))
     unsent = rig.call(episode)
     rig.archive()
-    rig.run(rig.ledger.restarted(rig.at))
-    calls = rig.ledger.episodes[episode].calls
-    assert (calls[sent].doubtful, calls[unsent].doubtful, rig.ledger.unsent) == (False, True, set())
-    assert ended not in rig.ledger.episodes
+    rig.run(rig.commands.restarted(rig.at))
+    calls = rig.state.episodes[episode].calls
+    assert (calls[sent].doubtful, calls[unsent].doubtful, rig.state.unsent) == (False, True, set())
+    assert ended not in rig.state.episodes
 
 
 def test_archived_episodes_leave_the_state_and_are_still_found() -> None:
     rig = LedgerRig(watch=True)
     old, new = rig.in_state("trained"), rig.in_state("recorded")
-    before = rig.ledger.record(old, tokens="all")
-    (batch,) = rig.ledger.batches
+    before = views.record(rig.state, old, tokens="all")
+    (batch,) = rig.state.batches
     rig.archive(kept=1)
-    assert (old in rig.ledger.episodes, new in rig.ledger.episodes, rig.ledger.batches) == (False, True, {})
-    assert rig.ledger.record(old, tokens="all") == before | {"stored": "archive"}
-    assert rig.ledger.status()["archived"] == 1
-    (found,) = [rig.ledger.find_batch(batch)]
-    assert found is not None and found.state == "trained"
-    rig.ledger.arrived([old], [batch])
-    assert (rig.ledger.find(old), rig.ledger.find_batch(batch)) == (None, None)
-    assert list(rig.ledger.archive.latest(None, None, None, 5)) == []
+    assert (old in rig.state.episodes, new in rig.state.episodes, rig.state.batches) == (False, True, {})
+    assert views.record(rig.state, old, tokens="all") == before | {"stored": "archive"}
+    assert views.status(rig.state)["archived"] == 1
+    assert rig.state.batch(batch).state == "trained"
+    rig.state.arrived([old], [batch])
+    assert rig.state.find(old) is None
+    with pytest.raises(NotFound):
+        rig.state.batch(batch)
+    assert list(rig.state.archive.latest(None, None, None, 5)) == []
 
 
 def test_what_is_archived_is_read_from_the_archive() -> None:
     shelf = Shelf()
     rig = LedgerRig(archive=shelf)
     episode = rig.in_state("trained")
-    (batch,) = rig.ledger.batches
+    (batch,) = rig.state.batches
     rig.archive()
-    shelf.take(rig.ledger, 1)
-    assert rig.ledger.leaving == rig.ledger.leaving_batches == {}
-    assert rig.ledger.find(episode) is shelf.episodes[episode]
-    assert rig.ledger.find_batch(batch) is shelf.batches[batch]
+    shelf.take(rig.state, 1)
+    assert rig.state.leaving == rig.state.leaving_batches == {}
+    assert rig.state.find(episode) is shelf.episodes[episode]
+    assert rig.state.batch(batch) is shelf.batches[batch]
     assert rig.ack(batch) == ()
 
 
@@ -241,7 +267,7 @@ def test_a_call_of_a_dead_episode_leaves_no_text() -> None:
     (late,) = rig.begin(episode)
     rig.abort(episode)
     rig.finish(episode, late, (7,), (8,))
-    known = rig.ledger.episodes[episode]
+    known = rig.state.episodes[episode]
     assert (known.calls[late].state, known.calls[late].text) == ("lost", None)
     assert len(known.timelines) == 1
 
@@ -252,14 +278,14 @@ def test_small_facts() -> None:
     episode = rig.open()
     rig.begin(episode, eval=True)
     rig.at += 5
-    rig.run(rig.ledger.heartbeat(episode, at=rig.at))
-    known = rig.ledger.episodes[episode]
+    rig.run(rig.commands.heartbeat(episode, at=rig.at))
+    known = rig.state.episodes[episode]
     assert (known.eval, known.active_at) == (True, rig.at)
     rig.ready()
     batch = rig.lease(group_size=1)
     assert batch is not None
     rig.extend(batch, 7.0)
-    assert rig.ledger.batches[batch].lease_until == rig.at + 7.0
+    assert rig.state.batches[batch].lease_until == rig.at + 7.0
 
 
 def test_a_whole_call_that_is_repeated_is_lost() -> None:
@@ -267,11 +293,11 @@ def test_a_whole_call_that_is_repeated_is_lost() -> None:
     episode = rig.open()
     rig.call(episode, body="same")
     (again,) = rig.begin(episode, body="same", retry=True)
-    assert rig.ledger.calls == {"running": 1, "complete": 0, "lost": 1}
-    assert rig.ledger.episodes[episode].running == 1
+    assert rig.state.calls == {"running": 1, "complete": 0, "lost": 1}
+    assert rig.state.episodes[episode].running == 1
     rig.finish(episode, again)
-    assert rig.ledger.calls == {"running": 0, "complete": 1, "lost": 1}
-    assert rig.ledger.captures == {"complete": 2, "retried": 1}
+    assert rig.state.calls == {"running": 0, "complete": 1, "lost": 1}
+    assert rig.state.captures == {"complete": 2, "retried": 1}
 
 
 def test_every_call_that_is_lost_is_counted_once_with_its_first_reason() -> None:
@@ -283,20 +309,20 @@ def test_every_call_that_is_lost_is_counted_once_with_its_first_reason() -> None
     (late,) = rig.begin(episode, model="other")
     rig.restart()
     rig.finish(episode, late)
-    assert rig.ledger.captures == {"disconnected": 1, "restarted": 2}
+    assert rig.state.captures == {"disconnected": 1, "restarted": 2}
     (dead,) = rig.begin(episode)
     rig.abort(episode)
     rig.finish(episode, dead)
-    assert rig.ledger.captures == {"disconnected": 1, "restarted": 2, "episode_discarded": 1}
+    assert rig.state.captures == {"disconnected": 1, "restarted": 2, "episode_discarded": 1}
 
 
 def test_opening_the_gate_names_the_version_of_the_one_model() -> None:
     rig = LedgerRig(watch=True)
     for models, versions in ((("m",), [7]), (("m", "n"), [7, 1])):
         rig.announce(models[-1], 1)
-        rig.run(rig.ledger.gate_open(GateOpen(len(models) + 6), at=rig.at))
-        assert [rig.ledger.policy_version(model) for model in models] == versions
-    assert rig.ledger.policy_version("other") == 8
+        rig.run(rig.commands.gate_open(GateOpen(len(models) + 6), at=rig.at))
+        assert [rig.state.policy_version(model) for model in models] == versions
+    assert rig.state.policy_version("other") == 8
 
 
 def test_a_clock_set_back_over_a_stop_takes_leases_and_ages_with_it() -> None:
@@ -306,13 +332,13 @@ def test_a_clock_set_back_over_a_stop_takes_leases_and_ages_with_it() -> None:
     rig.at -= 400
     rig.restart()
     assert batch is not None
-    assert rig.ledger.now == rig.at
-    assert rig.ledger.batches[batch].lease_until == rig.at + 60.0
-    assert rig.ledger.episodes[episode].opened_at == rig.at
+    assert rig.state.now == rig.at
+    assert rig.state.batches[batch].lease_until == rig.at + 60.0
+    assert rig.state.episodes[episode].opened_at == rig.at
     rig.at += 900
     rig.restart()
-    assert rig.ledger.batches[batch].lease_until == rig.at - 840.0
-    assert rig.ledger.episodes[episode].active_at == rig.at
+    assert rig.state.batches[batch].lease_until == rig.at - 840.0
+    assert rig.state.episodes[episode].active_at == rig.at
 
 
 def test_a_part_that_is_returned_leaves_the_rest_leased() -> None:
@@ -325,8 +351,8 @@ def test_a_part_that_is_returned_leaves_the_rest_leased() -> None:
     rig.lease(model="n", group_size=1)
     assert first is not None
     rig.nack(first)
-    assert rig.state(episode) == "leased"
-    assert list(rig.ledger.queues.ready()) == [("m", episode)]
+    assert rig.state_of(episode) == "leased"
+    assert list(rig.state.queues.ready()) == [("m", episode)]
 
 
 def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> None:
@@ -338,8 +364,8 @@ def test_of_an_episode_that_a_model_has_trained_only_the_rest_is_dropped() -> No
     rig.reward(episode)
     rig.ack(rig.lease(model="m", group_size=1) or "")
     assert rig.lease(model="n", group_size=1, max_staleness=1) is None
-    assert (rig.state(episode), rig.ledger.episodes[episode].shares) == ("trained", {"m": ""})
-    assert list(rig.ledger.queues.ready()) == []
+    assert (rig.state_of(episode), rig.state.episodes[episode].shares) == ("trained", {"m": ""})
+    assert list(rig.state.queues.ready()) == []
 
 
 @pytest.mark.parametrize("why", [None, "too_long: 9 tokens"])
@@ -351,7 +377,7 @@ def test_a_batch_that_was_acknowledged_late_leaves_the_queue(why: str | None) ->
     rig.at += 1.0
     rig.expire()
     rig.ack(batch, 1, **({} if why is None else {episode: why}))
-    assert list(rig.ledger.queues.ready()) == []
+    assert list(rig.state.queues.ready()) == []
 
 
 def test_what_the_trainer_did_not_train_is_discarded_with_its_words() -> None:
@@ -360,8 +386,8 @@ def test_what_the_trainer_did_not_train_is_discarded_with_its_words() -> None:
     batch = rig.lease()
     assert batch is not None
     rig.ack(batch, 1, **{dropped: "too_long: 9 tokens"})
-    assert (rig.state(kept), rig.state(dropped)) == ("trained", "discarded")
-    assert (rig.ledger.episodes[dropped].detail, rig.ledger.discarded) == ("too_long: 9 tokens", {"filtered": 1})
+    assert (rig.state_of(kept), rig.state_of(dropped)) == ("trained", "discarded")
+    assert (rig.state.episodes[dropped].detail, rig.state.discarded) == ("too_long: 9 tokens", {"filtered": 1})
 
 
 @pytest.mark.parametrize(("dropped", "state"), [("m", "trained"), ("n", "trained"), ("mn", "discarded")])
@@ -375,7 +401,7 @@ def test_an_episode_that_one_of_its_models_learns_from_is_not_discarded(dropped:
         batch = rig.lease(model=model, group_size=1)
         assert batch is not None
         rig.ack(batch, 1, **({episode: "why"} if model in dropped else {}))
-    assert rig.state(episode) == state
+    assert rig.state_of(episode) == state
 
 
 def test_marks_count_while_their_episode_is_open() -> None:
@@ -386,11 +412,11 @@ def test_marks_count_while_their_episode_is_open() -> None:
         one, two, late, later = rig.begin(episode, choices=4)
         rig.run([ev.CallFinished(rig.at, episode, packed_call(one, [1], [2]), (mark,))])
         rig.run([ev.CallLost(rig.at, episode, two, "no_token_ids", (mark._replace(key="lost"),))])
-        assert [len(known) for known in vars(rig.ledger.lineage)["_episodes"].values()] == [1, 1]
+        assert [len(known) for known in vars(rig.state.lineage)["_episodes"].values()] == [1, 1]
         rig.seal(episode) if end == "seal" else rig.abort(episode)
         rig.run([ev.CallFinished(rig.at, episode, packed_call(late, [1], [2]), (mark,))])
         rig.run([ev.CallLost(rig.at, episode, later, "no_token_ids", (mark,))])
-        assert vars(rig.ledger.lineage) == vars(Lineage())
+        assert vars(rig.state.lineage) == vars(Lineage())
 
 
 def test_an_attempt_that_nothing_names_is_known_again() -> None:
@@ -399,8 +425,8 @@ def test_an_attempt_that_nothing_names_is_known_again() -> None:
     for way in ("path", "lineage"):
         rig.run([ev.CallStarted(rig.at, episode, (way,), "m", "", way, f"body by {way}")])
         rig.lose(episode, way)
-    assert rig.ledger.lineage.repeated("body by path", None, rig.ledger.all_lost) is None
-    assert rig.ledger.lineage.repeated("body by lineage", None, rig.ledger.all_lost) == episode
+    assert rig.state.lineage.repeated("body by path", None, rig.state._all_lost) is None
+    assert rig.state.lineage.repeated("body by lineage", None, rig.state._all_lost) == episode
 
 
 def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the_next() -> None:
@@ -408,8 +434,38 @@ def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the
     episode = rig.open(task="t", eval=True)
     rig.call(episode)
     rig.seal(episode)
-    curve = rig.ledger.tally.curves["eval"]
-    assert (curve.count, rig.ledger.episodes[episode].tallied) == (0, None)
+    curve = rig.state.reward_curves.curves["eval"]
+    assert (curve.count, rig.state.episodes[episode].reward_number) == (0, None)
     rig.reward(episode, 1.0)
     rig.reward(episode, 0.25)
-    assert (curve.count, curve.points[0].total, rig.ledger.episodes[episode].tallied) == (1, 0.25, 0)
+    assert (curve.count, curve.points[0].total, rig.state.episodes[episode].reward_number) == (1, 0.25, 0)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"merge_policy": "loose"}, {"drift_limit": 1.5}, {"drift_limit": -0.1}, {"group_size": 0},
+        {"idle_timeout": 0.0}, {"wall_timeout": -1.0},
+    ],
+)
+def test_settings_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        LedgerSettings(**wrong)
+
+
+def test_the_gate_is_closing_while_calls_are_in_flight() -> None:
+    rig = LedgerRig(watch=True)
+    episode = rig.open()
+    assert not rig.state.gate_now.shut
+    (call,) = rig.begin(episode)
+    assert rig.state.gate == "open"
+    rig.run([ev.GateClosed(5.0, "weights")])
+    assert (rig.state.gate, rig.state.gate_now) == ("closing", Gate(True, 5.0, "weights"))
+    rig.finish(episode, call)
+    assert rig.state.gate == "closed"
+    rig.run([ev.GateClosed(9.0, "why")])
+    assert rig.state.gate_now == Gate(True, 5.0, "weights"), "closing a closed gate changes nothing"
+    rig.run([ev.GateOpened(10.0, 1)])
+    assert (rig.state.gate, rig.state.gate_now) == ("open", Gate(False, 10.0))
+    rig.run([ev.GateOpened(11.0, 2)])
+    assert rig.state.gate_now == Gate(False, 10.0), "nor does opening an open one"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.views import Tokens, Wanted, parts, records
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.routes import EPISODE_STATES, GateClose
@@ -20,7 +21,7 @@ def rig() -> LedgerRig:
 
 
 def test_the_status_of_nothing(rig: LedgerRig) -> None:
-    status = rig.ledger.status()
+    status = views.status(rig.state)
     assert status["episodes"] == {"opened": 0, **dict.fromkeys(EPISODE_STATES, 0)}
     assert (status["models"], status["drift"], status["gate"]["state"]) == ({}, {}, "open")
     assert status["gate"]["since"] is None
@@ -31,8 +32,8 @@ def test_the_status_of_something(rig: LedgerRig) -> None:
     for state in ("trained", "leased", *(set(EPISODE_STATES) - {"trained", "leased"})):
         rig.in_state(state)
     rig.announce("m", 3, ("http://engine",))
-    rig.run(rig.ledger.gate_close(GateClose("weights"), at=rig.at))
-    status = json.loads(json.dumps(rig.ledger.status()))
+    rig.run(rig.commands.gate_close(GateClose("weights"), at=rig.at))
+    status = json.loads(json.dumps(views.status(rig.state)))
     assert status["episodes"] == {"opened": 7, **dict.fromkeys(EPISODE_STATES, 1)}
     assert status["models"] == {"m": {"policy_version": 3, "gate": "closing", "upstreams": ["http://engine"]}}
     assert status["gate"] == {"state": "closing", "since": 1000.0, "reason": "weights"}
@@ -41,7 +42,8 @@ def test_the_status_of_something(rig: LedgerRig) -> None:
     assert status["calls"] == {"running": 1, "complete": 4, "lost": 0}
     assert status["captures"] == {"complete": 4}
     assert status["discarded"] == {"aborted": 1}
-    tokens = [call for name in rig.ledger.episodes for call in rig.ledger.record(name)["calls"] if call["complete"]]
+    calls = [call for name in rig.state.episodes for call in views.record(rig.state, name)["calls"]]
+    tokens = [call for call in calls if call["complete"]]
     assert status["tokens"]["sampled"] == sum(call["sampled_tokens"] for call in tokens) > 0
 
 
@@ -54,11 +56,11 @@ def test_a_record_has_calls_and_timelines_at_any_time(rig: LedgerRig) -> None:
     (running,) = rig.begin(episode, tenant="acme")
     rig.reward(episode, 0.5, final=False, note="half")
 
-    record = json.loads(json.dumps(rig.ledger.record(episode, tokens="none")))
+    record = json.loads(json.dumps(views.record(rig.state, episode, tokens="none")))
     assert {name: record[name] for name in ("task", "state", "model", "eval", "reward", "in_flight", "tenant")} == {
         "task": "t", "state": "open", "model": "m", "eval": False, "reward": 0.5, "in_flight": 1, "tenant": "acme",
     }
-    assert (record["opened_at"], record["identified_by"]) == (1000.0, rig.ledger.episodes[episode].identified_by)
+    assert (record["opened_at"], record["identified_by"]) == (1000.0, rig.state.episodes[episode].identified_by)
     assert (record["metadata"], record["members"], record["shares"]) == ({"k": [1]}, {"a": "m"}, {})
     assert record["rewards"][0] | {"id": ""} == {"id": "", "value": 0.5, "final": False, "at": 1000.0, "note": "half"}
     first, _, third, fourth = record["calls"]
@@ -77,7 +79,7 @@ def test_a_record_with_tokens_has_them_in_every_state(rig: LedgerRig, state: str
     episode = rig.in_state(state)
     if state == "open":
         rig.call(episode)
-    record = json.loads(json.dumps(rig.ledger.record(episode, tokens="all")))
+    record = json.loads(json.dumps(views.record(rig.state, episode, tokens="all")))
     whole = [call for call in record["calls"] if call["complete"]]
     assert len(whole) == (state not in ("sealed", "discarded"))
     for call in whole:
@@ -85,7 +87,7 @@ def test_a_record_with_tokens_has_them_in_every_state(rig: LedgerRig, state: str
         assert call["policy_version"] == 0
     for timeline in record["timelines"]:
         assert (timeline["token_ids"], timeline["loss_mask"]) == ([1, 2, 3], [0, 0, 1])
-    lean = rig.ledger.record(episode, tokens="timelines")
+    lean = views.record(rig.state, episode, tokens="timelines")
     assert lean["timelines"] == record["timelines"]
     assert not any("token_ids" in call for call in lean["calls"])
 
@@ -96,18 +98,18 @@ def test_the_parts_are_the_record_as_it_was_when_it_was_asked_for(rig: LedgerRig
     running = rig.begin(episode, choices=3)
     kinds: tuple[Tokens, ...] = ("all", "timelines", "none")
     for call, tokens in zip(running, kinds, strict=True):
-        before = rig.ledger.record(episode, tokens=tokens)
-        shown = parts(rig.ledger.episodes[episode], rig.ledger.merge_policy, tokens=tokens)
+        before = views.record(rig.state, episode, tokens=tokens)
+        shown = parts(rig.state, episode, tokens=tokens)
         rig.call(episode)
         rig.lose(episode, call)
         assert {name: list(part) if isinstance(part, Iterator) else part for name, part in shown.items()} == before
-        assert len(rig.ledger.record(episode, tokens=tokens)["calls"]) == len(before["calls"]) + 1
+        assert len(views.record(rig.state, episode, tokens=tokens)["calls"]) == len(before["calls"]) + 1
 
 
 def test_the_reason_is_in_the_record(rig: LedgerRig) -> None:
     episode = rig.open()
     rig.abort(episode, "own words")
-    record = rig.ledger.record(episode, tokens="none")
+    record = views.record(rig.state, episode, tokens="none")
     assert (record["state"], record["reason"], record["detail"]) == ("discarded", "aborted", "own words")
     assert record["model"] is None
     assert "tenant" not in record
@@ -121,20 +123,20 @@ def test_the_parts_of_an_episode_over_several_models(rig: LedgerRig) -> None:
     first, _ = rig.lease(model="m", group_size=1), rig.lease(model="n", group_size=1)
     assert first is not None
     rig.ack(first)
-    assert rig.ledger.record(episode, tokens="none")["shares"] == {"m": "trained", "n": "leased", "o": "ready"}
+    assert views.record(rig.state, episode, tokens="none")["shares"] == {"m": "trained", "n": "leased", "o": "ready"}
 
 
 def test_records_come_newest_first(rig: LedgerRig) -> None:
     names = [rig.open() for _ in range(4)]
     rig.abort(names[1])
-    shown = records(rig.ledger, Wanted(3))["episodes"]
+    shown = records(rig.state, Wanted(3))["episodes"]
     assert [item["episode"] for item in shown] == [names[3], names[2], names[1]]
     assert listed(rig, Wanted(3, "open")) == ([names[3], names[2], names[0]], None)
     assert "calls" not in shown[0]
     with pytest.raises(BadRequest):
-        records(rig.ledger, Wanted(3, "asleep"))
+        records(rig.state, Wanted(3, "asleep"))
     with pytest.raises(BadRequest):
-        records(rig.ledger, Wanted(before="ep-none"))
+        records(rig.state, Wanted(before="ep-none"))
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
@@ -157,7 +159,7 @@ def test_pages_go_on_into_the_archive(limit: int) -> None:
     rig = LedgerRig(archive=shelf)
     names = [rig.in_state("trained" if number % 2 else "open") for number in range(8)]
     rig.archive(kept=1)
-    shelf.take(rig.ledger, 2)
+    shelf.take(rig.state, 2)
     for state, expected in (
         ("trained", [names[number] for number in (7, 5, 3, 1)]),
         (None, [names[number] for number in (7, 6, 4, 2, 0, 5, 3, 1)]),
@@ -171,7 +173,7 @@ def test_pages_go_on_into_the_archive(limit: int) -> None:
 
 
 def listed(rig: LedgerRig, wanted: Wanted) -> tuple[list[str], str | None]:
-    answer = records(rig.ledger, wanted)
+    answer = records(rig.state, wanted)
     return [item["episode"] for item in answer["episodes"]], answer.get("next")
 
 
@@ -186,5 +188,5 @@ def test_the_status_never_walks_through_the_episodes() -> None:
 
         __iter__ = values = items = keys = __getitem__ = _refuse
 
-    rig.ledger.episodes = Untouchable(rig.ledger.episodes)
-    assert rig.ledger.status()["episodes"]["opened"] == 50
+    rig.state.episodes = Untouchable(rig.state.episodes)
+    assert views.status(rig.state)["episodes"]["opened"] == 50

@@ -7,6 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.trajectory.drift_rate import LEAST, WINDOW, Drift, by_model
 from ajet_proxy.core.trajectory.timeline import merge
 from tests.kit.ledger_rig import LedgerRig, picture
@@ -96,15 +97,15 @@ def test_the_ledger_warns_and_shows_where() -> None:
     for _ in range(LEAST):
         episode = rig.open(task="t", eval=True)
         rig.call(episode, (1, 2), ANSWER)
-        assert rig.ledger.alerts() == {}
+        assert rig.state.alerts() == {}
         rig.call(episode, RETOKENIZED, (8,))
         rig.reward(episode)
-    (line,) = rig.ledger.alerts().values()
-    assert rig.ledger.status()["alerts"] == [line]
-    assert rig.ledger.status()["drift_by_model"]["m"] == {
+    (line,) = rig.state.alerts().values()
+    assert views.status(rig.state)["alerts"] == [line]
+    assert views.status(rig.state)["drift_by_model"]["m"] == {
         "turns": LEAST, "broken_by": {"retokenized": LEAST}, "rate": 1.0
     }
-    assert rig.ledger.record(episode)["drift"] == {"m": {"turns": 1, "broken_by": {"retokenized": 1}}}
-    again = LedgerRig(rig.ledger.settings)
+    assert views.record(rig.state, episode)["drift"] == {"m": {"turns": 1, "broken_by": {"retokenized": 1}}}
+    again = LedgerRig(rig.state.settings)
     again.run(rig.events)
-    assert picture(again.ledger) == rig.pictures[-1]
+    assert picture(again.state) == rig.pictures[-1]

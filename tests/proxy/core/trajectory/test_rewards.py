@@ -8,17 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.trajectory.rewards import Given, total
+from ajet_proxy.core.trajectory.rewards import RecordedReward, total
 
 given_rewards = st.lists(
     st.builds(
-        Given, st.uuids().map(str), st.floats(-2, 2), st.none(), st.none(), st.booleans(), st.none(), st.just(0.0)
+        RecordedReward, st.uuids().map(str), st.floats(-2, 2), st.none(), st.none(), st.booleans(), st.none(),
+        st.just(0.0)
     ), max_size=6,
 )
 
 
 @given(given_rewards)
-def test_the_last_final_reward_corrects_those_before(rewards: list[Given]) -> None:
+def test_the_last_final_reward_corrects_those_before(rewards: list[RecordedReward]) -> None:
     finals = [reward.value for reward in rewards if reward.final]
     others = [reward.value for reward in rewards if not reward.final]
     expected = None if not rewards else sum(others) + (finals[-1] if finals else 0.0)
@@ -33,19 +34,19 @@ def test_a_final_reward_of_an_agent_corrects_its_own(rewards: list[tuple[str | N
     for kind in ("agent", "call"):
         scopes = [{"call": None, "agent": None, kind: name} for name, _ in rewards]
         given = [
-            Given("r", value, final=True, note=None, at=0.0, **scope)
+            RecordedReward("r", value, final=True, note=None, at=0.0, **scope)
             for (_, value), scope in zip(rewards, scopes, strict=True)
         ]
         assert total(given) == expected
 
 
 def test_a_call_has_one_agent_and_need_not_say_which() -> None:
-    first = Given("r", 1.0, call="c", agent=None, final=True, note=None, at=0.0)
+    first = RecordedReward("r", 1.0, call="c", agent=None, final=True, note=None, at=0.0)
     assert total([first, replace(first, agent="a", value=0.25)]) == 0.25
 
 
 def test_a_reward_as_json_has_what_it_was_given() -> None:
-    short = Given("r", 1.0, None, None, True, None, 5.0)
+    short = RecordedReward("r", 1.0, None, None, True, None, 5.0)
     assert short.to_json() == {"id": "r", "value": 1.0, "final": True, "at": 5.0}
-    full = Given("r", 1.0, "c", "a", False, "n", 5.0)
+    full = RecordedReward("r", 1.0, "c", "a", False, "n", 5.0)
     assert full.to_json() == short.to_json() | {"final": False, "call": "c", "agent": "a", "note": "n"}

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.delivery import delivered
+from ajet_proxy.core.ledger.views import delivered
 from ajet_proxy.core.trajectory.call import prompt_hash
-from ajet_proxy.core.trajectory.rewards import Given
+from ajet_proxy.core.trajectory.rewards import RecordedReward
 from ajet_proxy.core.trajectory.samples import merge_calls, samples_of, tree_rows
 from ajet_proxy.core.trajectory.timeline import merge
 from ajet_sdk.sample import Call, Sample
@@ -95,7 +95,7 @@ def test_what_is_delivered_is_of_one_model_and_has_the_rewards_that_its_batch_ha
     for value in (0.5, 0.25):
         rig.reward(name, value, final=False)
     rig.seal(name)
-    episode = rig.ledger.episodes[name]
+    episode = rig.state.episodes[name]
     (sample,) = delivered(episode, "m", None).samples
     assert (sample.model, sample.task, sample.token_ids, sample.reward) == ("m", "t", (1, 2, 3), 0.75)
     first = delivered(episode, "n", 1)
@@ -105,8 +105,8 @@ def test_what_is_delivered_is_of_one_model_and_has_the_rewards_that_its_batch_ha
 # ---- rewards
 
 
-def reward(value: float, *, call: str | None = None, agent: str | None = None, final: bool = False) -> Given:
-    return Given(f"r{value}", value, call, agent, final, None, 0.0)
+def reward(value: float, *, call: str | None = None, agent: str | None = None, final: bool = False) -> RecordedReward:
+    return RecordedReward(f"r{value}", value, call, agent, final, None, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def reward(value: float, *, call: str | None = None, agent: str | None = None, f
         ([reward(0.0)], [0.0, 0.0, 0.0]),
     ],
 )
-def test_a_sample_gets_the_rewards_that_concern_it(rewards: list[Given], expected: list[float | None]) -> None:
+def test_a_sample_gets_the_rewards_that_concern_it(rewards: list[RecordedReward], expected: list[float | None]) -> None:
     calls = [
         make_call("a1", [1], [2], at=0, agent="solver"), make_call("a2", [1, 2, 3], [4], at=1, agent="solver"),
         make_call("b", [9], [8], at=2, agent="solver"), make_call("c", [1], [2], at=3, agent="critic"),

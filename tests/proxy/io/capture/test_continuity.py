@@ -333,7 +333,7 @@ async def test_a_call_whose_episode_has_ended_is_not_continued() -> None:
     async with EngineStub(drift=True) as stub, Front(stub.url) as front:
         messages = await talk(front, 1)
         call = front.calls[-1]
-        front.store.ledger.episodes["ep"].calls[call.call].text = None
+        front.store.state.episodes["ep"].calls[call.call].text = None
         messages.append(dict(MORE))
         await turn(front, messages)
         assert words(front)[-1] == "unknown_history"

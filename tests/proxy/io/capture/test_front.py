@@ -296,7 +296,7 @@ async def test_the_key_of_an_episode_that_is_gone_is_a_404() -> None:
 async def test_a_sealed_episode_takes_no_calls() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
         front.open("ep")
-        front.store.post(front.store.ledger.seal("ep", at=front.clock.now()))
+        front.store.post(front.store.commands.seal("ep", at=front.clock.now()))
         assert error(await send(f"{front.url}/e/ep{CHAT}", body=BODY), 409)
         assert stub.requests == [] and front.of(CallStarted) == []
 

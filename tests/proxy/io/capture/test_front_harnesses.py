@@ -160,14 +160,13 @@ HELLO = {"model": "stub", "messages": [{"role": "user", "content": "hello"}]}
 @pytest.mark.parametrize(("headers", "body"), [(CODEX, {}), ({}, {"user": SESSION})], ids=["harness", "body"])
 async def test_a_session_outlives_its_episode(headers: dict[str, str], body: dict[str, Any]) -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
-        ledger = front.store.ledger
         opened = []
         for _ in range(3):
             for _ in range(2):
                 answer = await send(front.url + CHAT, body=HELLO | body, headers=headers)
                 assert answer.status == 200
                 opened.append(answer.headers["x-ajet-episode"])
-            front.store.post(ledger.abort(opened[-1], Abort(), at=front.clock.now()))
+            front.store.post(front.store.commands.abort(opened[-1], Abort(), at=front.clock.now()))
         assert opened == [SESSION] * 2 + [f"{SESSION}.2"] * 2 + [f"{SESSION}.3"] * 2
         assert not front.lost
 
@@ -179,7 +178,7 @@ async def test_a_session_whose_episode_ends_while_a_request_waits_goes_on_in_the
         waiting = asyncio.create_task(send(front.url + CHAT, body=HELLO, headers=CODEX))
         await asyncio.wait([waiting], timeout=0.2)
         assert front.gate.waiting == 1
-        front.store.post(front.store.ledger.abort(SESSION, Abort(), at=front.clock.now()))
+        front.store.post(front.store.commands.abort(SESSION, Abort(), at=front.clock.now()))
         front.open_gate(1)
         assert (await waiting).headers["x-ajet-episode"] == f"{SESSION}.2"
 
@@ -190,8 +189,8 @@ async def test_a_sessions_reward_is_its_latest_episodes_and_seals_it() -> None:
             assert (await send(front.url + CHAT, body=HELLO, headers=CODEX)).headers["x-ajet-episode"] == episode
             rewarded = CODEX | {"x-ajet-reward": str(number), "x-ajet-final": "1"}
             assert (await send(front.url + "/v1/models", method="GET", headers=rewarded)).status == 200
-            assert front.store.ledger.episodes[episode].reward() == number
-            assert front.store.ledger.has_ended(episode)
+            assert front.store.state.episodes[episode].reward() == number
+            assert front.store.state.episodes[episode].state != "open"
 
 
 async def test_tenants_that_use_one_session_name_do_not_meet() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallStarted, EpisodeOpened, RewardGiven
 from ajet_proxy.core.trajectory.timeline import merge
 from tests.kit.engine_stub import EngineStub, Fault
@@ -59,7 +60,7 @@ async def test_equal_prompts_at_once_are_episodes_of_their_own() -> None:
         for answer in answers:
             again = await send(front.url + CHAT, body=body("hi", told(answer), "more"))
             assert episode_of(again) == episode_of(answer)
-    assert len({event.task for event in front.store.ledger.episodes.values()}) == 1  # they are one group
+    assert len({event.task for event in front.store.state.episodes.values()}) == 1  # they are one group
 
 
 async def test_twins_that_were_told_the_same_are_never_mixed() -> None:
@@ -67,7 +68,7 @@ async def test_twins_that_were_told_the_same_are_never_mixed() -> None:
         twins = [await send(front.url + CHAT, body=body("say: five")) for _ in range(2)]
         third = await send(front.url + CHAT, body=body("say: five", told(twins[0]), "more"))
         assert len({episode_of(answer) for answer in (*twins, third)}) == 3
-    noted = front.store.ledger.record(episode_of(third), tokens=False)["metadata"]
+    noted = views.record(front.store.state, episode_of(third), tokens=False)["metadata"]
     assert set(noted["may_continue"]) == {episode_of(answer) for answer in twins}
     assert 'ajet_lineage_total{found="ambiguous"} 1' in front.metrics.render()
 
@@ -151,7 +152,7 @@ async def test_an_episode_that_ends_while_its_call_is_held_leaves_the_call_to_a_
         front.close_gate()
         asking = asyncio.create_task(send(front.url + CHAT, body=body("hi", told(first), "more")))
         await until(lambda: front.gate.waiting == 1)
-        front.store.post(front.store.ledger.seal(episode_of(first), at=front.clock.now()))
+        front.store.post(front.store.commands.seal(episode_of(first), at=front.clock.now()))
         front.open_gate(1)
         again = await asking
         assert again.status == 200 and episode_of(again) != episode_of(first)
@@ -162,12 +163,12 @@ async def test_retries_of_a_nameless_first_prompt_make_one_call() -> None:
     async with EngineStub(faults=[Fault("status")]) as stub, Front(stub.url) as front:
         assert (await send(front.url + CHAT, body=body("hi"))).status == 500
         await send(front.url + CHAT, body=body("hi"), headers=again)
-        assert len(front.store.ledger.episodes) == 1 and len(front.calls) == 1
+        assert len(front.store.state.episodes) == 1 and len(front.calls) == 1
         for _ in range(2):
             await send(front.url + CHAT, body=body("other"), headers={"Idempotency-Key": "one"})
-        assert len(front.store.ledger.episodes) == 2 and front.lost == ["refused", "retried", "retried"]
+        assert len(front.store.state.episodes) == 2 and front.lost == ["refused", "retried", "retried"]
         answer = await send(front.url + CHAT, body=body("other"), headers={"Idempotency-Key": "one", "x-api-key": "x"})
-        assert len(front.store.ledger.episodes) == 3 and answer.status == 200
+        assert len(front.store.state.episodes) == 3 and answer.status == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])

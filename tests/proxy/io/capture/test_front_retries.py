@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 
 from ajet_proxy.core.ledger.events import CallStarted, Event, RewardGiven
-from ajet_proxy.core.ledger.missed import Missed
+from ajet_proxy.core.ledger.retries import UnseenRequests
 from ajet_proxy.io.ledger_port.remote_server import PortServer
 from ajet_sdk.errors import NotReady, OverQuota
 from tests.kit.engine_stub import EngineStub, Fault
@@ -66,7 +66,7 @@ async def test_another_body_under_the_same_key_is_another_request() -> None:
 
 def counted(front: Front, episode: str = "ep") -> list[str]:
     """The calls that count."""
-    entries = front.store.ledger.episodes[episode].calls.items()
+    entries = front.store.state.episodes[episode].calls.items()
     return [name for name, entry in entries if entry.state == "complete"]
 
 
@@ -199,12 +199,12 @@ async def test_a_retry_of_what_may_never_have_been_read_takes_no_sibling_out(why
     async with EngineStub() as stub, Front(stub.url) as front:
         url = f"{front.url}/e/ep{CHAT}"
         first = await send(url, body=BODY)
-        await until(lambda: not front.store.ledger.unsent)
+        await until(lambda: not front.store.state.unsent)
         if why == "the daemon was away":
-            front.store.post(front.store.ledger.restarted(front.clock.now()))
-            front.ledger_port._missed = Missed(front.clock.now())  # as a daemon has it that has just started
+            front.store.post(front.store.commands.restarted(front.clock.now()))
+            front.ledger_port._unseen = UnseenRequests(front.clock.now())  # as a daemon has it that has just started
         elif why == "a worker died":
-            PortServer(front.ledger_port, tell=print, more={}, gone=lambda: None).lost()
+            PortServer(front.ledger_port, notify=print, more={}, gone=lambda: None).lost()
         else:
             front.budget.look(0)
             refused = await send(url, body=BODY | {"user": "u" * 2_000_000})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import EpisodeOpened, EpisodeSealed, RewardGiven
 from tests.kit.engine_stub import EngineStub
 from tests.kit.wire import Answer, send
@@ -208,7 +209,7 @@ async def test_after_sealing_a_reward_corrects_on_any_request() -> None:
         ):
             reward = {"X-AJet-Reward": value, "X-AJet-Final": "1"}
             assert (await send(front.url + path, method=method, body=BODY, headers=key | reward)).status == 200
-        assert front.store.ledger.record("ep")["reward"] == 0.25
+        assert views.record(front.store.state, "ep")["reward"] == 0.25
 
 
 async def test_the_labels_of_a_request_that_only_rewards_are_its_episodes() -> None:
@@ -216,10 +217,10 @@ async def test_the_labels_of_a_request_that_only_rewards_are_its_episodes() -> N
         assert (await send(f"{front.url}/e/ep{CHAT}", body=BODY)).status == 200
         told = {"X-AJet-Reward": "1", "X-AJet-Final": "1", "X-AJet-Eval": "1", "X-AJet-Task": "told"}
         assert (await get(f"{front.url}/e/ep/v1/models", **told)).status == 200
-        record = front.store.ledger.record("ep")
+        record = views.record(front.store.state, "ep")
         assert (record["state"], record["eval"], record["task"]) == ("recorded", True, "told")
         assert (await get(f"{front.url}/e/ep/v1/models", **told | {"X-AJet-Task": "late"})).status == 200
-        assert front.store.ledger.record("ep")["task"] == "told"
+        assert views.record(front.store.state, "ep")["task"] == "told"
 
 
 async def test_whom_a_reward_names_is_not_the_agent_of_what_follows() -> None:
@@ -227,5 +228,5 @@ async def test_whom_a_reward_names_is_not_the_agent_of_what_follows() -> None:
         part = {"X-AJet-Reward": "0.5", "X-AJet-Agent": "critic", "X-AJet-Task": "t"}
         assert (await get(f"{front.url}/e/ep/v1/models", **part)).status == 200
         assert (await send(f"{front.url}/e/ep{CHAT}", body=BODY)).status == 200
-        record = front.store.ledger.record("ep")
+        record = views.record(front.store.state, "ep")
         assert (record["task"], record["agent"], record["calls"][0]["agent"]) == ("t", None, "")

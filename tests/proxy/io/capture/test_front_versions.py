@@ -60,7 +60,7 @@ async def through_a_change(front: Front, stub: EngineStub, *, stream: bool, labe
 
 async def test_a_call_that_names_no_model_is_the_only_ones() -> None:
     async with EngineStub() as stub, Front(stub.url) as front:
-        front.store.post(front.store.ledger.announce(Policy("stub", 5, (stub.url,)), at=front.clock.now()))
+        front.store.post(front.store.commands.announce(Policy("stub", 5, (stub.url,)), at=front.clock.now()))
         body = {name: value for name, value in BODY[CHAT].items() if name != "model"}
         assert (await send(front.url + "/e/ep" + CHAT, body=body)).status == 200
     (call,) = front.calls

@@ -38,18 +38,18 @@ class Scoring:
 
 
 def announce(store: MemoryStore, version: int) -> None:
-    store.post(store.ledger.announce(Policy("m", version), at=2.0))
+    store.post(store.commands.announce(Policy("m", version), at=2.0))
 
 
 def port_of(store: MemoryStore) -> LocalPort:
-    ledger, clock = store.ledger, Clock()
+    ledger, clock = store.state, Clock()
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
     engines = Engines({}, ledger.upstreams, ledger.models)
     return LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type,return-value]
 
 
 def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
-    store.post(store.ledger.begin_call(
+    store.post(store.commands.begin_call(
         episode="ep", calls=("c0", "c1"), at=1.0, model="m", agent="", task=None, eval=False, identified_by="path",
         tenant="", body_hash="", idempotency_key=None, retries=0,
     ))  # fmt: skip
@@ -90,7 +90,7 @@ async def test_what_is_whole_is_lost_once_if_its_client_was_not_sent_the_end() -
     recorder.lose("stalled")
     recorder.lose()
     assert ends(store) == ["c0", "c1: no_logprobs", "c0: stalled"]
-    assert store.ledger.calls == {"running": 0, "complete": 0, "lost": 2}
+    assert store.state.calls == {"running": 0, "complete": 0, "lost": 2}
 
 
 async def test_what_the_engine_contradicts_is_taken_back_once_although_the_end_was_sent() -> None:
@@ -102,7 +102,7 @@ async def test_what_the_engine_contradicts_is_taken_back_once_although_the_end_w
     recorder.take_back("engine_error")
     recorder.lose()
     assert ends(store) == ["c0", "c1: no_logprobs", "c0: capture_failed"]
-    assert store.ledger.calls == {"running": 0, "complete": 0, "lost": 2}
+    assert store.state.calls == {"running": 0, "complete": 0, "lost": 2}
 
 
 async def test_losing_takes_every_choice() -> None:

@@ -161,11 +161,11 @@ async def test_a_keep_alive_does_not_replace_the_limit_on_silence() -> None:
 
 async def test_tokens_belong_to_the_weights_that_sampled_them() -> None:
     async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front, aiohttp.ClientSession() as client:
-        front.store.post(front.store.ledger.announce(Policy("stub", 1), at=front.clock.now()))
+        front.store.post(front.store.commands.announce(Policy("stub", 1), at=front.clock.now()))
         async with client.post(f"{front.url}/e/x{CHAT}", json=body_for(CHAT, stream=True)) as answer:
             for _ in range(4):
                 await answer.content.readuntil(b"\n\n")
-            front.store.post(front.store.ledger.announce(Policy("stub", 2), at=front.clock.now()))
+            front.store.post(front.store.commands.announce(Policy("stub", 2), at=front.clock.now()))
             await answer.content.read()
     (call,) = front.calls
     (one, before), (two, after) = call.policy_versions
@@ -340,7 +340,7 @@ async def test_an_episode_that_is_sealed_meanwhile_does_not_disturb_the_answer()
     async with EngineStub(delay_s=0.02) as stub, Front(stub.url) as front:
         asking = asyncio.create_task(send(f"{front.url}/e/x{CHAT}", body=body_for(CHAT, stream=True)))
         await until(lambda: front.running == 1)
-        front.store.post(front.store.ledger.seal("x", at=front.clock.now()))
+        front.store.post(front.store.commands.seal("x", at=front.clock.now()))
         answer = await asking
     assert answer.status == 200 and answer.body.endswith(b"data: [DONE]\n\n")
     assert len(front.calls) == 1

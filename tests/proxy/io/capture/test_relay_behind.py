@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from ajet_proxy.core.ledger import views
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.proxy.io.capture.test_flow_control_sockets import FIRST, HEAD, LAST, TOKEN, answering, framed
 from tests.proxy.io.front import CHAT, COMPLETIONS, Front, until
@@ -37,7 +38,7 @@ async def finished(front: Front, path: str) -> AsyncIterator[aiohttp.ClientRespo
         event = b""
         while path in FINISH and FINISH[path] not in event:
             event = await got.content.readuntil(b"\n\n")
-        await until(lambda: front.store.ledger.calls == COMPLETE)
+        await until(lambda: front.store.state.calls == COMPLETE)
         yield got
 
 
@@ -51,7 +52,7 @@ async def test_the_agent_has_the_finish_before_the_engine_is_done(path: str) -> 
             rest = await answer.read()
         ends = {CHAT: b"[DONE]\n\n", COMPLETIONS: b"[DONE]\n\n", MESSAGES: b'"message_stop"}\n\n', RESPONSES: b""}
         assert rest.endswith(ends[path]) and (b'"usage"' in rest) == (path in (CHAT, MESSAGES))
-        assert front.store.ledger.calls == COMPLETE and front.lost == []
+        assert front.store.state.calls == COMPLETE and front.lost == []
 
 
 @ROUTES
@@ -62,7 +63,7 @@ async def test_an_engine_that_never_says_that_it_is_done_costs_nothing(path: str
         async with finished(front, path):
             pass
         await until(lambda: front.gate.in_flight == 0)
-        assert front.store.ledger.calls == COMPLETE and front.lost == []
+        assert front.store.state.calls == COMPLETE and front.lost == []
 
 
 @ROUTES
@@ -73,9 +74,9 @@ async def test_a_call_that_the_engine_contradicts_behind_its_finish_is_taken_out
             assert stub.go_on is not None
             stub.go_on.set()
             await answer.read()
-        await until(lambda: front.store.ledger.calls == LOST)
+        await until(lambda: front.store.state.calls == LOST)
         assert front.lost == ["capture_failed"]
-        record = front.store.ledger.record("x")
+        record = views.record(front.store.state, "x")
         assert [(call["complete"], call["reason"]) for call in record["calls"]] == [(False, "capture_failed")]
 
 
@@ -90,8 +91,8 @@ async def test_what_an_episode_has_settled_with_stays() -> None:
             stub.go_on.set()
             assert (await answer.read()).endswith(b"[DONE]\n\n")
         await until(lambda: front.gate.in_flight == 0)
-        assert front.store.ledger.record("x")["state"] == "ready"
-        assert front.store.ledger.calls == COMPLETE and front.lost == []
+        assert views.record(front.store.state, "x")["state"] == "ready"
+        assert front.store.state.calls == COMPLETE and front.lost == []
 
 
 @pytest.mark.parametrize(("said", "calls"), [(b"", COMPLETE), (framed(TOKEN), LOST)])
@@ -114,4 +115,4 @@ async def test_what_came_before_the_engine_broke_off_counts(said: bytes, calls: 
                     await got.read()
         finally:
             go_on.set()
-        await until(lambda: front.store.ledger.calls == calls)
+        await until(lambda: front.store.state.calls == calls)

@@ -63,13 +63,12 @@ async def test_a_turn_with_an_image_passes_byte_for_byte_and_trains_nothing(name
 
 def check_refused(front: Front, answer: Answer, *, on_responses: bool = False) -> None:
     """The call is known, with the reason for which it cannot train; so is the episode, when it is rewarded."""
-    ledger = front.store.ledger
     assert answer.headers["x-ajet-episode"] == "ep" and answer.headers["x-ajet-call"]
     assert (front.lost, front.calls, front.running) == (["multimodal"], [], 0)
     words = set(re.findall(r'ajet_continuity_total\{outcome="(\w+)"\}', front.metrics.render()))
     assert words == {"unsupported"} or (on_responses and not words)
-    front.store.post(ledger.reward("ep", Reward(1.0), reward_id="r", at=front.clock.now()))
-    record = ledger.find("ep")
+    front.store.post(front.store.commands.reward("ep", Reward(1.0), reward_id="r", at=front.clock.now()))
+    record = front.store.state.find("ep")
     assert record is not None and (record.state, record.reason) == ("discarded", "incomplete_call")
 
 

@@ -116,11 +116,11 @@ async def test_a_call_that_cannot_be_scored_costs_the_agent_nothing(stream: bool
 async def test_new_weights_do_not_score_what_the_old_ones_sampled() -> None:
     body = body_for(**ASKED["call"])
     async with EngineStub() as stub, Front(stub.url) as front:
-        front.store.post(front.store.ledger.announce(Policy("stub", 1), at=front.clock.now()))
+        front.store.post(front.store.commands.announce(Policy("stub", 1), at=front.clock.now()))
         stub.faults += [Fault("slow"), Fault("slow", delay_s=0.2)]
         asking = asyncio.create_task(send(f"{front.url}/e/x{RESPONSES}", body=body))
         await until(lambda: len(stub.llm_requests()) == 2)
-        front.store.post(front.store.ledger.announce(Policy("stub", 2), at=front.clock.now()))
+        front.store.post(front.store.commands.announce(Policy("stub", 2), at=front.clock.now()))
         assert (await asking).status == 200
     assert front.lost == ["weights_changed"]
 

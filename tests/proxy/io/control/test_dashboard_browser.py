@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Claims
-from ajet_proxy.core.ledger.commands import LedgerSettings
 from ajet_proxy.core.ledger.events import EpisodeOpened
+from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.page import still_page
 from tests.kit.browser import MISSING, Page, browsing, find

@@ -26,9 +26,9 @@ def rendered(rig: LedgerRig, **upstreams: tuple[str, ...]) -> list[str]:
     """What a scrape answers; `upstreams` are the configured engines by model, ``any`` for any."""
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
     fixed = {model.replace("any", ""): urls for model, urls in upstreams.items()}
-    engines = Engines(fixed, rig.ledger.upstreams, rig.ledger.models)
-    alerts = len(rig.ledger.alerts())
-    figures = read(rig.ledger, gate, engines, journal_healthy=True, alerts=alerts, limits=None)
+    engines = Engines(fixed, rig.state.upstreams, rig.state.models)
+    alerts = len(rig.state.alerts())
+    figures = read(rig.state, gate, engines, journal_healthy=True, alerts=alerts, limits=None)
     return Metrics().render(figures).splitlines()
 
 

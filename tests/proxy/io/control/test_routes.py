@@ -16,7 +16,7 @@ from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger import leases as leasing
-from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.frame import decode_batch
@@ -211,6 +211,8 @@ async def test_a_body_over_the_limit_is_413(settings: dict[str, Any], size: int,
     ("method", "path", "status"),
     [
         ("GET", "/ajet/v1/nothing", 404), ("GET", "/ajet/v2/status", 404), ("GET", "/ajet/v2", 404),
+        ("GET", "/ajet/v1/episodes/a/b/c", 404), ("POST", "/ajet/v1/batches//x/ack", 404),
+        ("PUT", "/ajet/v1/episodes", 405),
         ("DELETE", "/ajet/v1/episodes", 405), ("GET", "/ajet/v1/batches/lease", 405), ("POST", "/ajet/v1/status", 405),
         ("GET", "/ajet/v1/episodes/unknown", 404), ("POST", "/ajet/v1/batches/unknown/nack", 404),
     ],
@@ -242,7 +244,7 @@ async def test_a_lease_waits_until_a_group_is_ready(client: Client) -> None:
 
 
 async def test_a_lease_that_waits_looks_again_only_when_it_may_find_more(client: Client) -> None:
-    with mock.patch.object(Ledger, "lease", autospec=True, side_effect=Ledger.lease) as looks:
+    with mock.patch.object(Commands, "lease", autospec=True, side_effect=Commands.lease) as looks:
         asked = {"group_size": 2, "wait_s": 30, "max_staleness": 4}
         waiting = asyncio.create_task(client.control("POST", "/batches/lease", asked))
         for turn in range(10):

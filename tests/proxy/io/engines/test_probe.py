@@ -75,7 +75,7 @@ async def test_it_is_asked_once_for_requests_that_depend_on_it(engine: Engine) -
 async def test_other_engines_are_asked_anew(engine: Engine) -> None:
     async with EngineStub(models=("m",)) as stub, Front(engine.url) as front:
         await ask(front, **INLINE)
-        front.store.post(front.store.ledger.announce(Policy("m", 1, (stub.url,)), at=front.clock.now()))
+        front.store.post(front.store.commands.announce(Policy("m", 1, (stub.url,)), at=front.clock.now()))
         answer = await ask(front, **INLINE | OFF)
         [asked] = stub.llm_requests()
     assert answer.status == 200

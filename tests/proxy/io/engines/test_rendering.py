@@ -17,7 +17,7 @@ class Second(Front):
 
     def __init__(self, first: Front, *upstreams: str, **settings: Any) -> None:
         super().__init__(*upstreams, **settings)
-        ledger = first.store.ledger
+        ledger = first.store.state
         engines = Engines(self.fixed, ledger.upstreams, ledger.models)
         self.front = self._make(ledger_port=first.ledger_port, engines=engines)
 

@@ -14,7 +14,7 @@ from aiohttp import test_utils, web
 from aiohttp.test_utils import make_mocked_request
 
 from ajet_proxy.core.ledger.events import EpisodeDiscarded, Event
-from ajet_proxy.io.ledger_port.cancellation import CallOff, UnderWay, called_off
+from ajet_proxy.io.ledger_port.cancellation import CallOff, DiscardWatch, called_off
 from ajet_sdk.errors import Conflict
 from ajet_sdk.routes import Abort, OpenEpisode
 from tests.kit.engine_stub import EngineStub, Fault
@@ -45,9 +45,9 @@ async def calling(front: Front, path: str, *, stream: bool) -> AsyncIterator[asy
 
 def over(front: Front, how: str) -> None:
     """Discard the episode."""
-    ledger, now = front.store.ledger, front.clock.now()
+    commands, now = front.store.commands, front.clock.now()
     if how == "abort":
-        events: tuple[Event, ...] = ledger.abort("ep", Abort(), at=now)
+        events: tuple[Event, ...] = commands.abort("ep", Abort(), at=now)
     else:
         events = (EpisodeDiscarded(now, "ep", how),)
     front.store.post(events)
@@ -72,7 +72,7 @@ async def test_before_the_head_it_is_an_error(path: str, stream: bool, how: str)
         await until(lambda: front.running == 0)
         assert front.lost == ["episode_discarded"] and not front.calls
         counted = front.metrics.render().splitlines()
-        assert front.store.ledger.captures == {"episode_discarded": 1}
+        assert front.store.state.captures == {"episode_discarded": 1}
         assert f'ajet_requests_total{{route="{route_of(path)}",status="409"}} 1' in counted
 
 
@@ -86,7 +86,8 @@ async def test_a_request_that_is_not_captured_ends_with_its_episode() -> None:
     engine = web.Application()
     engine.router.add_post("/v1/embeddings", hang)
     async with test_utils.TestServer(engine) as server, Front(str(server.make_url("")).rstrip("/")) as front:
-        front.store.post(front.store.ledger.open_episode(OpenEpisode(), episode="ep", at=front.clock.now(), tenant=""))
+        opening = front.store.commands.open_episode(OpenEpisode(), episode="ep", at=front.clock.now(), tenant="")
+        front.store.post(opening)
         async with aiohttp.ClientSession() as session:
             asking = asyncio.create_task(session.post(f"{front.url}/e/ep/v1/embeddings", json={"model": "stub"}))
             await until(lambda: front.gate.in_flight == 1)
@@ -129,11 +130,11 @@ async def test_only_what_runs_in_that_episode_ends() -> None:
         front.open("sealed")
         async with calling(front, CHAT, stream=False) as asking:
             await until(stub.llm_requests)
-            ledger, now = front.store.ledger, front.clock.now()
-            front.store.post(ledger.abort("other", Abort(), at=now))
-            front.store.post(ledger.seal("sealed", at=now))
+            commands, now = front.store.commands, front.clock.now()
+            front.store.post(commands.abort("other", Abort(), at=now))
+            front.store.post(commands.seal("sealed", at=now))
             front.ledger_port._heard((EpisodeDiscarded(now, "ep", "stale", None, ("one of its models",)),))
-            front.store.post(ledger.seal("ep", at=now))
+            front.store.post(commands.seal("ep", at=now))
             stub.paused.set()  # type: ignore[union-attr]
             assert (await asking).status == 200
         assert len(front.calls) == 1 and not front.lost
@@ -205,7 +206,7 @@ async def test_another_error_stays_what_it_is() -> None:
 
 def test_nobody_is_told_of_what_is_no_longer_under_way() -> None:
     told: list[str] = []
-    under_way = UnderWay()
+    watch = DiscardWatch()
 
     def say(name: str) -> Any:
         return lambda: told.append(name)
@@ -213,11 +214,11 @@ def test_nobody_is_told_of_what_is_no_longer_under_way() -> None:
     a, b, c, gone = map(say, ("a", "b", "c", "gone"))
     added = [("one", a), ("one", b), ("two", c), ("one", gone)]
     for episode, over in added:
-        under_way.add(episode, over)
-    under_way.remove("one", gone)
-    under_way.end("one")
-    under_way.end("unknown")
+        watch.add(episode, over)
+    watch.remove("one", gone)
+    watch.discarded("one")
+    watch.discarded("unknown")
     for episode, over in added[:3]:
-        under_way.remove(episode, over)
-    under_way.end("one")
-    assert told == ["a", "b"] and not under_way._of
+        watch.remove(episode, over)
+    watch.discarded("one")
+    assert told == ["a", "b"] and not watch._watching

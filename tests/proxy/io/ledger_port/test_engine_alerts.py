@@ -6,7 +6,7 @@ import pytest
 from yarl import URL
 
 from ajet_proxy.core.ledger.events import EpisodeOpened
-from ajet_proxy.io.ledger_port.cancellation import nobody
+from ajet_proxy.io.ledger_port.cancellation import ignore
 from ajet_proxy.io.ledger_port.local import Gone
 from ajet_sdk.routes import OpenEpisode, Policy
 from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS, UNTOLD
@@ -43,7 +43,7 @@ async def test_a_judge_an_evaluation_and_an_engine_that_is_unwell_raise_none() -
         stub.faults = [Fault("no_token_ids", times=3)]
         await send(f"{front.url}/e/eval{CHAT}", body=BODY, headers={"X-AJet-Eval": "1"})
         opening = OpenEpisode(members={"solver": "policy"})
-        front.store.post(front.store.ledger.open_episode(opening, episode="judged", at=front.clock.now(), tenant=""))
+        front.store.post(front.store.commands.open_episode(opening, episode="judged", at=front.clock.now(), tenant=""))
         await send(f"{front.url}/e/judged{CHAT}", body=BODY)
         assert len(front.of(EpisodeOpened)) == 2 and front.lost == ["no_token_ids"] * 2
         assert front.store.trouble == {}
@@ -59,7 +59,7 @@ async def test_an_engine_that_serves_no_more_is_not_spoken_of() -> None:
     async with EngineStub() as stub, EngineStub() as better, Front() as front:
         for engine in (stub, better):
             announced = Policy(model="stub", version=1, upstreams=(engine.url,))
-            front.store.post(front.store.ledger.announce(announced, at=front.clock.now()))
+            front.store.post(front.store.commands.announce(announced, at=front.clock.now()))
             assert front.store.trouble == {}
             engine.faults = [Fault("no_token_ids")]
             await send(front.url + CHAT, body=BODY)
@@ -71,7 +71,7 @@ async def test_an_engine_that_serves_no_more_is_not_spoken_of() -> None:
 async def test_an_engine_is_known_however_its_address_is_written(engine: str) -> None:
     front = Front(engine)
     answered = str(URL(f"{engine}{CHAT}", encoded=True))
-    async with front.ledger_port.begin(asking(choices=1), nobody) as begun:
+    async with front.ledger_port.begin(asking(choices=1), ignore) as begun:
         front.ledger_port.lose([Gone(begun.episode, begun.calls[0], "no_token_ids", engine=answered)])
     for closed in (True, False):
         front.close_gate() if closed else front.open_gate(1)

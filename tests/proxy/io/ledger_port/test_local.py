@@ -13,18 +13,18 @@ from ajet_proxy.core.identity.keys import EVERYTHING
 from ajet_proxy.core.identity.ladder import identify
 from ajet_proxy.core.identity.retries import attempt
 from ajet_proxy.core.ledger.events import CallLost, CallStarted
-from ajet_proxy.io.ledger_port.cancellation import nobody
-from ajet_proxy.io.ledger_port.port import Asking, Gone
+from ajet_proxy.io.ledger_port.cancellation import ignore
+from ajet_proxy.io.ledger_port.port import CallRequest, Gone
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, EngineError
 from ajet_sdk.routes import Abort, GateOpen
 from tests.proxy.io.front import Front, leave, until
 
 
-def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **headers: str) -> Asking:
+def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **headers: str) -> CallRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     identity = identify(path=path, headers=Headers(named), body=None, claims=EVERYTHING)
     sent = attempt(MappingProxyType({}), identity.path, b"{}", scope=b"")
-    return Asking(identity, None, sent, "m", choices, "/v1/messages")
+    return CallRequest(identity, None, sent, "m", choices, "/v1/messages")
 
 
 def losses(front: Front) -> list[tuple[str, str]]:
@@ -38,14 +38,14 @@ def losses(front: Front) -> list[tuple[str, str]]:
 async def test_whoever_leaves_leaves_no_call_running(error: BaseException | None, reason: str) -> None:
     front = Front("http://engine")
     with contextlib.suppress(AjetError, asyncio.CancelledError):
-        async with front.ledger_port.begin(asking(), nobody) as begun:
+        async with front.ledger_port.begin(asking(), ignore) as begun:
             assert front.gate.in_flight == 1 and front.running == 2
             front.ledger_port.lose([Gone(begun.episode, begun.calls[0], "truncated")])
             if error is not None:
                 raise error
     assert losses(front) == [(begun.calls[0], "truncated"), (begun.calls[1], reason)]
     assert front.gate.in_flight == 0
-    assert front.ledger_port._under_way._of == {}
+    assert front.ledger_port._discards._watching == {}
 
 
 async def test_who_waits_comes_in_when_the_ledger_says_that_the_gate_is_open() -> None:
@@ -54,12 +54,12 @@ async def test_who_waits_comes_in_when_the_ledger_says_that_the_gate_is_open() -
     front.close_gate()
 
     async def ask() -> None:
-        async with front.ledger_port.begin(asking(), nobody):
+        async with front.ledger_port.begin(asking(), ignore):
             assert front.gate.in_flight == 1
 
     asked = asyncio.get_running_loop().create_task(ask())
     await until(lambda: front.gate.waiting == 1)
-    front.store.post(front.store.ledger.gate_open(GateOpen(1), at=0.0))
+    front.store.post(front.store.commands.gate_open(GateOpen(1), at=0.0))
     async with asyncio.timeout(10):
         await asked
 
@@ -69,7 +69,7 @@ async def test_a_request_that_gives_up_at_the_gate_began_nothing() -> None:
     front.close_gate()
 
     async def ask() -> None:
-        async with front.ledger_port.begin(asking(), nobody):
+        async with front.ledger_port.begin(asking(), ignore):
             pass
 
     asked = asyncio.get_running_loop().create_task(ask())
@@ -81,9 +81,9 @@ async def test_a_request_that_gives_up_at_the_gate_began_nothing() -> None:
 async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draining() -> None:
     front = Front("http://engine")
     front.open("ep")
-    front.store.post(front.store.ledger.seal("ep", at=1.0))
+    front.store.post(front.store.commands.seal("ep", at=1.0))
     with pytest.raises(Conflict):
-        async with front.ledger_port.begin(asking(), nobody):
+        async with front.ledger_port.begin(asking(), ignore):
             raise AssertionError("an ended episode took a call")
     assert front.gate.in_flight == 0
 
@@ -91,11 +91,11 @@ async def test_an_episode_that_takes_no_calls_does_not_keep_the_gate_from_draini
 @pytest.mark.parametrize("how", ["seal", "abort"])
 async def test_what_is_known_of_an_episode_is_forgotten_with_it(how: str) -> None:
     front, memory = Front("http://engine"), []
-    ledger, ledger_port = front.store.ledger, front.ledger_port
-    async with ledger_port.begin(asking(choices=1), nobody) as begun:
+    commands, ledger_port = front.store.commands, front.ledger_port
+    async with ledger_port.begin(asking(choices=1), ignore) as begun:
         ledger_port.remember([(b"end", "")], b"shape", begun.calls[0], "token")
         memory.append(len(ledger_port._memory))
-        front.store.post(ledger.seal("ep", at=1.0) if how == "seal" else ledger.abort("ep", Abort(), at=1.0))
+        front.store.post(commands.seal("ep", at=1.0) if how == "seal" else commands.abort("ep", Abort(), at=1.0))
         memory.append(len(ledger_port._memory))
         ledger_port.remember([(b"end", "")], b"shape", begun.calls[0], "token")
         memory.append(len(ledger_port._memory))

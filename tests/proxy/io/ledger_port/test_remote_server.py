@@ -11,21 +11,23 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from ajet_proxy.core.ledger.events import CallLost
-from ajet_proxy.io.ledger_port.channel import Channel
-from ajet_proxy.io.ledger_port.port import Asking, Begun, Whole
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Whole
 from ajet_proxy.io.ledger_port.remote import VALUES, RemotePort
 from ajet_proxy.io.ledger_port.remote_server import run
+from ajet_proxy.io.ledger_port.worker_connection import WorkerConnection
 from tests.kit.strategies import packed_call
 from tests.proxy.io.front import Front, Listening, until
-from tests.proxy.io.ledger_port.test_local import asking, nobody
+from tests.proxy.io.ledger_port.test_local import asking, ignore
 
 
-async def behind(front: Front) -> tuple[RemotePort, Channel]:
+async def behind(front: Front) -> tuple[RemotePort, WorkerConnection]:
     """The ledger_port of `front` as a worker has it, and the worker's connection."""
     loop, (ours, theirs) = asyncio.get_running_loop(), socket.socketpair()
-    await loop.create_connection(lambda: Channel(VALUES, front.port_server), sock=ours)
+    await loop.create_connection(lambda: WorkerConnection(VALUES, front.port_server), sock=ours)
     facts = front.facts()
-    _, worker = await loop.create_connection(lambda: Channel(VALUES, lambda made: Listening(made, facts)), sock=theirs)
+    _, worker = await loop.create_connection(
+        lambda: WorkerConnection(VALUES, lambda made: Listening(made, facts)), sock=theirs
+    )
     assert isinstance(worker.peer, Listening)
     return worker.peer.ledger_port, worker
 
@@ -34,8 +36,8 @@ async def test_the_calls_of_a_worker_that_dies_are_lost_and_the_gate_lets_go_of_
     front = Front("http://engine")
     ledger_port, worker = await behind(front)
 
-    async def call(request: Asking) -> None:
-        async with ledger_port.begin(request, nobody):
+    async def call(request: CallRequest) -> None:
+        async with ledger_port.begin(request, ignore):
             await asyncio.Event().wait()
 
     async def passing() -> None:
@@ -51,7 +53,7 @@ async def test_the_calls_of_a_worker_that_dies_are_lost_and_the_gate_lets_go_of_
     worker.close()
     await until(lambda: not front.gate.waiting and not front.gate.in_flight)
     assert [(event.episode, event.reason) for event in front.of(CallLost)] == [("ep", "restarted")] * 2
-    assert front.store.ledger.find("held") is None
+    assert front.store.state.find("held") is None
     for task in tasks:
         task.cancel()
     ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -65,14 +67,14 @@ async def test_a_call_that_a_worker_dies_with_before_it_is_on_disk_is_lost() -> 
     front.store.slow.clear()
 
     async def call() -> None:
-        async with ledger_port.begin(asking(choices=1), nobody) as begun:
+        async with ledger_port.begin(asking(choices=1), ignore) as begun:
             await ledger_port.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
 
     task = asyncio.get_running_loop().create_task(call())
     await until(lambda: front.calls)
     worker.close()
     await until(lambda: front.lost)
-    assert front.store.ledger.calls == {"running": 0, "complete": 0, "lost": 1}
+    assert front.store.state.calls == {"running": 0, "complete": 0, "lost": 1}
     with pytest.raises(ConnectionResetError):
         await task
 
@@ -81,14 +83,14 @@ async def test_a_call_that_a_worker_dies_with_before_it_is_on_disk_is_lost() -> 
 async def test_of_a_call_whose_worker_dies_nobody_knows_whether_its_client_was_sent_the_end(told: bool) -> None:
     front = Front("http://engine")
     ledger_port, worker = await behind(front)
-    async with ledger_port.begin(asking(choices=1), nobody) as begun:
+    async with ledger_port.begin(asking(choices=1), ignore) as begun:
         await ledger_port.end([Whole(begun.episode, packed_call(begun.calls[0], [1], [2]))])
         if told:
             ledger_port.sent(begun.calls)
-            await until(lambda: not front.store.ledger.unsent)
+            await until(lambda: not front.store.state.unsent)
     worker.close()
-    await until(lambda: not front.store.ledger.unsent)
-    (entry,) = front.store.ledger.episodes["ep"].calls.values()
+    await until(lambda: not front.store.state.unsent)
+    (entry,) = front.store.state.episodes["ep"].calls.values()
     assert (entry.state, entry.doubtful) == ("complete", not told)
 
 
@@ -96,8 +98,9 @@ async def test_a_begun_call_crosses_as_it_is() -> None:
     front = Front("http://engine")
     front.open("ep", model="given")
     ledger_port, worker = await behind(front)
-    async with ledger_port.begin(asking(x_ajet_agent="planner"), nobody) as begun:
-        assert isinstance(begun, Begun) and (begun.episode, begun.given, begun.agent) == ("ep", "given", "planner")
+    async with ledger_port.begin(asking(x_ajet_agent="planner"), ignore) as begun:
+        assert isinstance(begun, Begun)
+        assert (begun.episode, begun.episode_model, begun.agent) == ("ep", "given", "planner")
         assert len(begun.calls) == 2 and front.running == 2
     worker.close()
     await until(lambda: not front.running and not front.gate.in_flight)

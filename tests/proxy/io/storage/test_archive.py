@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.io.storage.archive import NAME, ArchiveFile, Archiver
 from ajet_proxy.io.storage.compaction import compact
 from ajet_proxy.offline import replay_lines
@@ -37,21 +39,24 @@ def test_what_retention_removes_is_gone_whole_and_its_sums_stay(tmp_path: Path) 
     records = encoded(rig.events)
     write_segments(tmp_path, records, [len(records) - 1])
     assert run(tmp_path, "5.0", "0").stdout == "0\n", "the daemon has yet to see that they are there"
-    assert seen(state_in(tmp_path), rig) == seen(rig.ledger, rig)
-    trained, batches = next(e for e in rig.ledger.leaving.values() if e.state == "trained"), rig.ledger.leaving_batches
+    assert seen(state_in(tmp_path), rig) == seen(rig.state, rig)
+    trained, batches = next(e for e in rig.state.leaving.values() if e.state == "trained"), rig.state.leaving_batches
     done = run(tmp_path, "5.0", "0")
-    assert (done.returncode, done.stdout) == (0, f"{len(rig.ledger.leaving)}\n")
-    ledger, removed = state_in(tmp_path), list[int]()
-    assert everything(ledger) == everything(rig.ledger), "the counters among it"
-    assert [ledger.find(name) for name in rig.ledger.leaving] == [None] * len(rig.ledger.leaving)
-    assert [ledger.find_batch(name) for name in batches] == [None] * len(batches)
+    assert (done.returncode, done.stdout) == (0, f"{len(rig.state.leaving)}\n")
+    state, removed = state_in(tmp_path), list[int]()
+    assert everything(state) == everything(rig.state), "the counters among it"
+    assert [state.find(name) for name in rig.state.leaving] == [None] * len(rig.state.leaving)
+    for name in batches:
+        with pytest.raises(NotFound, match=f"no batch {name}"):
+            state.batch(name)
+    commands = Commands(state)
     list(replay_lines(tmp_path, removed.append))
     assert removed == [len(batches)]
     with pytest.raises(NotFound, match=f"no episode {trained.id}"):
-        ledger.reward(trained.id, Reward(value=1.0, id="given"), reward_id="given", at=0.0)
+        commands.reward(trained.id, Reward(value=1.0, id="given"), reward_id="given", at=0.0)
     with pytest.raises(NotFound, match="no batch"):
-        ledger.ack(next(iter(batches)), Ack(policy_version=1), at=0.0)
-    assert ledger.open_episode(OpenEpisode(), episode=trained.id, at=0.0, tenant="another")
+        commands.ack(next(iter(batches)), Ack(policy_version=1), at=0.0)
+    assert commands.open_episode(OpenEpisode(), episode=trained.id, at=0.0, tenant="another")
     assert run(tmp_path, "5.0", "0").stdout == "0\n"
 
 
@@ -70,18 +75,18 @@ def test_a_batch_stays_while_one_of_its_episodes_does(tmp_path: Path) -> None:
     assert both is not None
     rig.ack(both, **{first: "too long"})
     rig.archive()
-    rig.ledger.leaving[first].ended_at = 1.0
+    rig.state.leaving[first].ended_at = 1.0
     with closing(Archiver(tmp_path)) as archiver:
-        archiver.put(rig.ledger.leaving.values(), rig.ledger.leaving_batches.values())
+        archiver.put(rig.state.leaving.values(), rig.state.leaving_batches.values())
         assert archiver.retain(2.0, 1) == 0
-    rig.ledger.arrived([first, second], [returned, back, both])
-    rig.ledger.archive = archive = ArchiveFile(tmp_path)
+    rig.state.arrived([first, second], [returned, back, both])
+    rig.state.archive = archive = ArchiveFile(tmp_path)
     with closing(Archiver(tmp_path)) as archiver:
         assert archiver.retain(2.0, 0) == 1
     assert archive.batch(returned) is None
     with pytest.raises(Conflict, match="went elsewhere"):
         rig.ack(back)
-    assert [e.episode for group in rig.ledger.batch(both).groups for e in group.episodes] == [second]
+    assert [e.episode for group in views.batch(rig.state, both).groups for e in group.episodes] == [second]
     with closing(Archiver(tmp_path)) as archiver:
         assert archiver.retain(0.0, 1) == 1
     assert archive.batch(both) is None
@@ -105,7 +110,7 @@ def test_the_oldest_go_until_the_rest_fits(tmp_path: Path) -> None:
     gone = compact(tmp_path, limit=full - 1)
     assert 0 < gone < 5
     assert [archive.episode(name) is None for name in names] == [True] * gone + [False] * (5 - gone)
-    assert compact(tmp_path, ended_after=rig.ledger.now) == 4 - gone
+    assert compact(tmp_path, ended_after=rig.state.now) == 4 - gone
     archive.close()
 
 
@@ -119,8 +124,8 @@ def test_no_metadata_or_notes_take_the_archive_over_its_limit(tmp_path: Path) ->
                 rig.reward(episode, note=f"{number}" * 3000)
                 rig.archive()
             with closing(Archiver(tmp_path)) as archiver:
-                archiver.put(rig.ledger.leaving.values(), [])
-            rig.ledger.leaving.clear()
+                archiver.put(rig.state.leaving.values(), [])
+            rig.state.leaving.clear()
             with closing(Archiver(tmp_path)) as archiver:
                 removed = archiver.retain(0.0, limit)
             pages = 4096 * sqlite3.connect(tmp_path / NAME).execute("PRAGMA page_count").fetchone()[0]
@@ -135,7 +140,7 @@ def test_no_more_goes_than_has_to(tmp_path: Path) -> None:
         rig.at += 1
         rig.abort(rig.open())
     with closing(Archiver(tmp_path)) as archiver:
-        archiver.put(rig.ledger.episodes.values(), [])
+        archiver.put(rig.state.episodes.values(), [])
     full = (tmp_path / NAME).stat().st_size
     with closing(Archiver(tmp_path)) as archiver:
         assert archiver.retain(0.0, full // 2) < 250

@@ -125,9 +125,9 @@ def rewritten(rig: LedgerRig) -> tuple[LedgerRig, list[bytes]]:
     """`rig` again, from the records of its events."""
     live, read, written = LedgerRig(), LedgerRig(), []
     for event in rig.events:
-        written.append(encode(event, live.ledger.episodes))
+        written.append(encode(event, live.state.episodes))
         live.run([event])
-        read.run([decode(written[-1], read.ledger.episodes)])
+        read.run([decode(written[-1], read.state.episodes)])
     return read, written
 
 
@@ -141,7 +141,7 @@ def test_calls_are_read_back_whatever_they_share(calls: list[Call]) -> None:
         rig.run([ev.CallFinished(2.0, EPISODE, pack(call))])
     read, _ = rewritten(rig)
     assert read.events == rig.events
-    assert picture(read.ledger) == picture(rig.ledger)
+    assert picture(read.state) == picture(rig.state)
 
 
 def test_an_episode_costs_its_distinct_tokens_and_not_turns_times_context() -> None:
@@ -168,7 +168,7 @@ def test_a_call_that_a_retry_replaced_is_nobodys_history() -> None:
             rig.finish("ep", call, prompt, (3,))
     read, _ = rewritten(rig)
     assert read.events == rig.events
-    assert picture(read.ledger) == picture(rig.ledger)
+    assert picture(read.state) == picture(rig.state)
 
 
 def test_a_history_that_is_not_there_says_so() -> None:
@@ -176,7 +176,7 @@ def test_a_history_that_is_not_there_says_so() -> None:
     rig.open("ep")
     one, two = rig.begin("ep"), rig.begin("ep")
     rig.finish("ep", one[0], (1, 2, 3))
-    record = encode(ev.CallFinished(2.0, "ep", packed_call(two[0], (1, 2, 3, 4), (5,))), rig.ledger.episodes)
+    record = encode(ev.CallFinished(2.0, "ep", packed_call(two[0], (1, 2, 3, 4), (5,))), rig.state.episodes)
     with pytest.raises(UnknownRecord, match="ep"):
         decode(record)
 
@@ -191,14 +191,14 @@ def sizes_of(rounds: Iterable[Iterable[Call]]) -> tuple[list[int], int]:
         names = live.begin(episode, choices=len(calls))
         for name, call in zip(names, calls, strict=True):
             event = ev.CallFinished(2.0, episode, pack(dataclasses.replace(call, call=name)))
-            written += len(encode(event, live.ledger.episodes))
+            written += len(encode(event, live.state.episodes))
             live.run([event])
             text = hash(())
             for token in (*call.prompt_token_ids, *call.token_ids):
                 text = hash((text, token))
                 beginnings.add(text)
-    known = live.ledger.episodes[episode]
-    growing, held = sum(map(len, snapshot.pack_state(live.ledger))), known.size()
+    known = live.state.episodes[episode]
+    growing, held = sum(map(len, snapshot.pack_state(live.state))), known.size()
     live.reward(episode)
     assert known.size() == held
     return [written, growing, held, len(snapshot.pack(known))], len(beginnings)

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.storage import compaction
 from ajet_proxy.io.storage.archive import NAME, ArchiveFile
 from ajet_proxy.io.storage.compaction import alone, compact
@@ -47,19 +47,19 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def state_in(data: Path) -> Ledger:
+def state_in(data: Path) -> State:
     """As a start finds it."""
     archive = ArchiveFile(data)
-    ledger = read_state(data, archive)
-    ledger.settings = SETTINGS
-    ledger.queues.regroup(SETTINGS.group_size)
-    return ledger
+    state = read_state(data, archive)
+    state.settings = SETTINGS
+    state.queues.regroup(SETTINGS.group_size)
+    return state
 
 
-def seen(ledger: Ledger, rig: LedgerRig) -> dict[str, Any]:
+def seen(state: State, rig: LedgerRig) -> dict[str, Any]:
     """Every episode there ever was, as `ajet show` has it."""
-    names = [*rig.ledger.episodes, *rig.ledger.leaving]
-    return {name: ledger.record(name, tokens="all") for name in names}
+    names = [*rig.state.episodes, *rig.state.leaving]
+    return {name: views.record(state, name, tokens="all") for name in names}
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -70,7 +70,7 @@ def test_compaction_anywhere_changes_nothing(
     folder, records = tmp_path_factory.mktemp("data"), encoded(rig.events)
     ends = data.draw(st.lists(st.integers(0, len(records)), max_size=4), label="ends")
     write_segments(folder, records, ends)
-    said, shown = list(replay_lines(folder)), seen(rig.ledger, rig)
+    said, shown = list(replay_lines(folder)), seen(rig.state, rig)
     later = segments(folder)[data.draw(st.integers(1, 5), label="there at first") :]
     for path in later:
         path.rename(path.with_suffix(".later"))
@@ -79,7 +79,7 @@ def test_compaction_anywhere_changes_nothing(
             compact(folder)
         path.with_suffix(".later").rename(path)
     compact(folder)
-    assert everything(state_in(folder)) == everything(rig.ledger)
+    assert everything(state_in(folder)) == everything(rig.state)
     assert list(replay_lines(folder)) == said
     assert seen(state_in(folder), rig) == shown
     assert len(segments(folder)) == 1 and len(list(folder_of(folder).iterdir())) <= 2
@@ -103,7 +103,7 @@ def test_a_compacted_journal_torn_at_any_byte_of_its_last_record(
         last.write_bytes(whole[:size])
         assert picture(state_in(folder)) == before
     last.write_bytes(whole)
-    assert picture(state_in(folder)) == picture(rig.ledger)
+    assert picture(state_in(folder)) == picture(rig.state)
 
 
 def eventful() -> LedgerRig:
@@ -124,9 +124,9 @@ def eventful() -> LedgerRig:
 
 
 def same(data: Path, rig: LedgerRig, said: list[str]) -> None:
-    assert everything(state_in(data)) == everything(rig.ledger)
+    assert everything(state_in(data)) == everything(rig.state)
     assert list(replay_lines(data)) == said
-    assert seen(state_in(data), rig) == seen(rig.ledger, rig)
+    assert seen(state_in(data), rig) == seen(rig.state, rig)
 
 
 def killed_at(line: int, data: Path) -> bool:

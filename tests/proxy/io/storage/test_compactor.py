@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.ledger import retention
+from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage import compactor as module
 from ajet_proxy.io.storage.compaction import alone
@@ -45,7 +45,7 @@ class Daemon:
     def __init__(self, store: Store, data: Path, **options: Any) -> None:
         self.store, self.data, self.metrics, self.at = store, data, Metrics(), 1000.0
         self.rig = LedgerRig()
-        self.rig.ledger = store.ledger
+        self.rig.state, self.rig.commands = store.state, store.commands
         self.rig.run = self.post  # type: ignore[method-assign, assignment]
         self.compactor = Compactor(store, data, metrics=self.metrics, now=lambda: self.at, **options)
 
@@ -57,7 +57,7 @@ class Daemon:
         names = []
         for _ in range(episodes):
             names.append(self.rig.in_state("trained"))
-            self.store.post(retention.to_archive(self.store.ledger, 1000.0))
+            self.store.post(retention.to_archive(self.store.state, 1000.0))
             await self.store.commit(())
         return names
 
@@ -81,24 +81,24 @@ async def test_what_is_trained_leaves_memory_and_is_still_shown(
     store = opened(tmp_path)
     daemon = Daemon(store, tmp_path)
     names = await daemon.trains(30)
-    whole = {name: store.ledger.record(name, tokens="all") for name in names}
+    whole = {name: views.record(store.state, name, tokens="all") for name in names}
     said = list(replay_lines(tmp_path))
-    assert len(store.ledger.leaving) == 28
+    assert len(store.state.leaving) == 28
     given_back = []
-    monkeypatch.setattr(module, "give_memory_back", lambda: given_back.append(len(store.ledger.leaving)))
+    monkeypatch.setattr(module, "give_memory_back", lambda: given_back.append(len(store.state.leaving)))
     await daemon.ticks()
-    assert given_back[-1] == len(store.ledger.leaving)
+    assert given_back[-1] == len(store.state.leaving)
     assert len(snapshots(tmp_path)) == 1
     assert len(segments(tmp_path)) <= 2
-    assert len(store.ledger.leaving) < 10 and len(store.ledger.leaving_batches) < 10
-    assert {name: store.ledger.record(name, tokens="all") for name in names} == whole
+    assert len(store.state.leaving) < 10 and len(store.state.leaving_batches) < 10
+    assert {name: views.record(store.state, name, tokens="all") for name in names} == whole
     assert list(replay_lines(tmp_path)) == said
     assert 'ajet_compactions_total{outcome="done"} 1' in daemon.metrics.render()
-    left = picture(store.ledger)
+    left = picture(store.state)
     await store.close()
     again = opened(tmp_path)
-    assert picture(again.ledger) == left
-    assert {name: again.ledger.record(name, tokens="all") for name in names} == whole
+    assert picture(again.state) == left
+    assert {name: views.record(again.state, name, tokens="all") for name in names} == whole
     await again.close()
 
 
@@ -114,7 +114,7 @@ async def test_the_more_episodes_are_in_the_archive_the_more_leave_memory_at_onc
     await daemon.compactor._task
     left = []
     for _ in range(5):
-        left.append(len(store.ledger.leaving))
+        left.append(len(store.state.leaving))
         daemon.compactor.tick()
     assert left == [31, 28, 26, 24, 22]
 
@@ -130,13 +130,13 @@ async def test_a_compaction_that_fails_is_tried_again_later(
     await daemon.ticks()
     assert "is damaged at byte" in caplog.text
     assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render()
-    assert len(store.ledger.leaving) == 28
+    assert len(store.state.leaving) == 28
     first.write_bytes(whole)
     daemon.compactor.tick()
     assert daemon.compactor._task is not None and daemon.compactor._task.done()
     daemon.at += module.RETRY_S
     await daemon.ticks()
-    assert len(store.ledger.leaving) < 10
+    assert len(store.state.leaving) < 10
 
 
 async def test_why_it_fails_is_said_once_for_each_reason(
@@ -175,7 +175,7 @@ async def test_what_cannot_be_read_or_started_does_not_end_the_daemon(
     await store_ticks(daemon)
     assert "cannot be started" in caplog.text
     assert 'ajet_compactions_total{outcome="failed"} 3' in daemon.metrics.render()
-    assert len(store.ledger.leaving) == 28
+    assert len(store.state.leaving) == 28
 
 
 async def store_ticks(daemon: Daemon) -> None:
@@ -189,10 +189,10 @@ async def test_retention_is_looked_after_without_new_segments(store: Store, tmp_
     daemon = Daemon(store, tmp_path, max_age=3600.0)
     names = await daemon.trains(30)
     await daemon.ticks()
-    assert store.ledger.record(names[0], tokens="none")["stored"] == "archive"
+    assert views.record(store.state, names[0], tokens="none")["stored"] == "archive"
     daemon.at += module.RETAIN_S
     await daemon.ticks()
-    assert store.ledger.find(names[0]) is None
+    assert store.state.find(names[0]) is None
     assert "ajet_removed_episodes_total 0" not in daemon.metrics.render()
     assert not daemon.compactor._is_due()
     daemon.at += module.RETAIN_S
@@ -204,14 +204,14 @@ async def test_what_is_too_old_is_removed_however_few_episodes_there_are(tmp_pat
     daemon = Daemon(store, tmp_path, max_age=10.0)
     names = await daemon.trains(3)
     daemon.at += 11
-    daemon.post(retention.to_archive(store.ledger, daemon.at, 10.0))
+    daemon.post(retention.to_archive(store.state, daemon.at, 10.0))
     await daemon.ticks()
-    assert not store.ledger.leaving and [store.ledger.record(name)["stored"] for name in names] == ["archive"] * 3
+    assert not store.state.leaving and [views.record(store.state, name)["stored"] for name in names] == ["archive"] * 3
     daemon.at += module.RETAIN_S
     await daemon.ticks()
-    assert [store.ledger.find(name) for name in names] == [None] * 3
+    assert [store.state.find(name) for name in names] == [None] * 3
     assert "ajet_removed_episodes_total 3" in daemon.metrics.render()
-    assert store.ledger.status()["episodes"]["trained"] == 3
+    assert views.status(store.state)["episodes"]["trained"] == 3
     await store.close()
     assert not [path for path in segments(tmp_path) if names[0].encode() in path.read_bytes()]
 
@@ -222,7 +222,7 @@ async def test_a_disk_that_ends_no_segment_lets_none_be_compacted(
     store = opened(tmp_path)
     daemon = Daemon(store, tmp_path, max_age=10.0)
     await daemon.trains(1)
-    daemon.post(retention.to_archive(store.ledger, 1011.0, 10.0))
+    daemon.post(retention.to_archive(store.state, 1011.0, 10.0))
     disk = Disk(monkeypatch)
     disk.fail("open")
     await daemon.ticks()
@@ -233,7 +233,7 @@ async def test_a_disk_that_ends_no_segment_lets_none_be_compacted(
     await asyncio.sleep(0.1)
     assert store.healthy
     await daemon.ticks()
-    assert not store.ledger.leaving
+    assert not store.state.leaving
     await store.close()
 
 
@@ -263,11 +263,11 @@ async def test_what_a_compaction_archived_before_it_failed_is_let_go_of_before_t
     await daemon.trains(30)
     monkeypatch.setattr(module, "COMMAND", ("-c", FAILS_AT_THE_SNAPSHOT))
     await daemon.ticks()
-    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render() and store.ledger.leaving
+    assert 'ajet_compactions_total{outcome="failed"} 1' in daemon.metrics.render() and store.state.leaving
     daemon.at += module.RETRY_S
-    before = len(store.ledger.leaving)
+    before = len(store.state.leaving)
     daemon.compactor.tick()
-    assert before == 28 and len(store.ledger.leaving) < 10
+    assert before == 28 and len(store.state.leaving) < 10
 
 
 FAILS_AT_THE_SNAPSHOT = """
@@ -293,7 +293,7 @@ async def test_a_compaction_ends_with_the_daemon(
     await asyncio.sleep(0.1)
     assert daemon.compactor._task is not None and not daemon.compactor._task.done()
     await asyncio.wait_for(daemon.compactor.stop(), 5)
-    assert len(store.ledger.leaving) == 28
+    assert len(store.state.leaving) == 28
 
 
 DAEMON = """

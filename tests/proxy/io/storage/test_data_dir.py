@@ -32,7 +32,7 @@ def used(data_dir: Path) -> None:
 
     async def run() -> None:
         store = Store.open(data_dir, SETTINGS)
-        await store.commit(store.ledger.restarted(1.0))
+        await store.commit(store.commands.restarted(1.0))
         await store.close()
 
     asyncio.run(run())

@@ -17,7 +17,7 @@ from ajet_proxy.core.ledger.quotas import Quota
 from ajet_proxy.io.runtime.memory_budget import SMALL
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage import limits as module
-from ajet_proxy.io.storage.limits import DaemonLimits, disk_bytes, give_back, resident_bytes
+from ajet_proxy.io.storage.limits import DaemonLimits, disk_bytes, resident_bytes
 from ajet_sdk.errors import NotReady
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.runtime.test_memory_budget import LARGE, PATHS, Sending, told
@@ -156,7 +156,6 @@ def test_the_disk_is_what_journal_and_archive_take(tmp_path: Path) -> None:
 
 def test_memory_is_what_the_process_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resident_bytes() > 1 << 20
-    give_back()
     monkeypatch.setattr(module, "STATM", "/nowhere/{}")
     assert resident_bytes() == 0
 

@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from ajet_proxy.core.ledger.commands import Ledger
-from ajet_proxy.core.ledger.episode import repeats
-from ajet_proxy.core.ledger.settings import LedgerSettings
-from ajet_proxy.core.ledger.state import State
+from ajet_proxy.core.ledger.retries import repeats
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, JournalDamaged, segments, snapshots
 from tests.kit.histories import everything, histories
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 
 
-def stored(tmp: Path, state: State, group_size: int = 2) -> Ledger:
+def stored(tmp: Path, state: State, group_size: int = 2) -> State:
     (tmp / "journal").mkdir(exist_ok=True)
     for path in snapshots(tmp):
         path.unlink()
@@ -55,14 +53,14 @@ def test_what_calls_share_is_written_and_held_once(tmp_path: Path) -> None:
     for turn in range(30):
         rig.call(episode, history, (turn,))
         history = (*history, turn, 7)
-    loaded = stored(tmp_path, rig.ledger)
+    loaded = stored(tmp_path, rig.state)
     assert (tmp_path / "journal/00000001.snapshot").stat().st_size < 20_000
     known = loaded.episodes[episode]
     assert len(known.texts.texts) == 1
     assert {entry.text for entry in known.calls.values()} == {0}
     assert known.metadata == {"list": [1, {"a": None}], "text": "\ud800"}
     rig.reward(episode)
-    loaded = stored(tmp_path, rig.ledger)
+    loaded = stored(tmp_path, rig.state)
     known = loaded.episodes[episode]
     assert [turn for timeline in known.timelines for turn in timeline.turns] == known.turns()
     assert all(turn is known.calls[turn.call].turn for timeline in known.timelines for turn in timeline.turns)
@@ -77,9 +75,9 @@ def test_a_request_costs_the_same_for_each_of_its_choices(tmp_path: Path) -> Non
         calls = rig.begin(episode, choices=choices, model="m" * 1000, agent="a" * 1000, body="b" * 64, key="k")
         for call in calls:
             rig.lose(episode, call, "engine_status_404")
-        known = rig.ledger.episodes[episode]
-        sizes.append((sum(map(len, snapshot.pack_state(rig.ledger))), len(snapshot.pack(known))))
-        for entries in (known.calls, stored(tmp_path, rig.ledger).episodes[episode].calls):
+        known = rig.state.episodes[episode]
+        sizes.append((sum(map(len, snapshot.pack_state(rig.state))), len(snapshot.pack(known))))
+        for entries in (known.calls, stored(tmp_path, rig.state).episodes[episode].calls):
             assert len({id(entry.asked) for entry in entries.values()}) == 1
     for first, second, third in zip(*sizes, strict=True):
         assert 0 < third - second <= 2.1 * (second - first) < 200 * 100
@@ -89,28 +87,28 @@ def test_requests_that_are_alike_stay_two(tmp_path: Path) -> None:
     rig = LedgerRig()
     episode = rig.open()
     one, two = rig.begin(episode, body="same", choices=2), rig.begin(episode, body="same", choices=3)
-    known = stored(tmp_path, rig.ledger).episodes[episode]
+    known = stored(tmp_path, rig.state).episodes[episode]
     assert repeats(known, "same", None, 1) == ()
     for call in one:
         rig.lose(episode, call, "retried")
-    known = stored(tmp_path, rig.ledger).episodes[episode]
+    known = stored(tmp_path, rig.state).episodes[episode]
     assert repeats(known, "same", None, 1) == two
 
 
 def test_a_turn_that_a_merge_changed_is_kept_as_it_is(tmp_path: Path) -> None:
     rig = LedgerRig()
     name = rig.in_state("ready")
-    (chain,) = rig.ledger.episodes[name].chains
+    (chain,) = rig.state.episodes[name].chains
     changed = dataclasses.replace(chain, turns=(structs.replace(chain.turns[0], start=1),))
-    rig.ledger.episodes[name].chains = (changed,)
-    assert stored(tmp_path, rig.ledger).episodes[name].chains == (changed,)
+    rig.state.episodes[name].chains = (changed,)
+    assert stored(tmp_path, rig.state).episodes[name].chains == (changed,)
 
 
 def test_groups_are_counted_by_the_size_that_is_set_now(tmp_path: Path) -> None:
     rig = LedgerRig()
     for _ in range(3):
         rig.ready()
-    queues = stored(tmp_path, rig.ledger, group_size=3).queues
+    queues = stored(tmp_path, rig.state, group_size=3).queues
     assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 0)
 
 
@@ -118,9 +116,9 @@ def test_a_field_of_another_version(tmp_path: Path) -> None:
     """What an older one lacks has its default, what a newer one adds is left out."""
     rig = LedgerRig()
     rig.open("e")
-    vars(rig.ledger)["novelty"] = 5
-    del vars(rig.ledger)["leases"]
-    loaded = stored(tmp_path, rig.ledger)
+    vars(rig.state)["novelty"] = 5
+    del vars(rig.state)["leases"]
+    loaded = stored(tmp_path, rig.state)
     assert (list(loaded.episodes), loaded.leases, "novelty" in vars(loaded)) == (["e"], 0, False)
 
 
@@ -133,7 +131,7 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path) -> None:
     rig = LedgerRig()
     rig.in_state("ready")
     rig.in_state("open")
-    stored(tmp_path, rig.ledger)
+    stored(tmp_path, rig.state)
     (path,) = snapshots(tmp_path)
     whole = path.read_bytes()
     for damaged in (*(whole[:size] for size in range(0, len(whole), 7)), whole + b"x", MAGIC, whole[:-1],

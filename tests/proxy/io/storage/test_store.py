@@ -13,8 +13,9 @@ from typing import Any
 import msgpack
 import pytest
 
-from ajet_proxy.core.ledger.commands import Ledger
+from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallFinished, EpisodeSealed, EpisodeTouched, Event
+from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.storage.codec import decode
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, Journal, JournalDamaged, records, segments
 from ajet_proxy.io.storage.store import SUBSCRIBER_EVENTS, Store
@@ -68,11 +69,11 @@ def story() -> list[list[Event]]:
     return [events for events in out if events]
 
 
-def folded(events: list[Event]) -> Ledger:
-    ledger = Ledger(SETTINGS)
+def folded(events: list[Event]) -> State:
+    state = State(SETTINGS)
     for event in events:
-        ledger.apply(event)
-    return ledger
+        state.apply(event)
+    return state
 
 
 async def tell(store: Store) -> list[Event]:
@@ -89,11 +90,11 @@ async def tell(store: Store) -> list[Event]:
 async def test_a_restart_finds_the_state_that_was_left(tmp_path: Path) -> None:
     store = opened(tmp_path)
     events = await tell(store)
-    left = picture(store.ledger)
+    left = picture(store.state)
     assert left == picture(folded(events))
     await store.close()
     store = opened(tmp_path)
-    assert picture(store.ledger) == left
+    assert picture(store.state) == left
     await store.close()
 
 
@@ -120,8 +121,8 @@ async def test_a_kill_at_any_byte_leaves_a_state_that_was_live(
         (data / "journal").mkdir()
         (data / "journal" / path.name).write_bytes(whole[:size])
         survivor = opened(data)
-        check(survivor.ledger)
-        assert picture(survivor.ledger) == pictures[max(sum(end <= size for end in ends) - 1, 0)]
+        check(survivor.state)
+        assert picture(survivor.state) == pictures[max(sum(end <= size for end in ends) - 1, 0)]
         await survivor.close()
 
 
@@ -159,7 +160,7 @@ async def test_a_commit_returns_when_it_is_on_disk(store: Store, disk: Disk, tmp
     waiting = asyncio.ensure_future(store.commit(command))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    assert store.ledger.models() == ("m",)
+    assert store.state.models() == ("m",)
     disk.release()
     await waiting
     assert [decode(record) for record in records(tmp_path)] == command
@@ -195,7 +196,7 @@ async def test_many_commits_at_once(store: Store, disk: Disk) -> None:
         rig.open(f"e{index}")
         opens.append(rig.events[seen:])
     await asyncio.gather(*(store.commit(events) for events in opens))
-    assert store.ledger.status()["episodes"]["open"] == 100
+    assert views.status(store.state)["episodes"]["open"] == 100
     assert disk.synced < 50
 
 
@@ -237,14 +238,14 @@ async def test_the_time_of_a_commit_is_reported(tmp_path: Path, disk: Disk) -> N
 async def broken(store: Store, disk: Disk) -> LedgerRig:
     """A store with one call in flight whose disk has just failed, and a rig to decide by."""
     rig = LedgerRig()
-    rig.ledger = store.ledger
+    rig.state, rig.commands = store.state, store.commands
     rig.run = store.post  # type: ignore[method-assign, assignment]
     rig.open("ep", task="t")
     rig.begin("ep")
     await store.commit(())
     disk.fail("fdatasync")
     with pytest.raises(NotReady) as caught:
-        await store.commit(rig.ledger.heartbeat("ep", at=rig.at))
+        await store.commit(rig.commands.heartbeat("ep", at=rig.at))
     assert caught.value.retry_after
     assert not store.healthy
     return rig
@@ -252,14 +253,14 @@ async def broken(store: Store, disk: Disk) -> LedgerRig:
 
 async def test_a_full_disk_stops_intake_and_changes_nothing(store: Store, disk: Disk) -> None:
     rig = await broken(store, disk)
-    before = picture(store.ledger)
+    before = picture(store.state)
     with pytest.raises(NotReady):
         rig.open("new")
     with pytest.raises(NotReady):
         rig.begin("ep")
     with pytest.raises(NotReady):
         await store.commit(())
-    assert picture(store.ledger) == before
+    assert picture(store.state) == before
 
 
 async def test_what_ends_on_a_full_disk_waits_for_it_and_is_not_lost(store: Store, disk: Disk, tmp_path: Path) -> None:
@@ -272,21 +273,21 @@ async def test_what_ends_on_a_full_disk_waits_for_it_and_is_not_lost(store: Stor
     ending = asyncio.ensure_future(store.commit([finished]))
     await asyncio.sleep(0.05)
     assert not ending.done()
-    assert store.ledger.in_flight() == 0
+    assert store.state.calls["running"] == 0
     disk.heal()
     await ending
     while not store.healthy:
-        await store.leasable(store.ledger.leasable(), 0.005)
-    await store.commit(rig.ledger.seal("ep", at=rig.at))
+        await store.leasable(store.state.leasable(), 0.005)
+    await store.commit(rig.commands.seal("ep", at=rig.at))
     written = [decode(record) for record in records(tmp_path)]
     assert [type(event) for event in written[-2:]] == [CallFinished, EpisodeSealed]
-    assert picture(folded(written)) == picture(store.ledger)
+    assert picture(folded(written)) == picture(store.state)
 
 
 async def test_what_was_refused_can_be_asked_again(store: Store, disk: Disk, tmp_path: Path) -> None:
     """The reward was applied and its answer refused; asked again, it is there once."""
     rig = LedgerRig()
-    rig.ledger = store.ledger
+    rig.state, rig.commands = store.state, store.commands
     rig.run = store.post  # type: ignore[method-assign, assignment]
     rig.open("ep", task="t")
     await store.commit(())
@@ -297,7 +298,7 @@ async def test_what_was_refused_can_be_asked_again(store: Store, disk: Disk, tmp
     assert rig.reward("ep", 1.0, id="r", final=False) is None
     disk.heal()
     while not store.healthy:
-        await store.leasable(store.ledger.leasable(), 0.005)
+        await store.leasable(store.state.leasable(), 0.005)
     await store.commit(())
     names = [type(decode(record)).__name__ for record in records(tmp_path)]
     assert names == ["EpisodeOpened", "RewardGiven"]
@@ -311,7 +312,7 @@ async def test_closing_on_a_full_disk_tells_those_who_wait(
     other = LedgerRig()
     other.open("ep")
     (call,) = other.begin("ep")
-    ending = asyncio.ensure_future(store.commit(other.ledger.lose_call("ep", call, "x", at=2000.0)))
+    ending = asyncio.ensure_future(store.commit(other.commands.lose_call("ep", call, "x", at=2000.0)))
     await asyncio.sleep(0.02)
     await store.close()
     with pytest.raises(NotReady):
@@ -326,7 +327,7 @@ async def test_waiting_for_what_a_lease_may_find(store: Store) -> None:
     """Calls come and go and wake nobody; an episode that becomes ready does, and at once who looked before."""
     rig = LedgerRig()
     rig.ready()
-    seen = store.ledger.leasable()
+    seen = store.state.leasable()
     waiting = [asyncio.ensure_future(store.leasable(seen, 20.0)) for _ in range(3)]
     await asyncio.sleep(0)
     store.post(rig.events[:-1])
@@ -376,7 +377,7 @@ async def test_progress_after_the_loop_has_ended_is_ignored(tmp_path: Path) -> N
 
 
 def touched(store: Store) -> list[Event]:
-    return [EpisodeTouched(store.ledger.now + 1, next(iter(store.ledger.unsettled)))]
+    return [EpisodeTouched(store.state.now + 1, next(iter(store.state.unsettled)))]
 
 
 async def test_what_nobody_waits_for_comes_to_the_disk_by_itself(store: Store, disk: Disk) -> None:

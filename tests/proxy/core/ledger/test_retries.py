@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ajet_proxy.core.ledger.episode import Asked, CallEntry, repeats
+from ajet_proxy.core.ledger.episode import Asked, CallEntry
+from ajet_proxy.core.ledger.retries import repeats
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps
 from tests.proxy.core.ledger.test_episode import blank
@@ -18,7 +19,6 @@ def attempt(name: str, body: str, key: str | None = None, *, state: str = "compl
 
 
 @pytest.mark.parametrize(("body", "key", "retries", "first"), [
-    ("one", None, 0, None),            # nothing says that it is a retry
     ("one", None, 1, "lost"),          # an attempt of which nothing came goes before others
     ("two", None, 1, None),            # may be of either, and of one that never came
     ("three", None, 1, "alone"),       # can be no other
@@ -63,7 +63,7 @@ def test_a_retry_among_thousands_of_equal_calls_costs_what_they_number() -> None
         for number in range(10):
             for call in rig.begin(episode, body="same", choices=choices):
                 rig.finish(episode, call, (1, 2), (3, number, 4))
-        made.append(steps(lambda known=rig.ledger.episodes[episode]: repeats(known, "same", None, 1)))  # type: ignore[misc]
+        made.append(steps(lambda known=rig.state.episodes[episode]: repeats(known, "same", None, 1)))  # type: ignore[misc]
     assert made[1] < 5 * made[0]
 
 
@@ -71,7 +71,7 @@ def test_another_agent_s_request_is_another_one() -> None:
     rig = LedgerRig()
     episode = rig.open()
     planner = rig.call(episode, body="same", agent="planner")
-    known = rig.ledger.episodes[episode]
+    known = rig.state.episodes[episode]
     assert repeats(known, "same", None, 1, agent="critic") == ()
     assert repeats(known, "same", None, 1, agent="planner") == (planner,)
 
@@ -79,7 +79,7 @@ def test_another_agent_s_request_is_another_one() -> None:
 @pytest.mark.parametrize(("state", "first"), [("lost", ("one",)), ("running", ()), ("complete", ())])
 def test_where_an_attempt_may_have_been_missed_only_a_lost_one_is_repeated(state: str, first: tuple[str, ...]) -> None:
     episode = blank(calls=dict([attempt("one", "same", state=state)]))
-    assert repeats(episode, "same", None, 1, missed=True) == first
+    assert repeats(episode, "same", None, 1, unseen=True) == first
     assert repeats(episode, "same", None, 1) == ("one",)
 
 
@@ -87,16 +87,16 @@ def test_where_an_attempt_may_have_been_missed_an_answer_is_repeated_that_may_no
     rig = LedgerRig()
     episode = rig.open()
     sent = rig.call(episode, body="sent")
-    rig.run(rig.ledger.answers_sent([sent], at=rig.at))
+    rig.run(rig.commands.answers_sent([sent], at=rig.at))
     unsent, twice = rig.call(episode, body="unsent"), rig.call(episode, body="twice")
     rig.call(episode, body="twice")
     gone = rig.call(episode, body="gone")
     rig.lose(episode, gone)
-    rig.run(rig.ledger.restarted(rig.at))
+    rig.run(rig.commands.restarted(rig.at))
     new = rig.call(episode, body="new")
-    known = rig.ledger.episodes[episode]
+    known = rig.state.episodes[episode]
     for body, repeated in (("sent", ()), ("unsent", (unsent,)), ("twice", ()), ("new", ())):
-        assert repeats(known, body, None, 1, missed=True) == repeated
+        assert repeats(known, body, None, 1, unseen=True) == repeated
     assert (repeats(known, "twice", None, 1), repeats(known, "new", None, 1)) == ((), (new,))
     assert known.calls[twice].doubtful and not known.calls[new].doubtful
 
@@ -107,7 +107,7 @@ def test_an_answer_that_a_later_call_goes_on_from_was_received() -> None:
     one, two = rig.begin(episode, body="same", choices=2)
     rig.finish(episode, one, (1, 2), (3,))
     rig.finish(episode, two, (1, 2), (4,))
-    known = rig.ledger.episodes[episode]
+    known = rig.state.episodes[episode]
     assert repeats(known, "same", None, 1) == (one, two)
     rig.call(episode, (1, 2), (3, 4), body="another one says that and more")
     assert repeats(known, "same", None, 1) == (one, two)
@@ -124,4 +124,15 @@ def test_an_answer_of_no_tokens_is_not_known_to_be_received() -> None:
     episode = rig.open()
     silent = rig.call(episode, (1, 2), (), body="same")
     rig.call(episode, (1, 2), (3,), body="other")
-    assert repeats(rig.ledger.episodes[episode], "same", None, 1) == (silent,)
+    assert repeats(rig.state.episodes[episode], "same", None, 1) == (silent,)
+
+
+def test_what_nothing_says_to_be_a_retry_repeats_nothing() -> None:
+    rig = LedgerRig()
+    episode = rig.open()
+    for _ in range(2):
+        rig.begin(episode, body="same")
+    assert (rig.state.calls["running"], rig.state.calls["lost"]) == (2, 0)
+    rig.begin(episode, body="same", key="k")
+    rig.begin(episode, body="same", key="k")
+    assert (rig.state.calls["running"], rig.state.calls["lost"]) == (3, 1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from ajet_proxy.io.ledger_port.channel import LARGE, Channel, Form, Values, fields
+from ajet_proxy.io.ledger_port.worker_connection import LARGE, Form, Values, WorkerConnection, fields
 from ajet_sdk.errors import AjetError, Conflict, NotReady
 from tests.proxy.io.front import leave, until
 
@@ -43,7 +43,7 @@ class Other:
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
         return self._answer(what, values)
 
-    def told(self, what: str, values: Sequence[Any]) -> None:
+    def notified(self, what: str, values: Sequence[Any]) -> None:
         self.heard.append((what, *values))
 
     def lost(self) -> None:
@@ -63,11 +63,11 @@ class Other:
 
 
 @contextlib.asynccontextmanager
-async def pair() -> AsyncIterator[tuple[Channel, Other]]:
+async def pair() -> AsyncIterator[tuple[WorkerConnection, Other]]:
     loop, other, sockets = asyncio.get_running_loop(), Other(), socket.socketpair()
-    _, there = await loop.create_connection(lambda: Channel(VALUES, lambda _: other), sock=sockets[0])
+    _, there = await loop.create_connection(lambda: WorkerConnection(VALUES, lambda _: other), sock=sockets[0])
     mine = Other()
-    _, here = await loop.create_connection(lambda: Channel(VALUES, lambda _: mine), sock=sockets[1])
+    _, here = await loop.create_connection(lambda: WorkerConnection(VALUES, lambda _: mine), sock=sockets[1])
     try:
         yield here, other
     finally:
@@ -107,7 +107,7 @@ async def test_messages_arrive_in_order_and_a_question_begins_at_once() -> None:
     async with pair() as (here, other):
         waiting = [asyncio.ensure_future(here.ask("wait", number)) for number in range(2)]
         await asyncio.sleep(0)
-        here.tell("word", 7)
+        here.notify("word", 7)
         assert await here.ask("echo", 8) == (8,)
         assert other.heard == [("wait", 0), ("wait", 1), ("word", 7), ("echo", 8)]
         other.may.set()
@@ -151,13 +151,13 @@ async def test_when_one_end_dies_the_other_is_told_and_nobody_waits() -> None:
     async with pair() as (here, other):
         asked = asyncio.ensure_future(here.ask("wait"))
         await until(lambda: other.heard)
-        here.tell("last word")
+        here.notify("last word")
         here.close()
         await other.alone.wait()
         with pytest.raises(ConnectionResetError):
             await asked
         with pytest.raises(ConnectionResetError):
             await here.ask("echo")
-        here.tell("nobody hears this")
+        here.notify("nobody hears this")
         await until(lambda: other.withdrawn)
         assert other.heard[-1] == ("last word",)

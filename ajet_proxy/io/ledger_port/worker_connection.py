@@ -1,8 +1,8 @@
-"""Questions and answers between two processes of one daemon, as MessagePack on a stream socket.
+"""The connection of a worker process and the daemon: questions, answers and notices as MessagePack on a stream socket.
 
-Either side asks (`ask`, which waits for the answer), or tells (`tell`, which does not). What one side sends arrives in
-the order in which it was sent, and a question is begun at once, up to where it first waits: so a question sees all that
-was told before it. Values are what MessagePack holds, and the structs that both sides know (`Values`); nothing is
+Either side asks (`ask`, which waits for the answer), or notifies (`notify`, which does not). What one side sends
+arrives in the order in which it was sent, and a question is begun at once, up to where it first waits: so it sees all
+that was sent before it. Values are what MessagePack holds, and the structs that both sides know (`Values`); nothing is
 ever unpickled. Errors of `ajet_sdk.errors` cross as what they are.
 
 What is sent within one turn of the event loop leaves as one write.
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 GONE = "the other process is gone"
 LARGE = 1 << 20
-_TELL, _ASK, _ANSWER, _ERROR, _CANCEL = range(5)
+_NOTIFY, _ASK, _ANSWER, _ERROR, _CANCEL = range(5)
 
 
 class Peer(Protocol):
@@ -36,7 +36,7 @@ class Peer(Protocol):
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
         """The answer to a question."""
 
-    def told(self, what: str, values: Sequence[Any]) -> None:
+    def notified(self, what: str, values: Sequence[Any]) -> None:
         """Take notice."""
 
     def lost(self) -> None:
@@ -89,10 +89,10 @@ class Values:
         return self._forms[code].unpack(packed)
 
 
-class Channel(asyncio.Protocol):
+class WorkerConnection(asyncio.Protocol):
     """One end. Make it with the loop's ``create_connection``."""
 
-    def __init__(self, values: Values, peer: Callable[[Channel], Peer]) -> None:
+    def __init__(self, values: Values, peer: Callable[[WorkerConnection], Peer]) -> None:
         """`peer` makes what answers the other side, which may ask and tell in turn."""
         self._loop = asyncio.get_running_loop()
         self._values = values
@@ -120,12 +120,12 @@ class Channel(asyncio.Protocol):
         finally:
             self._asked.pop(number, None)
 
-    def tell(self, what: str, *values: Any) -> None:
+    def notify(self, what: str, *values: Any) -> None:
         """Send word; lost if the other side is gone."""
-        self._send((_TELL, 0, what, values))
+        self._send((_NOTIFY, 0, what, values))
 
     def close(self) -> None:
-        """Hang up, once what was told is sent."""
+        """Hang up, once what there was to say is sent."""
         if self._transport is not None:
             self._flush()
             self._transport.close()
@@ -146,8 +146,8 @@ class Channel(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._unpacker.feed(data)
         for kind, number, what, values in self._unpacker:
-            if kind == _TELL:
-                self.peer.told(what, values)
+            if kind == _NOTIFY:
+                self.peer.notified(what, values)
             elif kind == _ASK:
                 self._answer(number, self.peer.ask(what, values))
             elif kind == _CANCEL:

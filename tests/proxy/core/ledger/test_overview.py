@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 
-from ajet_proxy.core.control.overview import SHOWN, overview
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.views import SHOWN, overview
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.steps import steps
 
 
 def test_the_overview_of_nothing() -> None:
-    assert overview(LedgerRig().ledger, 5.0) == {
+    assert overview(LedgerRig().state, 5.0) == {
         "now": 5.0, "rewards": {kind: {"episodes": 0, "points": []} for kind in ("train", "eval")}, "tasks": [],
         "quiet": [], "leases": [],
     }
@@ -25,7 +26,7 @@ def test_the_overview_of_something() -> None:
     rig.at = 1010.0
     busy = rig.open(task="busy")
     rig.begin(busy)
-    shown = json.loads(json.dumps(overview(rig.ledger, 1025.0)))
+    shown = json.loads(json.dumps(overview(rig.state, 1025.0)))
     assert shown["leases"] == [{
         "batch": batch, "model": "m", "policy_version": 0, "groups": 1, "episodes": 2, "lease_until": 1300.0,
     }]
@@ -45,9 +46,9 @@ def test_after_ten_thousand_episodes_it_is_still_short() -> None:
     rig = LedgerRig()
     for number in range(10_000):
         rig.open(task=f"t{number}")
-    rig.ledger.tally.add("train", "ep", "t", 1.0, at=0.0, version=0)
-    assert steps(rig.ledger.status) < 100
-    assert steps(lambda: overview(rig.ledger, 0.0)) < 10_000 + 500, "one look at each open episode"
-    shown, status = overview(rig.ledger, 0.0), rig.ledger.status()
+    rig.state.reward_curves.add("train", "ep", "t", 1.0, at=0.0, version=0)
+    assert steps(lambda: views.status(rig.state)) < 100
+    assert steps(lambda: overview(rig.state, 0.0)) < 10_000 + 500, "one look at each open episode"
+    shown, status = overview(rig.state, 0.0), views.status(rig.state)
     assert len(shown["quiet"]) == SHOWN
     assert status["episodes"]["open"] == 10_000

@@ -6,15 +6,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-Stamp = tuple[int, int, int] | None
+FileVersion = tuple[int, int, int] | None
 
 
-def stamps(files: Iterable[str | Path]) -> list[Stamp]:
+def file_versions(files: Iterable[str | Path]) -> list[FileVersion]:
     """What differs as soon as one of `files` was written to or replaced; None for one that is not there."""
-    return [_stamp(file) for file in files]
+    return [_version(file) for file in files]
 
 
-def _stamp(file: str | Path) -> Stamp:
+def _version(file: str | Path) -> FileVersion:
     try:
         found = os.stat(file)
     except OSError:

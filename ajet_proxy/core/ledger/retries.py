@@ -1,0 +1,94 @@
+"""What a retry repeats: an earlier request of its episode, or one that the ledger knows nothing of.
+
+A retry takes the calls of the request that it repeats out of training. One that only counts itself may be of a request
+that came to nothing here; then it takes no answered call out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ajet_proxy.core.ledger.episode import CallEntry, Episode
+
+MOST_NOTED = 100_000
+"""So many refused requests are remembered; some 20 MB."""
+
+
+def repeats(
+    episode: Episode, body_hash: str, key: str | None, retries: int, *, agent: str = "", unseen: bool = False
+) -> tuple[str, ...]:
+    """The calls of the earlier request that a new one of `agent` repeats.
+
+    With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
+    complete. The key, which takes the body in, is the request's own name: none is repeated that does not bear it.
+
+    With nothing but a count of `retries`: the latest request of the same body and agent that was lost. One that is
+    answered, or may still be, is repeated only if it can be no other: it is the only one of that body that was asked
+    with fewer retries and whose answer no later call goes on from. Where one of that body may be `unseen`, it has
+    to be doubtful besides.
+    """
+    entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
+    if key is not None:
+        earlier = [entry for entry in entries if entry.asked.idempotency_key == key]
+    else:
+        same = [entry for entry in entries if (entry.asked.body_hash, entry.asked.agent) == (body_hash, agent)]
+        before = [entry for entry in same if entry.asked.retries < retries and (entry.doubtful or not unseen)]
+        earlier = [entry for entry in same if entry.state == "lost"] or _only(episode, before)
+    order = ("complete", "running", "lost")
+    latest = max(earlier, key=lambda entry: (order.index(entry.state), entry.asked.started_at), default=None)
+    return tuple(name for name, entry in episode.calls.items() if latest is not None and entry.asked is latest.asked)
+
+
+def _only(episode: Episode, entries: Sequence[CallEntry]) -> list[CallEntry]:
+    """Those of `entries` that belong to requests whose answers may not have been received, if it is one request."""
+    reached = episode.texts.reached(
+        (entry.text, entry.turn.start) for entry in episode.calls.values()
+        if entry.turn is not None and entry.text is not None
+    ) if entries else {}
+    received = {
+        entry.asked for entry in entries
+        if entry.turn is not None and entry.text is not None and entry.turn.sampled
+        and reached[episode.texts.holder(entry.text, entry.turn.end)] >= entry.turn.end
+    }  # the prompt of another request begins with this call, so that its client must have had the answer
+    open_ones = [entry for entry in entries if entry.asked not in received]
+    return open_ones if len({entry.asked for entry in open_ones}) == 1 else []
+
+
+class UnseenRequests:
+    """Requests that came to nothing the ledger knows of: by name those that were not let in, and, before the time
+    `since`, any that there may have been. A retry may be of one of them."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self._since: dict[str, float] = {}
+        """For single tenants."""
+        self._refused: Counter[tuple[str, str]] = Counter()
+
+    def refused(self, name: tuple[str, str], at: float) -> None:
+        """The request `name`, which is no retry, was not let in."""
+        self._refused[name] += 1
+        if len(self._refused) > MOST_NOTED:
+            self.unread(at)
+
+    def let_in(self, name: tuple[str, str]) -> None:
+        """A retry of a refused request `name` is let in."""
+        if self._refused[name] <= 1:
+            del self._refused[name]
+        else:
+            self._refused[name] -= 1
+
+    def unread(self, at: float, tenant: str | None = None) -> None:
+        """Until `at` there may have been requests that nobody has read, of `tenant` or of any."""
+        if tenant is not None:
+            self._since[tenant] = at
+        else:
+            self.since = at
+            self._refused.clear()
+            self._since.clear()
+
+    def explains(self, name: tuple[str, str], episode: Episode | None) -> bool:
+        """Whether a retry `name` may be of a request that is unseen, in `episode` if that is known."""
+        if name in self._refused or episode is None:
+            return name in self._refused
+        return episode.opened_at <= max(self.since, self._since.get(episode.tenant, self.since))
