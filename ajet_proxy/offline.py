@@ -17,7 +17,7 @@ import httpx
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.state import LedgerSettings, State
-from ajet_proxy.core.trajectory.same_text import Text, with_same_text
+from ajet_proxy.core.trajectory.repair import Text, with_same_text
 from ajet_proxy.core.trajectory.samples import merge_calls, tree_rows
 from ajet_proxy.core.trajectory.timeline import Policy
 from ajet_proxy.io.engines.pool import base_url

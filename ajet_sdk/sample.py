@@ -150,33 +150,34 @@ class Call:
 
     def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
         """The JSON object of contract §6.1; without `tokens`, counts stand in for ids and logprobs."""
-        versions = self.policy_versions
-        out: dict[str, Any] = {
-            "call": self.call,
-            "episode": self.episode,
-            "model": self.model,
-            "agent": self.agent,
-            "started_at": self.started_at,
-        }
-        if tokens:
-            out["prompt_token_ids"] = list(self.prompt_token_ids)
-            out["token_ids"] = list(self.token_ids)
-            out["logprobs"] = list(self.logprobs)
-        else:
-            out["prompt_tokens"] = len(self.prompt_token_ids)
-            out["sampled_tokens"] = len(self.token_ids)
-        out["finish_reason"] = self.finish_reason
-        out["policy_version"] = versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions]
-        for name in ("parent", "identified_by", "continuity"):
-            if getattr(self, name) is not None:
-                out[name] = getattr(self, name)
-        if self.altered:
-            out["altered"] = list(self.altered)
-        if self.version_uncertain:
-            out["version_uncertain"] = True
-        if self.same_text is not None:
-            out["same_text"] = list(self.same_text)
-        return out
+        return call_json(self, self.episode, {
+            "prompt_token_ids": list(self.prompt_token_ids), "token_ids": list(self.token_ids),
+            "logprobs": list(self.logprobs),
+        } if tokens else {
+            "prompt_tokens": len(self.prompt_token_ids), "sampled_tokens": len(self.token_ids),
+        })  # fmt: skip
+
+
+def call_json(call: Any, episode: str, tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON object of contract §6.1 for a `Call`, or for a record with its fields; `tokens` says what it read and
+    sampled."""
+    versions = call.policy_versions
+    out = {
+        "call": call.call,
+        "episode": episode,
+        "model": call.model,
+        "agent": call.agent,
+        "started_at": call.started_at,
+        **tokens,
+        "finish_reason": call.finish_reason,
+        "policy_version": versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions],
+    }
+    extra = {
+        "parent": call.parent, "identified_by": call.identified_by, "continuity": call.continuity,
+        "altered": list(call.altered) or None, "version_uncertain": call.version_uncertain or None,
+        "same_text": call.same_text and list(call.same_text),
+    }  # fmt: skip
+    return out | {name: value for name, value in extra.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

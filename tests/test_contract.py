@@ -24,10 +24,9 @@ from ajet_proxy.core.identity.headers import _KNOWN, HARNESS_HEADERS
 from ajet_proxy.core.ledger import events
 from ajet_proxy.core.ledger.episode import NEXT, TAKES
 from ajet_proxy.core.protocol.anthropic.errors import type_of
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.routes import OPEN_ROUTES
+from ajet_proxy.core.protocol.routes import CAPTURED, OPEN_ROUTES
 from ajet_proxy.core.trajectory import call, drift
 from ajet_proxy.io.storage.journal import JournalDamaged
 from ajet_sdk import cli as sdk_cli

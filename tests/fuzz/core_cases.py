@@ -18,10 +18,10 @@ from ajet_proxy.core.conversation.history import marks_of, read
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import identify
-from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.reading import Ask
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.call import Captured
 from ajet_proxy.io.capture.continuity import OUTLINES
@@ -274,10 +274,10 @@ def _look(path: str, request: Request) -> None:
 
 def _remember(path: str, request: Request, exchange: Exchange) -> None:
     """What the core keeps of an answer for the next turn, and how it is found again."""
-    given = exchange.given
+    answers = exchange.answers
     captured = {outcome.index: outcome for outcome in exchange.outcomes if isinstance(outcome, Captured)}
     history = read(exchange.target, exchange.asked.fields, b"scope")
-    for index, said in enumerate(given):
+    for index, said in enumerate(answers):
         marks_of(history, said, captured.get(index))
     outlined = OUTLINES.get(exchange.target)
     fields = exchange.asked.fields
@@ -286,7 +286,7 @@ def _remember(path: str, request: Request, exchange: Exchange) -> None:
         return
     memory = Memory()
     for index, outcome in captured.items():
-        if (said := given[index]) is not None:
+        if (said := answers[index]) is not None:
             memory.remember(asked.ends(said), asked.sought.shape, "call", ended(outcome, asked.called(said)))
             for more in _continued(exchange.target, fields, said):
                 following = outlined(fields | more, episode="e", model="m", agent="")

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.dialect import Ask
 from tests.kit.engine_stub import CHAT, RESPONSES
 
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")

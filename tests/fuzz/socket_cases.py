@@ -18,9 +18,9 @@ from types import TracebackType
 from urllib.parse import urlsplit
 
 from ajet_proxy.core.protocol import hidden_reasoning as quiet
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.fuzz import asking, core_cases, engine
 from tests.fuzz.core_cases import PATHS, Case, Differs, same
 from tests.fuzz.engine import Answer

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ajet_proxy.core.protocol import reading
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.protocol.reading import Reading
 from ajet_proxy.core.protocol.sse import SseParser
 from tests.fuzz import __main__ as fuzz
 from tests.fuzz import core_cases, engine
@@ -55,10 +55,10 @@ def raises(*_: object) -> None:
 
 
 @pytest.mark.parametrize(("owner", "name", "broken"), [
-    (Reading, "_hide", keeps_ids), (SseParser, "take", forgets_a_byte), (Exchange, "finish", raises),
+    (reading, "_hide", keeps_ids), (SseParser, "take", forgets_a_byte), (Exchange, "finish", raises),
 ])  # fmt: skip
 def test_a_fault_in_the_core_is_found(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], owner: type, name: str, broken: object
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], owner: object, name: str, broken: object
 ) -> None:
     monkeypatch.setattr(owner, name, broken)
     tally = fuzz.run(seed=1, count=150, sockets=0)

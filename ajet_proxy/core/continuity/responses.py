@@ -64,7 +64,7 @@ class Responding(Outline, frozen=True):
     seed: bytes
 
     def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, str]]:
-        """The digests of the histories that end with `answer`, which is as `Reader.given` tells it."""
+        """The digests of the histories that end with `answer`, which is as `Reader.answers` tells it."""
         if self.asked.get("store") is not False:
             yield _name(self.seed, answer["id"]), ""
         for output in () if self.named else (answer.get("shown"), answer["output"]):

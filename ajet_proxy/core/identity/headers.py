@@ -1,14 +1,21 @@
-"""What the headers of a request say to the proxy: a key, a harness's session, labels, a reward.
+"""What the headers of a request say to the proxy: a key, a session, labels, a reward, and whether it is a retry.
 
 What is asked for more than once a request is read once.
+
+A client that sends a request again may say so: SDKs count their retries, others give both requests one key. What has
+another body is another request, whatever its key says. Only digests are kept of either. A count says less than a key:
+of several requests with equal bodies (a best of n), any may be the one that is sent again, and so may one that never
+became a call (`ajet_proxy.core.ledger.missed`).
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 from msgspec import Struct
 
@@ -142,3 +149,34 @@ def is_text(value: str) -> bool:
 
 def _nearest(name: str) -> str:
     return difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]
+
+
+# --- retries
+
+MOST_DIGITS = 9
+"""No more of a count of retries are read."""
+
+
+def retry_keys(headers: Mapping[str, str], path: str, body: bytes, *, scope: bytes) -> dict[str, Any]:
+    """By what a request is known when it is sent again, and how often it says that it was. `scope` keeps clients apart
+    that do not name their episodes. Names in `headers` are found however they are written."""
+    key = retry_key(headers)
+    return {
+        "body_hash": hashlib.sha256(scope + path.encode() + b"\n" + body).hexdigest(),
+        "idempotency_key": key and hashlib.sha256(scope + key.encode() + body).hexdigest(),
+        "retries": retries(headers),
+    }
+
+
+def retries(headers: Mapping[str, str]) -> int:
+    """How often the client says that it has sent this before; 0 where it does not say."""
+    count = headers.get("X-Stainless-Retry-Count", "")
+    if not (count.isascii() and count.isdigit()):
+        return 0
+    return int(count.lstrip("0")[:MOST_DIGITS] or "0")
+
+
+def retry_key(headers: Mapping[str, str]) -> str | None:
+    """What a client says that a request and its retries have in common, as 64 hexadecimal digits; None for nothing."""
+    key = headers.get("Idempotency-Key")
+    return None if not key else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

@@ -6,7 +6,7 @@ opens no other. Names that were made for us (path, header) must be valid; names 
 mapped to a valid id where they are not, always to the same one. Which episode it is that nothing names, `lineage`,
 shows in what is asked: see `ajet_proxy.core.conversation.lineage`.
 
-Next: ajet_proxy/core/protocol/chat.py
+Next: ajet_proxy/core/protocol/exchange.py
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 Asked with ``return_token_ids`` and ``logprobs``, vLLM reports the prompt's ids once (at the top of the answer, in a
 stream in the first event of each choice) and, beside each piece of text, the ids and logprobs of the tokens that made
 it. Two things differ in a stream besides those values: an event whose text a tool or reasoning parser still holds back
-is sent all the same, with an empty ``delta``; an agent that asked for neither ids nor logprobs would not have got it,
+is sent nevertheless, with an empty ``delta``; an agent that asked for neither ids nor logprobs would not have got it,
 so it is taken out. And the first event of a choice, which only names the role, has no ``token_ids`` at all.
 
 ``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
 that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
 Prompts that are more than text, and answers that are searched for and not sampled, go out as they are, uncaptured.
 With ``include_reasoning: false`` a vLLM that has a parser withholds the ids even of a request that asks for them, so
-the engine is asked with it true (see `quiet`).
+the engine is asked with it true (see `hidden_reasoning`).
 
-Next: ajet_proxy/core/protocol/exchange.py
+Next: ajet_proxy/io/ledger_port/local.py
 """
 
 from __future__ import annotations
@@ -21,45 +21,38 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.protocol.coercion import flag, unread
-from ajet_proxy.core.protocol.content_parts import beyond_text
-from ajet_proxy.core.protocol.event_patterns import ID, INDEX, ROW, STRING, WHOLE
-from ajet_proxy.core.protocol.hidden_reasoning import QuietReading, wants_quiet
-from ajet_proxy.core.protocol.json_edits import Spanned
-from ajet_proxy.core.protocol.reading import (
-    KEEP_ALIVE,
-    Ask,
-    Echo,
-    Reading,
-    choices_of,
+from ajet_proxy.core.protocol.dialect import Ask, Echo, OpenAIDialect
+from ajet_proxy.core.protocol.hidden_reasoning import HiddenReasoning
+from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, WHOLE, Spanned
+from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.request import beyond_text, choices_of, flag, unread
+
+ROW = (
+    rb'\{"token":' + STRING + rb',"logprob":(' + NUMBER + rb'),"bytes":(?:' + IDS + rb'|\[\]|null)'
+    rb',"top_logprobs":\[\]\}'
 )
-from ajet_proxy.core.protocol.request import Request
+"""What a chat answer tells of one token; its group is the logprob."""
 
 
-class Chat:
+class Chat(OpenAIDialect):
     """The `Dialect` of chat completions, for an engine that `withholds` ids where no reasoning is wanted, or not."""
 
     name = "chat"
     path = "/v1/chat/completions"
     target = path
-    keep_alive = KEEP_ALIVE
     usual = re.compile(
         rb'(data: \{"id":' + STRING + rb',"object":"chat\.completion\.chunk","created":' + WHOLE + rb',"model":'
         + STRING + rb',"choices":\[\{"index":(' + INDEX + rb'),"delta":\{("(?:content|reasoning)":' + STRING
         + rb')?\},"logprobs":)\{"content":\[' + ROW + rb'\]\}(,"finish_reason":null,"token_ids":)\[('
         + ID + rb')\](\}\]\}\n\n)'
     )
-
-    bulky = True
+    long_documents = True
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds
 
-    def translate(self, request: Request) -> Request:
-        return request
-
     def reader(self, ask: Ask) -> Reading:
-        return (QuietReading if ask.hide_reasoning else Reading)(self, ask)
+        return (HiddenReasoning if ask.hide_reasoning else Reading)(self, ask)
 
     def choices(self, request: Mapping[str, Any]) -> int:
         return choices_of(request)
@@ -67,19 +60,19 @@ class Chat:
     def ask(self, request: Mapping[str, Any]) -> Ask:
         if flag(request, "use_beam_search"):
             return Ask(skip="beam_search")
-        if _beyond_text(request.get("messages")):
+        if beyond_text(request.get("messages"), "content"):
             return Ask(skip="multimodal")
         wants_ids = flag(request, "return_token_ids") is True
-        quiet = self._withholds and wants_quiet(request)
+        hides_reasoning = self._withholds and wants_no_reasoning(request)
         wants_no_logprobs, fields = _logprobs(request)
         if not wants_ids:
             fields = {"return_token_ids": "true", **fields}
-        if quiet:
+        if hides_reasoning:
             fields["include_reasoning"] = "true"
         fields = {name: value for name, value in fields.items() if not unread(request, name) or name == "top_logprobs"}
         return Ask(
-            fields=fields, choices=self.choices(request), hide_ids=quiet or not wants_ids,
-            hide_logprobs=quiet or wants_no_logprobs, hide_reasoning=quiet, show_prompt=wants_ids,
+            fields=fields, choices=self.choices(request), hide_ids=hides_reasoning or not wants_ids,
+            hide_logprobs=hides_reasoning or wants_no_logprobs, hide_reasoning=hides_reasoning, show_prompt=wants_ids,
             echo=Echo() if flag(request, "echo") else None,
         )
 
@@ -99,6 +92,11 @@ class Chat:
         return values.get("delta") == {} and not values.get("finish_reason") and bool(asked_for)
 
 
+def wants_no_reasoning(request: Mapping[str, Any]) -> bool:
+    """Whether the agent wants no reasoning."""
+    return flag(request, "include_reasoning") is False
+
+
 def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
     """Whether the agent will get no logprobs, and what to ask for so that we do."""
     chosen, top = request.get("logprob_token_ids"), request.get("top_logprobs", 0)
@@ -109,12 +107,6 @@ def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
     if top is None and not chosen:
         return True, {**fields, "top_logprobs": "0"}
     return not wants, fields
-
-
-def _beyond_text(messages: Any) -> bool:
-    """Whether a message holds an image, a sound or another thing that its token ids do not tell."""
-    found = messages if isinstance(messages, list) else ()
-    return any(beyond_text(message.get("content")) for message in found if isinstance(message, dict))
 
 
 CHAT = Chat()

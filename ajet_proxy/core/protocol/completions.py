@@ -3,39 +3,36 @@
 Several prompts may stand in one request; choice number ``prompt x n + i`` is the i-th answer to that prompt, and each
 choice carries its own ``prompt_token_ids``. ``logprobs: 0`` gives the sampled token's logprob and no others.
 
-With ``echo``, asking for ids changes the text that vLLM returns, which is put right again (see `echo`) where the text
-is known: where the prompt is text. These go out as they are, uncaptured: with ``echo``, prompts of token ids (only the
-engine can turn them into text), requests that score a prompt and generate nothing (``max_tokens: 0``), and streams of
-several choices (vLLM 0.31 fails on some of them when asked for logprobs); prompts that are embeddings; beam search.
+Asked for ids, vLLM leaves the prompt out of the text that ``echo`` would begin with it. So it is put back where the
+answer's text begins (`EchoReading`), if the prompt is text and thus the agent's own. Logprobs, which begin with the
+prompt's in either case, are read from their end. In a stream their offsets count from the beginning of the text, so
+those of later events are moved on. The engine tells an agent that asked for ``echo`` the prompt's ids in a stream, and
+not in a document. To report the sampled tokens' logprobs it has to report the prompt's, too; they are put back to null.
+
+These go out as they are, uncaptured: with ``echo``, prompts of token ids (only the engine can turn them into text),
+requests that score a prompt and generate nothing (``max_tokens: 0``), and streams of several choices (vLLM 0.31 fails
+on some of them when asked for logprobs); prompts that are embeddings; beam search.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_proxy.core.protocol.coercion import flag, integer, unread
-from ajet_proxy.core.protocol.echo import EchoReading
-from ajet_proxy.core.protocol.event_patterns import ID, INDEX, NUMBER, STRING, WHOLE
-from ajet_proxy.core.protocol.json_edits import Spanned
-from ajet_proxy.core.protocol.reading import (
-    KEEP_ALIVE,
-    Ask,
-    Echo,
-    Reading,
-    choices_of,
-)
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.dialect import Ask, Echo, OpenAIDialect
+from ajet_proxy.core.protocol.json_edits import ID, INDEX, NUMBER, STRING, WHOLE, Edits, Spanned, scan_at
+from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.request import choices_of, flag, integer, unread
 
 
-class Completions:
+class Completions(OpenAIDialect):
     """The `Dialect` of text completions."""
 
     name = "completions"
     path = "/v1/completions"
     target = path
-    keep_alive = KEEP_ALIVE
     usual = re.compile(
         rb'(data: \{"id":' + STRING + rb',"object":"text_completion","created":' + WHOLE + rb',"model":' + STRING
         + rb',"choices":\[\{"index":(' + INDEX + rb'),("text":' + STRING
@@ -44,11 +41,6 @@ class Completions:
         + rb'(,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":)'
         + rb'\[(' + ID + rb')\]((?:,"weight_versions":null)?\}\]\}\n\n)'
     )
-
-    bulky = False
-
-    def translate(self, request: Request) -> Request:
-        return request
 
     def reader(self, ask: Ask) -> Reading:
         return Reading(self, ask) if ask.echo is None else EchoReading(self, ask, ask.echo)
@@ -87,12 +79,6 @@ class Completions:
     def said(self, choice: Spanned) -> Any:
         return {"text": choice.values.get("text")}
 
-    def wordless(self, choice: Spanned) -> bool:
-        return False
-
-    def is_filler(self, choice: Spanned) -> bool:
-        return False
-
 
 def _prompts(prompt: Any) -> list[Any]:
     """The prompts that ``prompt`` holds: a text or a list of token ids is one."""
@@ -107,3 +93,34 @@ def _can_be_echoed(request: Mapping[str, Any], prompts: list[Any]) -> bool:
 
 
 COMPLETIONS = Completions()
+
+
+class EchoReading(Reading):
+    """Reads an answer to `echo` and shows it with the prompt."""
+
+    _puts_back = True
+
+    def __init__(self, dialect: OpenAIDialect, ask: Ask, echo: Echo) -> None:
+        super().__init__(dialect, ask)
+        self._echo = echo
+        self._begun: set[int] = set()
+
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        return [], 0
+
+    def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
+        values, spans = choice.values, choice.spans
+        if values.get("prompt_logprobs") is not None and self._ask.hide_logprobs and not self._echo.prompt_logprobs:
+            edits[spans["prompt_logprobs"]] = "null"
+        index = values["index"]
+        words = self._echo.texts[index] if type(index) is int and 0 <= index < len(self._echo.texts) else ""
+        if not words or values.get("token_ids") is None or not isinstance(values["text"], str):
+            return
+        if index not in self._begun:
+            self._begun.add(index)
+            start = spans["text"][0] + 1
+            edits[start, start] = json.dumps(words, ensure_ascii=False)[1:-1]
+        elif values.get("logprobs") is not None and not self._ask.hide_logprobs:
+            logprobs = scan_at(text, spans["logprobs"][0])
+            moved = [offset + len(words) for offset in logprobs.values["text_offset"]]
+            edits[logprobs.spans["text_offset"]] = json.dumps(moved, separators=(",", ":"))

@@ -1,22 +1,36 @@
 """One LLM exchange as a state machine: what the engine is asked, what the agent sees of its answer, and the calls.
 
-::
+`TRANSITIONS` is the machine; an event that has no row for a state changes nothing::
 
-    waiting ──on_headers──▶ refused   (an error status)         all bytes pass
-                        ├─▶ document  (one JSON body)           kept back until `finish`
-                        ├─▶ stream    (server-sent events)      each event passes at once …
-                        └─▶ opaque    (not to be captured)      all bytes pass
-                            stream ──last choice finished──▶ … and from that event on all is kept back until `release`;
-                                                             what comes later passes at once, and is watched
+    waiting        ──document──▶       document
+                   ──stream──▶         stream
+                   ──lost document──▶  lost document
+                   ──lost stream──▶    watched
+                   ──unread──▶         unread
+    stream         ──ended──▶          held
+                   ──overlong──▶       cut
+    held           ──release──▶        watched
+                   ──overlong──▶       cut
+    watched        ──overlong──▶       unread
+    cut            ──release──▶        unread
+    any            ──over──▶           over
 
-Invariant: whatever was fed comes out once and in order, but for the values and events that only the proxy asked for.
+What becomes of the engine's bytes in each state:
+
+- ``document``, ``lost document``: all is kept until `finish`. Of a lost one it is known that no call comes of it.
+- ``stream``: each event leaves at once. With the last choice it has ``ended``, or when it cannot be read.
+- ``held``: the calls are known and not yet durable, so nothing leaves until `release`.
+- ``watched``: each event leaves at once. One that contradicts the calls loses them after all (`contradicted`).
+- ``cut``: an event was too long to wait for its end. Nothing leaves until `release`.
+- ``unread``: bytes leave as they come, if they are in the client's own protocol.
+
+Invariant: what was fed comes out once and in order, except for the values and events that only the proxy asked for.
 The bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent
 can know of them. What cannot be read passes as it came and its calls are lost: an agent never pays for a capture that
-went wrong. Nor does it wait for what an engine may say behind the finish: calls that this contradicts are lost after
-all (`contradicted`). What is in one piece with the finish counts before the calls are `settled`; and what cannot be
-read behind it tells nothing of them.
+went wrong. Nor does it wait for what an engine may say behind the finish. What is in one piece with the finish counts
+before the calls are `settled`. What cannot be read behind it tells nothing of them.
 
-Next: ajet_proxy/io/ledger_port/local.py
+Next: ajet_proxy/core/protocol/chat.py
 """
 
 from __future__ import annotations
@@ -24,10 +38,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 from ajet_proxy.core.protocol.cache_salt import salted
-from ajet_proxy.core.protocol.reading import Ask, Dialect, with_versions
+from ajet_proxy.core.protocol.dialect import Ask, Dialect, with_versions
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
@@ -35,6 +49,24 @@ from ajet_sdk.errors import BadRequest
 
 MAX_EVENT = 32 << 20
 """A longer event of a stream is not waited for; the ids of a million tokens are a quarter of it."""
+State = Literal["waiting", "document", "lost document", "stream", "held", "watched", "cut", "unread", "over"]
+Event = Literal["document", "stream", "lost document", "lost stream", "unread", "ended", "overlong", "release", "over"]
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    ("waiting", "document"): "document",
+    ("waiting", "stream"): "stream",
+    ("waiting", "lost document"): "lost document",
+    ("waiting", "lost stream"): "watched",
+    ("waiting", "unread"): "unread",
+    ("stream", "ended"): "held",
+    ("stream", "overlong"): "cut",
+    ("held", "release"): "watched",
+    ("held", "overlong"): "cut",
+    ("watched", "overlong"): "unread",
+    ("cut", "release"): "unread",
+}
+TRANSITIONS.update({(state, "over"): "over" for state in get_args(State)})
+_BUFFERED = ("document", "lost document")
+_UNSETTLED = ("waiting", "document", "stream")
 
 
 def question(dialect: Dialect, asked: Request, max_choices: int) -> Ask:
@@ -77,23 +109,23 @@ class Exchange:
         self._named = named
         self.skip = ask.skip
         """Why the exchange is not captured, if it is not."""
+        self.state: State = "waiting"
         self.buffered = False
         """Whether the answer is one document, which `finish` gives as a whole."""
         self.settled = False
         """Whether it is known what became of the calls; from here on `outcomes` holds and `release` is due."""
-        self._fields = fields
+        self.outcomes: tuple[Outcome, ...] = ()
+        """What became of each choice, in order, as far as is known; empty until `settled`."""
+        self.contradicted: str | None = None
+        """Why calls that were captured when they `settled` are lost after all, if they are; `outcomes` says so too."""
         self.ask = ask
         """What the engine is asked for, and what of it the client must not see."""
+        self._fields = fields
         self._reading = dialect.reader(ask)
         self._translates = self._reading.translates
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
-        self._holding = False
-        self._opaque = False
-        self._outcomes: tuple[Outcome, ...] = ()
-        self.contradicted: str | None = None
-        """Why calls that were captured when they `settled` are lost after all, if they are; `outcomes` says so too."""
 
     @property
     def upstream_body(self) -> bytes:
@@ -113,15 +145,15 @@ class Exchange:
         """`upstream_body` with more `fields` (name to JSON text) set."""
         return self.asked.with_fields({**self._fields, **fields})
 
-    @property
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each choice, in order, as far as is known; empty until `settled`."""
-        return self._outcomes
-
     @cached_property
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, for those who know history by its words; see `Reader.given`. Ask once `settled`."""
-        return self._reading.given()
+    def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
+        """What each choice said, for those who know history by its words; see `Reader.answers`. Ask once `settled`."""
+        return self._reading.answers()
+
+    @property
+    def response_id(self) -> str | None:
+        """The id under which the engine may keep the answer, where it gives answers out again; known once `settled`."""
+        return None if self.asked.fields.get("store") is False else self._reading.response_id
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -141,7 +173,7 @@ class Exchange:
     @property
     def patient(self) -> bool:
         """Whether the client has whole events of a stream that is not at its end."""
-        return not self.buffered and not self._opaque and not self._reading.ended
+        return self.state in ("stream", "held", "watched") and not self._reading.ended
 
     def pass_by(self) -> None:
         """The answer is the engine's to the client's request on the client's own route: the client gets it as it is,
@@ -160,39 +192,43 @@ class Exchange:
 
     def on_headers(self, status: int, content_type: str) -> None:
         """The engine's answer begins."""
-        document = not content_type.lower().startswith("text/event-stream")
-        if status >= 400 or self.skip is not None:
-            self._lose(REFUSED if status >= 400 else self.skip or "")
-            self._opaque = not self._translates
-            self.buffered = self._translates and (document or status >= 400)
-        else:
-            self.buffered = document
+        stream = content_type.lower().startswith("text/event-stream")
+        if status < 400 and self.skip is None:
+            self._go("stream" if stream else "document")
+            return
+        lost: Event = "lost stream" if stream and status < 400 else "lost document"
+        self._go(lost if self._translates else "unread", REFUSED if status >= 400 else self.skip)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Bytes from the engine; what of them the client gets now."""
+        state = self.state
+        if state in ("stream", "held", "watched"):
+            if state == "held" or self._parser.pending:
+                out = self._events(self._parser.feed(data))
+                return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
+            out, end = self._reading.usual(data)
+            return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
         if self.buffered:
             self._document.append(data)
-            return []
-        if self._opaque:
-            return [] if self._translates else [data]
-        if self._parser.pending or self._holding:
-            out = self._events(self._parser.feed(data))
-            return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
-        out, end = self._reading.usual(data)
-        return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
+        elif not self._translates:
+            if state != "cut":
+                return [data]
+            self._held.append(data)
+        return []
 
     def release(self) -> list[bytes]:
         """The bytes that were kept back until the calls were durable."""
-        held, self._held, self._holding = self._held, [], False
+        held, self._held = self._held, []
+        self._go("release")
         return held
 
     def finish(self) -> list[bytes]:
         """The engine's answer ended as it should; the rest of the client's bytes. `settled` holds afterwards."""
         if self.buffered:
             return self._finish_document()
-        out = [] if self._opaque else self._events(self._parser.finish())
-        if not self.settled:
-            self._settle(self._reading.outcomes())
+        rest = self._parser.finish()
+        out = self._events(rest) if rest else []
+        self._go("over")
         return out + self.release()
 
     def abort(self, reason: str = TRUNCATED) -> list[bytes]:
@@ -201,9 +237,20 @@ class Exchange:
         pieces = [*self._document, self._parser.take()]
         rest = self._held if self._translates else [*self._held, *pieces]
         self._held, self._document = [], []
-        if not self.settled:
-            self._lose(reason)
+        self._go("over", reason)
         return [part for part in rest if part]
+
+    def _go(self, event: Event, lost: str | None = None) -> None:
+        """Take the transition of `event`. Calls that it settles are `lost` for this reason; without one they are what
+        was read."""
+        self.state = TRANSITIONS.get((self.state, event), self.state)
+        self.buffered = self.state in _BUFFERED
+        if self.settled or self.state in _UNSETTLED:
+            return
+        self.settled = True
+        self.outcomes = (
+            self._reading.outcomes() if lost is None else tuple(Lost(index, lost) for index in range(self.choices))
+        )
 
     def _events(self, events: list[SseEvent]) -> list[bytes]:
         out: list[bytes] = []
@@ -213,36 +260,26 @@ class Exchange:
                 seen = self._reading.show(event)
             except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
                 if not self._reading.ended:
-                    self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
-            self._holding = self._holding or (self._reading.ended and not self.settled)
+                    self._go("ended", CAPTURE_FAILED)
             if seen:
-                (self._held if self._holding else out).append(seen)
-        self._judge()
-        return out
-
-    def _judge(self) -> None:
-        """A piece of a stream has been read: see whether the calls are at their end, or are so no more."""
-        if self._reading.ended and not self.settled:
-            self._settle(self._reading.outcomes())
-        elif (why := self._reading.spoilt) is not None and self.settled:
+                holds = self.state == "held" or (self._reading.ended and self.state == "stream")
+                (self._held if holds else out).append(seen)
+        if not self.settled:
+            if self._reading.ended:
+                self._go("ended")
+        elif (why := self._reading.spoilt) is not None:
             self.contradicted = why
-            self._outcomes = tuple(one if isinstance(one, Lost) else Lost(one.index, why) for one in self._outcomes)
+            self.outcomes = tuple(one if isinstance(one, Lost) else Lost(one.index, why) for one in self.outcomes)
+        return out
 
     def _overlong(self) -> list[bytes]:
         """An event that does not end is kept no longer. The client gets its bytes, and whatever follows, if it is in
         the client's own protocol."""
-        self._opaque, piece = True, self._parser.take()
-        self._keep_back(tuple(Lost(index, CAPTURE_FAILED) for index in range(self.choices)))
-        if self._translates:
-            return []
-        self._held.append(piece)
-        return [] if self._holding else self.release()
-
-    def _keep_back(self, outcomes: tuple[Outcome, ...]) -> None:
-        """The calls have ended in these `outcomes`, if they have not before: nothing leaves until `release`."""
-        if not self.settled:
-            self._settle(outcomes)
-            self._holding = True
+        piece = self._parser.take()
+        if not self._translates:
+            self._held.append(piece)
+        self._go("overlong", CAPTURE_FAILED)
+        return self.release() if self.state == "unread" else []
 
     def _finish_document(self) -> list[bytes]:
         body = b"".join(self._document)
@@ -250,15 +287,7 @@ class Exchange:
         try:
             body = self._reading.document(body)
         except Exception:  # as in feed
-            self._lose(CAPTURE_FAILED)
+            self._go("over", CAPTURE_FAILED)
         else:
-            self._settle(self._reading.outcomes())
+            self._go("over")
         return [body]
-
-    def _lose(self, reason: str) -> None:
-        self._settle(tuple(Lost(index, reason) for index in range(self.choices)))
-
-    def _settle(self, outcomes: tuple[Outcome, ...]) -> None:
-        if not self.settled:
-            self._outcomes = outcomes
-            self.settled = True

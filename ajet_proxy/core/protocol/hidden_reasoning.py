@@ -11,21 +11,14 @@ engine withholds or not.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ajet_proxy.core.protocol.choice import UNREADABLE
-from ajet_proxy.core.protocol.coercion import flag
 from ajet_proxy.core.protocol.json_edits import Edits, Spanned, scan_at
-from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
 
 _BEFORE = ("role", "content")
 """What stands before ``reasoning`` in a message."""
-
-
-def wants_quiet(request: Mapping[str, Any]) -> bool:
-    """Whether the agent wants no reasoning."""
-    return flag(request, "include_reasoning") is False
 
 
 def trial(model: str) -> list[tuple[str, dict[str, Any]]]:
@@ -43,7 +36,7 @@ def withholds(answers: Sequence[Any]) -> bool | None:
         return None
 
 
-class QuietReading(Reading):
+class HiddenReasoning(Reading):
     """Reads an answer with reasoning and shows it without."""
 
     _puts_back = True
@@ -76,7 +69,7 @@ def _is_filler(choice: Spanned) -> bool:
 
 def _says_something(delta: Any) -> bool:
     """Whether words are left without the reasoning. Null content alone is a tool call that was one too many for
-    ``parallel_tool_calls: false``, whose event is sent all the same."""
+    ``parallel_tool_calls: false``, whose event is sent in either case."""
     return bool(delta.get("content") or delta.get("tool_calls")) or ("content" in delta and _is_void(delta))
 
 

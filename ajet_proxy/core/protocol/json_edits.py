@@ -19,6 +19,15 @@ _plain_name = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
 _after_value = re.compile(r"[ \t\n\r]*([,}])").match
 
 
+# Patterns of JSON in bytes, as vLLM writes it: each matches JSON in that form and nothing else. They backtrack nowhere
+# (possessive quantifiers), so a hostile text costs no more than its length.
+STRING = rb'"[^"\\\x00-\x1f]*+(?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})[^"\\\x00-\x1f]*+)*+"'
+NUMBER = rb"-?(?:0|[1-9]\d*+)(?:\.\d++)?(?:[eE][+-]?\d++)?"
+WHOLE = rb"(?:0|[1-9]\d*+)"
+INDEX = rb"(?:0|[1-9]\d{0,5})"
+ID = rb"(?:0|[1-9]\d{0,9})"
+IDS = rb"\[" + ID + rb"(?:," + ID + rb")*+\]"
+
 Edits = dict[tuple[int, int], str]
 """New text for spans of an old one."""
 
@@ -152,3 +161,14 @@ def _objects(text: str, at: int) -> tuple[list[Spanned], int]:
         if not text.startswith(",", at):
             raise ValueError(f"expected ',' or ']' at character {at}")
         at = _skip(text, at + 1)
+
+
+def is_utf8(raw: bytes) -> bool:
+    """Whether `raw` is UTF-8, which no pattern of bytes can tell."""
+    if raw.isascii():
+        return True
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""A document whose bulk, ids and logprobs, is read as what it must be and the rest as JSON: cheaper than JSON alone.
+"""A document whose long lists, ids and logprobs, are read by their types and the rest as JSON: cheaper than JSON alone.
 
 Most of a chat document is what only the proxy asked for. In the form in which vLLM writes it, it is found by its names,
 checked and taken out, and stands for null in what is left; that is read as any JSON is. A name with its quotes and the
@@ -41,30 +41,29 @@ class Document(NamedTuple):
     logprobs: list[float]
 
 
-class _Bulk(NamedTuple):
+class _Lists(NamedTuple):
     rest: bytes
     prompt: list[int]
     ids: list[int]
     logprobs: list[float]
 
 
-def read(body: bytes, *, bulky: bool, spans: bool) -> Document:
-    """The document `body`, whose bulk is taken out of the text where it is `bulky`. The `answer` may be without `spans`
-    where none are asked for. Raises like `scan`, and for what is not UTF-8.
-    """
+def read(body: bytes, *, long: bool, spans: bool) -> Document:
+    """The document `body`. Out of the text of a `long` one the lists are taken. Where no `spans` are asked for, the
+    `answer` may be without. Raises like `scan`, and for what is not UTF-8."""
     text = body.decode()
-    if bulky and (bulk := _taken(body)) is not None:
-        rest = bulk.rest.decode()
+    if long and (lists := _taken(body)) is not None:
+        rest = lists.rest.decode()
         answer = (scan if spans else load)(rest, deep="choices")
         if _belongs(answer):
-            answer.values["prompt_token_ids"] = bulk.prompt
-            answer.values["choices"][0].values["token_ids"] = bulk.ids
-            return Document(rest, answer, bulk.logprobs)
+            answer.values["prompt_token_ids"] = lists.prompt
+            answer.values["choices"][0].values["token_ids"] = lists.ids
+            return Document(rest, answer, lists.logprobs)
     return Document(text, scan(text, deep="choices"), [])
 
 
-def _taken(body: bytes) -> _Bulk | None:
-    """The bulk of `body`, each of its values being there once, in vLLM's order."""
+def _taken(body: bytes) -> _Lists | None:
+    """The lists of `body`, each of them being there once, in vLLM's order."""
     start, end = body.find(_LOGPROBS), body.rfind(_END)
     sampled = body.find(_SAMPLED, end)
     asked = body.find(_PROMPT, sampled)
@@ -82,7 +81,7 @@ def _taken(body: bytes) -> _Bulk | None:
     ))  # fmt: skip
     if any(rest.count(name) > 1 for name in _NAMES):
         return None
-    return _Bulk(rest, *values, logprobs)
+    return _Lists(rest, *values, logprobs)
 
 
 def _belongs(answer: Spanned) -> bool:

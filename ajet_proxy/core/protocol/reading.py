@@ -1,174 +1,119 @@
-"""What all dialects share: the question put to the engine, and the bookkeeping of its answer.
+"""The bookkeeping of one answer: what was sampled, choice by choice, and what the client sees of it.
 
 vLLM reports each choice's token ids and logprobs where it reports the text. `Reading` adds them up, choice by choice,
 and puts back to null what only the proxy asked for, by exchanging those values in the text and touching nothing else.
 The two do not depend on one another: an answer that cannot be added up, because it is of no dialect or comes twice, is
-put back all the same, to its end.
-Invariant: a choice is `Captured` only if all of it was told (see `choice`) and nothing was told twice: no choice in one
-event, nothing of a choice behind its finish, no second prompt in place of the first. What contradicts may come behind
-the end of all choices, so that is watched as well, and nothing of it is kept. A prompt may be told once for all of its
-choices. An empty finish reason is none, and an empty prompt tells nothing against another.
+put back to its end.
+
+Invariant: a choice is `Captured` only if every part of it came with ids, and if its prompt's ids, one logprob for each
+sampled token and the word of a good end are there. Nothing may be told twice: no choice in one event, nothing of a
+choice behind its finish, no second prompt in place of the first. What contradicts may come behind the end of all
+choices, so that is watched as well, and nothing of it is kept. A prompt may be told once for all of its choices. An
+empty finish reason is none, and an empty prompt tells nothing against another.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
 
-from msgspec import Struct
-from msgspec.structs import replace
+from msgspec import convert
 
-from ajet_proxy.core.protocol.answer_text import joined
-from ajet_proxy.core.protocol.choice import LOSSES, UNREADABLE, Tally
-from ajet_proxy.core.protocol.coercion import flag, integer
-from ajet_proxy.core.protocol.event_patterns import is_utf8
-from ajet_proxy.core.protocol.json_edits import Edits, Spanned, scan, splice
+from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect, Reader
+from ajet_proxy.core.protocol.json_edits import Edits, Spanned, is_utf8, scan, splice
 from ajet_proxy.core.protocol.long_documents import read
-from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.sse import SseEvent
-from ajet_proxy.core.tokens import are_tokens
-from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, ENGINE_ERROR, TRUNCATED, Lost, Outcome
+from ajet_proxy.core.tokens import NOT_SO, are_tokens
+from ajet_proxy.core.trajectory.call import (
+    CAPTURE_FAILED,
+    ENGINE_ABORTED,
+    ENGINE_ERROR,
+    NO_LOGPROBS,
+    NO_TOKEN_IDS,
+    TRUNCATED,
+    Captured,
+    Lost,
+    Outcome,
+)
+from ajet_sdk.limits import are_logprobs
 
-DONE = b"[DONE]"
-KEEP_ALIVE = b": waiting for the engine\n\n"
-"""A comment: every reader of server-sent events skips it."""
-VERSIONS = "return_weight_versions"
-"""Asks vLLM, from 0.33 on, which weights sampled each token."""
-
-
-@dataclass(frozen=True, slots=True)
-class Echo:
-    """The agent asked for its prompt before the answer. `texts` are what the engine leaves out of each choice when it
-    is asked for ids; `prompt_logprobs` says that the agent asked for those too."""
-
-    texts: tuple[str, ...] = ()
-    prompt_logprobs: bool = False
-
-
-class Ask(Struct, frozen=True):
-    """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come, and
-    what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
-
-    fields: Mapping[str, str] = {}
-    choices: int = 1
-    prompts: int = 1
-    """Each has as many choices as the others; those of the first come first."""
-    hide_ids: bool = False
-    """Of the prompt, too, unless `show_prompt`."""
-    hide_logprobs: bool = False
-    hide_reasoning: bool = False
-    hide_versions: bool = False
-    show_prompt: bool = False
-    echo: Echo | None = None
-    skip: str | None = None
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
+"""What reading an answer may raise that is not of the dialect."""
+LOSSES = {"abort": ENGINE_ABORTED, "error": ENGINE_ERROR}
+"""The finish reasons of a generation that did not come to its end."""
+Piece = bytes | Mapping[str, Any]
+"""Words of a choice: the object that held them (``delta`` or ``message`` of a chat, ``{"text": …}`` of a completion).
+The fast way through a stream keeps the raw bytes of its one member."""
 
 
-class Dialect(Protocol):
-    """One protocol that agents speak. Stateless."""
+@dataclass(slots=True)
+class PartialChoice:
+    """What came of one choice so far."""
 
-    name: str
-    path: str
-    """The client's route."""
-    target: str
-    """The engine's route that answers it."""
-    keep_alive: bytes
-    """What a stream may say while the engine is silent: its clients ignore it."""
+    ids: list[Any] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    said: list[Piece] = field(default_factory=list, compare=False)
+    versions: Any = None
+    finish_reason: Any = None
+    stop_reason: Any = None
+    told: bool = False
+    silent: bool = False
 
-    def translate(self, request: Request) -> Request:
-        """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
-
-    def choices(self, request: Mapping[str, Any]) -> int:
-        """How many answers the (translated) `request` asks for."""
-
-    def ask(self, request: Mapping[str, Any]) -> Ask:
-        """How to put the (translated) `request` to the engine so that it reports ids and logprobs."""
-
-    def reader(self, ask: Ask) -> Reader:
-        """A fresh reader of one answer to `ask`."""
-
-
-class Reader(Protocol):
-    """Reads one answer: what the client sees of it, and what became of the calls."""
-
-    translates: bool
-    """Whether the client's protocol is another one than the engine's: then every event goes through `show`, also those
-    that come after the last call, and neither `show` nor `document` may raise."""
-    ended: bool
-    """Whether the engine has said its last about the calls, so that `outcomes` holds; unless it is `spoilt` later."""
-    spoilt: str | None
-    """Why all calls are lost, whatever they were told to be: the engine failed, or contradicted itself. It may show
-    behind the end."""
-    status: int | None
-    """The client's status for a document, where the engine's does not fit."""
-    tells_versions: bool
-    """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
-
-    @property
-    def sampled(self) -> tuple[int, ...]:
-        """How many tokens each choice has so far."""
-
-    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
-        """A fast way for the events at the start of `stream`: what the client sees of them, and how many bytes they
-        are."""
-
-    def show(self, event: SseEvent) -> bytes | None:
-        """What the client sees of one event of the engine's, if anything; it may raise where the answer is not of the
-        dialect."""
-
-    def document(self, body: bytes) -> bytes:
-        """What the client sees of an answer in one piece, with `translates` also of an error; may raise like `show`."""
-
-    def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each choice."""
-
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, as the engine's route takes it back for history: an assistant's message,
-        ``{"text": …}``, or ``{"id": …, "output": …}``; None where it is not finished or cannot be told."""
+    def outcome(self, index: int, model: str, prompt: Any) -> Captured | Lost:
+        """What became of choice number `index`, whose `prompt` is a tuple of ids if the engine told it well, and None
+        if it did not tell it."""
+        if not isinstance(self.finish_reason, str):
+            return Lost(index, CAPTURE_FAILED)
+        if (loss := LOSSES.get(self.finish_reason)) is not None:
+            return Lost(index, loss)
+        if self.silent or not self.told or prompt is None:
+            return Lost(index, NO_TOKEN_IDS)
+        if not isinstance(prompt, tuple) or not are_tokens(self.ids):
+            return Lost(index, CAPTURE_FAILED)
+        logprobs = logprobs_of(self.logprobs)
+        if logprobs is None or len(logprobs) != len(self.ids):
+            return Lost(index, NO_LOGPROBS)
+        return Captured(
+            index=index, model=model,
+            prompt_token_ids=prompt,
+            token_ids=tuple(self.ids),
+            logprobs=logprobs,
+            finish_reason=self.finish_reason,
+            stop_string=self.stop_reason if isinstance(self.stop_reason, str) else None,
+            labels=_labels(self.versions, len(self.ids)),
+        )
 
 
-def with_versions(ask: Ask, request: Mapping[str, Any]) -> Ask:
-    """`ask` for an engine that can tell which weights sampled each token."""
-    if ask.skip is not None or flag(request, VERSIONS) is True:
-        return ask
-    return replace(ask, fields={**ask.fields, VERSIONS: "true"}, hide_versions=True)
+def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
+    """vLLM's ``weight_versions`` as runs of `sampled` tokens; none where they are not that."""
+    out, at = [], 0
+    try:
+        for span in spans or ():
+            label, start, end = span["version"], span["start"], span["end"]
+            if not (isinstance(label, str) and type(end) is int and start == at < end):
+                return ()
+            out.append((label, end - start))
+            at = end
+    except UNREADABLE:
+        return ()
+    return tuple(out) if at == sampled else ()
 
 
-class OpenAIDialect(Protocol):
-    """The names of a protocol whose answers are choices with ``token_ids`` and ``logprobs``; see `Reading`."""
-
-    usual: re.Pattern[bytes]
-    """The event that makes up most of a stream, blank line included: one token of one choice, and nothing else to
-    report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
-    the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
-
-    bulky: bool
-    """Whether the bulk of a document may be in the form that `bulk.read` knows."""
-
-    def logprobs(self, value: Any) -> list[Any]:
-        """One logprob for each token in the ``logprobs`` of a choice."""
-
-    def said(self, choice: Spanned) -> Any:
-        """The object in `choice` that holds its words."""
-
-    def wordless(self, choice: Spanned) -> bool:
-        """Whether `choice` opens the answer and says nothing yet, so that no ids belong to it."""
-
-    def is_filler(self, choice: Spanned) -> bool:
-        """Whether the engine sends this event only because ids or logprobs were asked for."""
+def logprobs_of(values: Any) -> tuple[float, ...] | None:
+    """The list `values` as floats; None if it is none, or holds anything that is no logprob."""
+    try:
+        numbers = convert(values, list[float])
+    except NOT_SO:
+        return None
+    return tuple(numbers) if are_logprobs(numbers) else None
 
 
-def choices_of(request: Mapping[str, Any]) -> int:
-    """``n``; one where it is left out or where the engine will refuse it."""
-    return max(1, integer(request, "n") or 1)
-
-
-class Reading:
+class Reading(Reader):
     """One answer, read event by event or as a whole document."""
 
-    translates = False
-    status: int | None = None
     _puts_back = False
     """Whether `_put_back` does anything, for which it needs to know where values stand."""
 
@@ -176,15 +121,16 @@ class Reading:
         self._dialect = dialect
         self._ask = ask
         self._hides_all = ask.hide_ids and ask.hide_logprobs
-        self._tallies = [Tally() for _ in range(ask.choices)]
+        self._hides_prompt = ask.hide_ids and not ask.show_prompt
+        hides = {"prompt_token_ids": self._hides_prompt, "token_ids": ask.hide_ids, "logprobs": ask.hide_logprobs,
+                 "weight_versions": ask.hide_versions}  # fmt: skip
+        self._hidden = [name for name, hidden in hides.items() if hidden]
+        self._choices = [PartialChoice() for _ in range(ask.choices)]
         self._prompts: list[Any] = [None] * ask.prompts
         self._each = ask.choices // ask.prompts
         self._unfinished = ask.choices
         self._model = ""
-        self.spoilt: str | None = None
         self.ended = False
-        """Whether every choice is finished, or the stream says that it is done."""
-        self.tells_versions = False
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         """Read the events at the start of `stream` that have the form which makes up most of a stream, at a tenth of
@@ -196,16 +142,16 @@ class Reading:
         match = self._dialect.usual.match
         while at < end and (found := match(stream, at)):
             head, index, said, logprob, middle, token, tail = found.groups()
-            if (place := int(index)) >= len(self._tallies):
+            if (place := int(index)) >= len(self._choices):
                 break
-            tally = self._tallies[place]
-            if tally.finish_reason is not None:
+            partial = self._choices[place]
+            if partial.finish_reason is not None:
                 break
-            tally.ids.append(int(token))
-            tally.logprobs.append(float(logprob))
-            tally.told = True
+            partial.ids.append(int(token))
+            partial.logprobs.append(float(logprob))
+            partial.told = True
             if said:
-                tally.said.append(said)
+                partial.said.append(said)
                 seen += (head, b"null", middle, b"null", tail)
             at = found.end()
         return seen, at
@@ -247,28 +193,29 @@ class Reading:
     @property
     def sampled(self) -> tuple[int, ...]:
         """How many tokens each choice has so far."""
-        return tuple(len(tally.ids) for tally in self._tallies)
+        return tuple(len(partial.ids) for partial in self._choices)
 
     def outcomes(self) -> tuple[Outcome, ...]:
         """What became of each choice."""
         if self.spoilt is not None or self._unfinished:
-            return tuple(Lost(index, self.spoilt or TRUNCATED) for index in range(len(self._tallies)))
+            return tuple(Lost(index, self.spoilt or TRUNCATED) for index in range(len(self._choices)))
         prompts = [tuple(prompt) if are_tokens(prompt) else prompt for prompt in self._prompts]
         return tuple(
-            tally.outcome(index, self._model, prompts[index // self._each]) for index, tally in enumerate(self._tallies)
+            partial.outcome(index, self._model, prompts[index // self._each])
+            for index, partial in enumerate(self._choices)
         )
 
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
+    def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said; see `Reader`."""
-        return tuple(None if tally.finish_reason is None else joined(tally.said) for tally in self._tallies)
+        return tuple(None if partial.finish_reason is None else joined(partial.said) for partial in self._choices)
 
     def _document(self, body: bytes) -> tuple[Spanned, str, Edits]:
         """Read `body`; what is in it, its text and the spans of that to be put back."""
-        hidden = self._hides_all and not self._ask.show_prompt and len(self._tallies) == 1
+        hidden = self._hides_prompt and self._ask.hide_logprobs and len(self._choices) == 1
         spans = self._ask.hide_versions or self._puts_back
-        text, answer, logprobs = read(body, bulky=self._dialect.bulky and hidden, spans=spans)
+        text, answer, logprobs = read(body, long=self._dialect.long_documents and hidden, spans=spans)
         edits = self._read(answer, answer.values.get("choices"), text)
-        self._tallies[0].logprobs += logprobs
+        self._choices[0].logprobs += logprobs
         return answer, text, edits
 
     def _read(self, answer: Spanned, choices: Any, text: str = "") -> Edits:
@@ -281,15 +228,14 @@ class Reading:
         if choices and not isinstance(choices, list):
             self._spoil(CAPTURE_FAILED)
             choices = None
-        self._hide("prompt_token_ids", answer, self._ask.hide_ids and not self._ask.show_prompt, edits)
+        if self._hides_prompt:
+            _hide("prompt_token_ids", answer, edits)
         if len(self._prompts) == 1:  # of several, the answer as a whole cannot say which it tells
             self._learn(0, values)
         named: set[int] = set()
         for choice in choices or ():
-            self._hide("prompt_token_ids", choice, self._ask.hide_ids and not self._ask.show_prompt, edits)
-            self._hide("token_ids", choice, self._ask.hide_ids, edits)
-            self._hide("logprobs", choice, self._ask.hide_logprobs, edits)
-            self._hide("weight_versions", choice, self._ask.hide_versions, edits)
+            for name in self._hidden:
+                _hide(name, choice, edits)
             try:
                 self._put_back(text, choice, edits)
                 self._add(choice, named)
@@ -300,10 +246,6 @@ class Reading:
     def _spoil(self, reason: str) -> None:
         """Whatever else comes, all calls are lost; the first `reason` counts."""
         self.spoilt = self.spoilt or reason
-
-    def _hide(self, name: str, owner: Spanned, hide: bool, edits: Edits) -> None:
-        if hide and name in owner.spans and owner.values[name] is not None:
-            edits[owner.spans[name]] = "null"
 
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
         """What else in `choice` would have been otherwise, had the agent been answered directly."""
@@ -317,38 +259,38 @@ class Reading:
             self._spoil(CAPTURE_FAILED)
 
     def _add(self, choice: Spanned, named: set[int]) -> None:
-        """Add `choice` to its tally; it is not among those that its event has `named` before, and becomes one."""
+        """Add `choice` to what came of it before. It is not among those that its event has `named`, and becomes one."""
         values = choice.values
         index = values["index"]
-        tally = self._tally(index, named)
+        partial = self._partial(index, named)
         self._learn(index // self._each, values)
-        if self.ended or tally.finish_reason is not None:
-            self._behind(tally, choice)
+        if self.ended or partial.finish_reason is not None:
+            self._behind(partial, choice)
             return
-        tally.said.append(self._dialect.said(choice))
+        partial.said.append(self._dialect.said(choice))
         if (ids := values.get("token_ids")) is not None:
-            tally.ids += ids
-            tally.told = True
+            partial.ids += ids
+            partial.told = True
         elif not self._dialect.wordless(choice) and not self._is_echo(choice):
-            tally.silent = True
+            partial.silent = True
         rows = [] if (logprobs := values.get("logprobs")) is None else self._dialect.logprobs(logprobs)
-        tally.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
+        partial.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
         if "weight_versions" in values:
             self.tells_versions = True
-            tally.versions = values["weight_versions"] or tally.versions
+            partial.versions = values["weight_versions"] or partial.versions
         if finish_reason := values.get("finish_reason"):
-            tally.finish_reason, tally.stop_reason = finish_reason, values.get("stop_reason")
+            partial.finish_reason, partial.stop_reason = finish_reason, values.get("stop_reason")
             self._unfinished -= 1
             self.ended = self._unfinished == 0
 
-    def _behind(self, tally: Tally, choice: Spanned) -> None:
-        """What stands in `choice` behind its finish or the end of all: a word, a token or another finish than that of
-        its `tally` contradicts what was told. Nothing of it is kept."""
+    def _behind(self, partial: PartialChoice, choice: Spanned) -> None:
+        """What stands in `choice` behind its finish or the end of all: a word, a token or another finish than the one
+        of `partial` contradicts what was told. Nothing of it is kept."""
         values = choice.values
-        finish_reason = values.get("finish_reason") or tally.finish_reason
+        finish_reason = values.get("finish_reason") or partial.finish_reason
         words = [word for name, word in self._dialect.said(choice).items() if name != "role"]
         rows = self._dialect.logprobs(values.get("logprobs") or {})
-        if finish_reason != tally.finish_reason:
+        if finish_reason != partial.finish_reason:
             self._spoil(LOSSES.get(finish_reason, CAPTURE_FAILED))
         elif values.get("token_ids") or rows or any(words):
             self._spoil(CAPTURE_FAILED)
@@ -357,12 +299,59 @@ class Reading:
         """Whether `choice` repeats the agent's own words, for which the engine has no place for ids."""
         return self._ask.echo is not None and "token_ids" not in choice.values
 
-    def _tally(self, index: Any, named: set[int]) -> Tally:
-        if type(index) is not int or not 0 <= index < len(self._tallies) or index in named:
-            raise ValueError(f"choice {index!r}, of {len(self._tallies)}, is not the next one of this event")
+    def _partial(self, index: Any, named: set[int]) -> PartialChoice:
+        if type(index) is not int or not 0 <= index < len(self._choices) or index in named:
+            raise ValueError(f"choice {index!r}, of {len(self._choices)}, is not the next one of this event")
         named.add(index)
-        return self._tallies[index]
+        return self._choices[index]
 
     def _is_filler(self, choices: list[Spanned]) -> bool:
         """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""
         return self._hides_all and all(map(self._dialect.is_filler, choices))
+
+
+def _hide(name: str, owner: Spanned, edits: Edits) -> None:
+    if name in owner.spans and owner.values[name] is not None:
+        edits[owner.spans[name]] = "null"
+
+
+def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:
+    """What one choice said, as a client that keeps history sends it back: the assistant's message, or the text. Texts
+    of one name follow one another, and so do the arguments of one tool call, as clients of such a stream put them
+    together. None if `pieces` are not what clients could put together."""
+    whole: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    try:
+        for piece in _decoded(pieces):
+            for name, value in piece.items():
+                if name == "tool_calls":
+                    _call(calls, value or ())
+                elif isinstance(value, str) and name != "role":
+                    whole[name] = whole.get(name, "") + value
+                elif value is not None:
+                    whole[name] = value
+        return whole | ({"tool_calls": [calls[place] for place in sorted(calls)]} if calls else {})
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+def _decoded(pieces: Sequence[Piece]) -> Iterator[Mapping[str, Any]]:
+    for raw, run in groupby(pieces, lambda piece: isinstance(piece, bytes)):
+        if raw:
+            members: list[Any] = list(run)
+            yield from json.loads(b"[{%b}]" % b"},{".join(members))
+        else:
+            yield from run  # type: ignore[misc]
+
+
+def _call(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
+    """Add `pieces` of tool calls to `calls`; a piece without an index is the next call whole."""
+    for piece in pieces:
+        call = calls.setdefault(piece.get("index", len(calls)), {})
+        for name, value in piece.items():
+            if name == "function":
+                function = call.setdefault(name, {})
+                for part, text in value.items():
+                    function[part] = function.get(part, "") + (text or "")
+            elif name != "index" and value is not None:
+                call.setdefault(name, value)

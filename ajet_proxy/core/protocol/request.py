@@ -1,21 +1,38 @@
-"""A client's request: a JSON object that is changed field by field and otherwise stays as it was written."""
+"""A client's request: a JSON object that is changed field by field and otherwise stays as it was written.
+
+**Its size.** A body comes in at the speed of memory. To make objects of its JSON costs ten times that, and twenty times
+its room. What is then asked of each message, item, part and call costs some microseconds each, and a few megabytes can
+hold a million of them, while everybody else waits. So a request may have only so many messages, fields, objects and
+lists, names (keys of objects) and values: `EACH`, `NAMES` and `VALUES` for each message that it may have. They leave
+room for a bias on every token of a vocabulary and for millions of token ids in prompts.
+
+Text is counted, not objects, and before there are any: outside of strings each name has its colon and each value its
+comma or its bracket. Most requests have too few of these signs, wherever they stand. Only what is left is taken apart,
+piece by piece, and no further than to the limit. Arguments of tool calls are texts that hold JSON, which is read later,
+so what they hold counts as well.
+
+**Its fields** are read as the engine reads them: it takes ``"true"`` and ``1`` for true, and ``"2"`` and ``2.0`` for 2.
+Otherwise fewer choices would be counted than come. What the engine cannot read it refuses; here such a value is None,
+as if it had been left out.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ajet_proxy.core.identity.headers import MAX_LABEL, is_text
 from ajet_proxy.core.protocol.json_edits import Spanned, TooMany, scan, with_fields
-from ajet_proxy.core.protocol.request_size import EACH, Counts, check_text, too_large
-from ajet_sdk.errors import BadRequest
+from ajet_sdk.errors import BadRequest, TooLarge
 
 
 class Request:
     """A client's JSON body, decoded, with the place of each field."""
 
-    __slots__ = ("_found", "_text", "made_of")
+    __slots__ = ("_found", "_made_of", "_most", "_text")
 
     def __init__(self, body: bytes, most: int | None = None) -> None:
         """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads, and
@@ -25,9 +42,10 @@ class Request:
             self._text = body.decode(json.detect_encoding(body), "surrogatepass")
         except UnicodeDecodeError as error:
             raise BadRequest(f"the body is not UTF-8: {error.reason} at byte {error.start}", code="not_utf8") from None
-        self.made_of: Counts | None = None
+        self._most = most
+        self._made_of: Counts | None = None
         if most is not None and self._text.lstrip(" \t\n\r").startswith("{"):
-            self.made_of = check_text(self._text, most)
+            self._made_of = check_text(self._text, most)
         fields = sys.maxsize if most is None else EACH * most
         try:
             self._found: Spanned = scan(self._text, most=fields)
@@ -36,10 +54,10 @@ class Request:
         except (ValueError, RecursionError) as error:
             raise BadRequest(f"the body is not a JSON object: {error}", code="not_json") from None
 
-    @property
-    def text(self) -> str:
-        """The body as it was written."""
-        return self._text
+    def check_size(self) -> None:
+        """`TooLarge` also for too many messages or items, and for what the arguments of calls are made of."""
+        if self._most is not None:
+            check(self._text, self._found.values, self._most, self._made_of)
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -58,3 +76,147 @@ class Request:
     def with_fields(self, fields: dict[str, str]) -> bytes:
         """The body, in UTF-8, with `fields` (name to JSON text) set and all else as it was written."""
         return with_fields(self._text, self._found, fields).encode("utf-8", "surrogatepass")
+
+
+# --- its size
+
+EACH = 5
+"""So many objects and lists, and fields of its own, a request may have for each message that it may have."""
+NAMES = 30
+"""So many names."""
+VALUES = 200
+"""So many values: entries of lists, and what stands under names."""
+_LISTS = ("messages", "input")
+_OPEN = "[{"
+_PIECE = 1 << 20
+"""Characters that are looked at together."""
+Counts = tuple[int, int, int, int]
+"""Of objects and lists, names, values, and the quotes around texts."""
+
+
+def check_text(text: str, most: int) -> Counts | None:
+    """What the JSON object `text` is made of, None if it has too few signs to be counted; `TooLarge` if that is more
+    than a request may be that may have `most` messages."""
+    return _count((text,), most) if _may_be_over(text, most) else None
+
+
+def check(text: str, fields: Mapping[str, Any], most: int, made_of: Counts | None = None) -> None:
+    """`TooLarge` if the request `text`, which says `fields`, has more than `most` messages or items, or more with the
+    arguments of its calls than it may. `made_of` is what `check_text` found."""
+    for name in _LISTS:
+        if isinstance(told := fields.get(name), list) and len(told) > most:
+            raise too_large(f"{name} has {len(told)} entries, and may have {most}", name)
+    if made_of is None and _may_be_over(text, most, text.count("\\u00")):
+        made_of = _count((text,), most)
+    if made_of is not None:
+        _count(_arguments(fields), most, made_of)
+
+
+def too_large(what: str, param: str | None = None) -> TooLarge:
+    """The error that says `what` there is too much of."""
+    return TooLarge(f"the request is too large to be read: {what}", code="too_many_messages", param=param)
+
+
+def _may_be_over(text: str, most: int, escaped: int = 0) -> bool:
+    """Whether `text` has as many signs as it takes to be over a limit; so many more may be `escaped`."""
+    opened = sum(map(text.count, _OPEN)) + escaped
+    return opened > EACH * most or text.count(":") + escaped > NAMES * most or text.count(",") + opened > VALUES * most
+
+
+def _count(texts: Iterable[str], most: int, counted: Counts = (0, 0, 0, 0)) -> Counts:
+    """What the JSON `texts` and what is `counted` already are made of together; `TooLarge` if it is over a limit. Each
+    string is a name, a value or a whole text, as arguments may be, so what is within the other limits has at most two
+    quotes for each of these. What is no JSON may have any number, and each costs time."""
+    opened, names, values, quotes = counted
+    for piece, quoted in (piece for text in texts for piece in _bare(text)):
+        inner = sum(map(piece.count, _OPEN))
+        opened, names, values = opened + inner, names + piece.count(":"), values + inner + piece.count(",")
+        quotes += quoted
+        for found, limit, what in (
+            (opened, EACH, "objects and lists"), (names, NAMES, "names"), (values, VALUES, "values"),
+            (quotes, 2 * (EACH + NAMES + VALUES), "quotes"),
+        ):
+            if found > limit * most:
+                raise too_large(f"the body holds more than {limit * most} {what}")
+    return opened, names, values, quotes
+
+
+def _bare(text: str) -> Iterator[tuple[str, int]]:
+    """`text` without its strings, piece by piece, and how many quotes begin or end one in each piece."""
+    escape, inside = "", 0
+    for at in range(0, len(text), _PIECE):
+        piece = (escape + text[at : at + _PIECE]).replace("\\\\", "")
+        escape = "\\" if piece.endswith("\\") else ""  # it goes on in the next piece
+        parts = piece.replace('\\"', "").split('"')
+        yield "".join(parts[inside::2]), len(parts) - 1
+        inside = (inside + len(parts) - 1) % 2
+
+
+def _arguments(fields: Mapping[str, Any]) -> Iterator[str]:
+    """The arguments of all calls."""
+    rest: list[Any] = [fields]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, Mapping):
+            if isinstance(written := one.get("arguments"), str):
+                yield written
+            one = one.values()
+        rest += (inner for inner in one if isinstance(inner, dict | list))
+
+
+# --- its fields
+
+_TRUE = ("1", "on", "t", "true", "y", "yes")
+_FALSE = ("0", "off", "f", "false", "n", "no")
+_INTEGER = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0*)?", re.ASCII).fullmatch
+
+
+def flag(request: Mapping[str, Any], name: str) -> bool | None:
+    """The truth value `name`; None where it is left out, null or unreadable."""
+    value = request.get(name)
+    if isinstance(value, str):
+        word = value.lower()
+        return True if word in _TRUE else False if word in _FALSE else None
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else None
+
+
+def unread(request: Mapping[str, Any], name: str) -> bool:
+    """Whether the truth value `name` is there and cannot be read, so that the engine must see it and refuse it."""
+    return request.get(name) is not None and flag(request, name) is None
+
+
+def integer(request: Mapping[str, Any], name: str) -> int | None:
+    """The whole number `name`; None where it is left out, null or unreadable."""
+    value = request.get(name)
+    if isinstance(value, str):
+        found = _INTEGER(value.strip()) if len(value) < 100 else None
+        return int(found[1]) if found else None
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < 2**63 else None
+    return int(value) if isinstance(value, int) else None
+
+
+def choices_of(request: Mapping[str, Any]) -> int:
+    """``n``; one where it is left out or where the engine will refuse it."""
+    return max(1, integer(request, "n") or 1)
+
+_TEXT = (
+    "text", "input_text", "output_text", "refusal", "thinking", "tool_reference", "reasoning_text", "summary_text"
+)  # fmt: skip
+
+
+def beyond_text(entries: Any, *names: str) -> bool:
+    """Whether a message or item in the list `entries` holds, under one of `names`, an image, a sound or another thing
+    that ids do not tell: they hold a placeholder, and a sample made of them would teach an answer to something that is
+    not there. What is not known to be text is taken to be more. vLLM finds an image also by its key alone, where the
+    part has no type, and by its ``uuid``."""
+    if not isinstance(entries, list):
+        return False
+    contents = [entry.get(name) for entry in entries if isinstance(entry, dict) for name in names]
+    return not all(_is_text(part) for content in contents if isinstance(content, list) for part in content)
+
+
+def _is_text(part: Any) -> bool:
+    if not isinstance(part, dict) or part.keys() == {"text"}:
+        return True
+    return part.get("type") in _TEXT and part.get("uuid") is None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ajet_proxy.core.protocol.logprobs import logprobs_of
+from ajet_proxy.core.protocol.reading import logprobs_of
 from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
 
 TARGET = "/v1/completions"

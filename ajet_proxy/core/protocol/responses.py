@@ -11,6 +11,10 @@ events; tokens that showed nothing are counted with those that came later. An an
 generations, calling tools of its own in between, is one answer with several prompts: it is lost, as are answers that
 come later than they are asked for (``background``) and prompts that are more than text.
 
+vLLM can keep a response and gives it out again under its id (``GET /v1/responses/ID``), with what only the proxy asked
+for. So it is remembered how each of the latest responses was asked for (`KeptResponses`), and one that is fetched is
+read once more in the same way. What is not remembered stays as it is.
+
 vLLM reports an aborted generation on this route as a complete one.
 """
 
@@ -20,14 +24,22 @@ import json
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import unquote
 
-from ajet_proxy.core.protocol.choice import UNREADABLE
-from ajet_proxy.core.protocol.content_parts import beyond_text
-from ajet_proxy.core.protocol.event_patterns import NUMBER, STRING, WHOLE, is_utf8
-from ajet_proxy.core.protocol.json_edits import Spanned, scan, scan_at, scan_list, splice
-from ajet_proxy.core.protocol.logprobs import logprobs_of
-from ajet_proxy.core.protocol.reading import DONE, KEEP_ALIVE, Ask
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.dialect import DONE, Ask, Dialect, Reader
+from ajet_proxy.core.protocol.json_edits import (
+    NUMBER,
+    STRING,
+    WHOLE,
+    Spanned,
+    is_utf8,
+    scan,
+    scan_at,
+    scan_list,
+    splice,
+)
+from ajet_proxy.core.protocol.reading import UNREADABLE, logprobs_of
+from ajet_proxy.core.protocol.request import beyond_text
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.tokens import are_tokens
 from ajet_proxy.core.trajectory.call import (
@@ -64,27 +76,20 @@ _USUAL = re.compile(
 """The events that make up most of a stream: a piece of text with its logprobs, or another piece without."""
 
 
-class Responses:
+class Responses(Dialect):
     """The `Dialect` of responses."""
 
     name = "responses"
     path = "/v1/responses"
     target = path
-    keep_alive = KEEP_ALIVE
-
-    def translate(self, request: Request) -> Request:
-        return request
 
     def reader(self, ask: Ask) -> ResponseReading:
         return ResponseReading(ask)
 
-    def choices(self, request: Mapping[str, Any]) -> int:
-        return 1
-
     def ask(self, request: Mapping[str, Any]) -> Ask:
         if request.get("background"):
             return Ask(skip="background")
-        if _beyond_text(request.get("input")):
+        if beyond_text(request.get("input"), "content", "output"):
             return Ask(skip="multimodal")
         fields = {}
         hide_ids = request.get("enable_response_messages", False) is False
@@ -100,22 +105,16 @@ class Responses:
         return Ask(fields=fields, hide_ids=hide_ids, hide_logprobs=hide_logprobs)
 
 
-class ResponseReading:
+class ResponseReading(Reader):
     """The `Reader` of one response."""
-
-    translates = False
-    tells_versions = False
-    status: int | None = None
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._events = 0
         self._outcome: Outcome = Lost(0, TRUNCATED)
-        self.spoilt: str | None = None
         self._prompt: Any = None
-        self._given: Mapping[str, Any] | None = None
+        self._answer: Mapping[str, Any] | None = None
         self._shown: list[Any] = []
-        self.ended = False
 
     @property
     def sampled(self) -> tuple[int, ...]:
@@ -173,8 +172,8 @@ class ResponseReading:
     def outcomes(self) -> tuple[Outcome, ...]:
         return (self._outcome if self.spoilt is None else Lost(0, self.spoilt),)
 
-    def given(self) -> tuple[Mapping[str, Any] | None, ...]:
-        return (self._given,)
+    def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
+        return (self._answer,)
 
     def _put_back(self, text: str, response: Spanned) -> dict[tuple[int, int], str]:
         """The places in a response object of what only the proxy asked for."""
@@ -204,7 +203,9 @@ class ResponseReading:
             self._outcome = _outcome(response)
         except UNREADABLE:
             self._outcome = Lost(0, CAPTURE_FAILED)
-        self._given = {"id": response.get("id"), "output": response.get("output"), "shown": self._shown or None}
+        name = response.get("id")
+        self.response_id = name if isinstance(name, str) else None
+        self._answer = {"id": name, "output": response.get("output"), "shown": self._shown or None}
         self.ended = True
 
 
@@ -241,12 +242,6 @@ def _outcome(response: Mapping[str, Any]) -> Outcome:
     return Lost(0, NO_LOGPROBS) if logprobs is None else Captured(0, model, prompt, ids, logprobs, finish_reason)
 
 
-def _beyond_text(given: Any) -> bool:
-    """Whether an item of the input holds an image, a file or another thing that its token ids do not tell."""
-    items = [item for item in given if isinstance(item, dict)] if isinstance(given, list) else []
-    return any(beyond_text(item.get(field)) for item in items for field in ("content", "output"))
-
-
 def _ids(messages: Any) -> tuple[int, ...] | None:
     """The ids of the one raw message in `messages`; None if there is not one, or it has none."""
     if not isinstance(messages, list) or len(messages) != 1:
@@ -273,3 +268,41 @@ def _told_logprobs(output: list[dict[str, Any]]) -> list[Any]:
 
 
 RESPONSES = Responses()
+
+
+# --- responses that the engine keeps
+
+LIMIT = 10_000
+_KEPT = re.compile(re.escape(RESPONSES.path) + "/([^/]+)/?").fullmatch
+
+
+class KeptResponses:
+    """How responses were asked for, by their ids."""
+
+    def __init__(self, limit: int = LIMIT) -> None:
+        self._limit = limit
+        self._asks: dict[str, Ask] = {}
+
+    def keep(self, response: str, ask: Ask) -> None:
+        """Remember that `response` answered `ask`."""
+        self._asks[response] = ask
+        if len(self._asks) > self._limit:
+            del self._asks[next(iter(self._asks))]
+
+    def kept(self, response: str) -> Ask | None:
+        """How `response` was asked for, if that is remembered."""
+        return self._asks.get(response)
+
+
+def fetched(method: str, path: str) -> str | None:
+    """The id of the response that a request to the engine's route `path`, as it is written, is for."""
+    found = _KEPT(unquote(path)) if method == "GET" else None
+    return None if found is None else found[1]
+
+
+def shown(ask: Ask, body: bytes) -> bytes:
+    """What the agent sees of `body`, a response to `ask`; all of it where it cannot be read."""
+    try:
+        return RESPONSES.reader(ask).document(body)
+    except UNREADABLE:
+        return body

@@ -1,11 +1,19 @@
-"""Which of an engine's routes agents may use: those of the protocols, and no control route, however it is spelled."""
+"""The engine's routes that agents may use, and the dialects of those that are captured. No control route is among them,
+however it is spelled.
+"""
 
 from __future__ import annotations
 
 from urllib.parse import unquote
 
-from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.anthropic.messages import MESSAGES
+from ajet_proxy.core.protocol.chat import CHAT
+from ajet_proxy.core.protocol.completions import COMPLETIONS
+from ajet_proxy.core.protocol.dialect import Dialect
+from ajet_proxy.core.protocol.responses import RESPONSES
 
+CAPTURED: dict[str, Dialect] = {dialect.path: dialect for dialect in (CHAT, COMPLETIONS, MESSAGES, RESPONSES)}
+"""The routes whose POST requests are captured."""
 OPEN_ROUTES = frozenset(("/health", "/tokenize", "/detokenize", "/version"))
 CONTROL_ROUTES = frozenset((
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/sleep", "/wake_up", "/abort_requests",

@@ -41,7 +41,7 @@ NO_TOKEN_IDS = "no_token_ids"
 """The engine gave no token ids: it is not vLLM, or hides them."""
 NO_LOGPROBS = "no_logprobs"
 """The engine did not give one logprob for each sampled token: too few, or a number that is none
-(`core.protocol.logprobs`)."""
+(`core.protocol.reading.logprobs_of`)."""
 CAPTURE_FAILED = "capture_failed"
 """The answer is not what this dialect says it should be, tells a thing twice or goes on behind its finish; the agent
 got it as it came."""

@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from ajet_proxy.core.tokens import common_prefix, count, cut, is_long, pack_tokens, unpack_tokens
 from ajet_proxy.core.trajectory.drift import DRIFTED, EDITED, VAGUE, broken_by
-from ajet_sdk.sample import Call, PolicySpans
+from ajet_sdk.sample import Call, PolicySpans, call_json
 
 Policy = Literal["strict", "repair", "off"]
 POLICIES: tuple[Policy, ...] = ("strict", "repair", "off")
@@ -74,47 +74,23 @@ class Turn(Struct, frozen=True):
     def to_call(self, tokens: bytes, episode: str) -> Call:
         """The call again, given its text or the timeline that holds it."""
         return Call(
-            call=self.call,
             episode=episode,
-            model=self.model,
-            agent=self.agent,
-            started_at=self.started_at,
             prompt_token_ids=unpack_tokens(cut(tokens, 0, self.start)),
             token_ids=unpack_tokens(cut(tokens, self.start, self.end)),
             logprobs=self.logprob_values(),
-            finish_reason=self.finish_reason,
-            policy_versions=self.policy_versions,
-            parent=self.parent,
-            identified_by=self.identified_by,
-            altered=self.altered,
-            continuity=self.continuity,
-            version_uncertain=self.version_uncertain,
-            same_text=self.same_text,
+            **{name: getattr(self, name) for name in _IN_BOTH},
         )
 
     def summary(self, episode: str) -> dict[str, Any]:
         """The call's JSON object with counts instead of ids and logprobs."""
-        versions = self.policy_versions
-        out: dict[str, Any] = {
-            "call": self.call,
-            "episode": episode,
-            "model": self.model,
-            "agent": self.agent,
-            "started_at": self.started_at,
-            "prompt_tokens": self.start,
-            "sampled_tokens": self.sampled,
-            "finish_reason": self.finish_reason,
-            "policy_version": versions[0][0] if len(versions) == 1 else [list(pair) for pair in versions],
-        }
-        extra = {
-            "parent": self.parent, "identified_by": self.identified_by, "altered": list(self.altered) or None,
-            "continuity": self.continuity, "version_uncertain": self.version_uncertain or None,
-            "same_text": None if self.same_text is None else list(self.same_text),
-        }
-        return out | {name: value for name, value in extra.items() if value is not None}
+        return call_json(self, episode, {"prompt_tokens": self.start, "sampled_tokens": self.sampled})
 
     def logprob_values(self) -> tuple[float, ...]:
         return tuple(memoryview(self.logprobs).cast("d"))
+
+
+_IN_BOTH = tuple(name for name in Turn.__struct_fields__ if name not in ("start", "end", "logprobs"))
+"""What a `Turn` says of a call in the same words as `Call`."""
 
 
 class Packed(Struct, frozen=True):
@@ -170,21 +146,8 @@ def packed(prompt: Sequence[int], sampled: Sequence[int], logprobs: Sequence[flo
 
 def pack(call: Call) -> Packed:
     """`call` as it is kept until its episode is merged."""
-    return packed(
-        call.prompt_token_ids, call.token_ids, call.logprobs,
-        call=call.call,
-        model=call.model,
-        agent=call.agent,
-        started_at=call.started_at,
-        finish_reason=call.finish_reason,
-        policy_versions=call.policy_versions,
-        parent=call.parent,
-        identified_by=call.identified_by,
-        altered=call.altered,
-        continuity=call.continuity,
-        version_uncertain=call.version_uncertain,
-        same_text=call.same_text,
-    )
+    told = {name: getattr(call, name) for name in _IN_BOTH}
+    return packed(call.prompt_token_ids, call.token_ids, call.logprobs, **told)
 
 
 def merge(calls: Iterable[Call], policy: Policy = "strict") -> tuple[Timeline, ...]:

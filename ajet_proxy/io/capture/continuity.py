@@ -118,7 +118,7 @@ class Turn:
             self._word, self._engine.takes_ids, self._engine.silent_until = IGNORED, False, float("inf")
             self._shared.metrics.inc("ajet_continuity_total", outcome=IGNORED)
             logger.warning("an engine read other ids than it was given: continuity is off for it")
-        if self._asked is not None and (answer := self._exchange.given[captured.index]) is not None:
+        if self._asked is not None and (answer := self._exchange.answers[captured.index]) is not None:
             with suppress(RecursionError):  # nested too deeply to be known again, as tool calls may be
                 ends, call = tuple(self._asked.ends(answer)), origin.calls[captured.index]
                 how = ended(captured, self._asked.called(answer))

@@ -25,11 +25,10 @@ from aiohttp import web
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Keys, holds_key
 from ajet_proxy.core.identity.ladder import key_of, split_path
-from ajet_proxy.core.protocol.dialects import CAPTURED
-from ajet_proxy.core.protocol.kept_responses import fetched, shown
-from ajet_proxy.core.protocol.reading import Dialect
+from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.routes import described, open_route
+from ajet_proxy.core.protocol.responses import fetched, shown
+from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay
 from ajet_proxy.io.capture.pipeline import Incoming, Pipeline
@@ -105,7 +104,7 @@ class HttpFront:
         self._pipeline = Pipeline(
             ledger_port=ledger_port, rewards=self._rewards, upstream=self._upstream, engines=engines,
             forwarding=self._forwarding, metrics=metrics, keep_alive_s=settings.keep_alive, pauses=settings.pauses,
-            continuity=settings.continuity, max_messages=settings.max_messages, max_choices=settings.max_choices,
+            continuity=settings.continuity, max_choices=settings.max_choices,
         )
         self._misspelt: set[str] = set()
 
@@ -157,6 +156,8 @@ class HttpFront:
     def _dialect(self, http: web.Request) -> Dialect | None:
         """The dialect to capture this request with, None if it may pass through; `NotFound` if neither."""
         _, written = split_path(http.rel_url.raw_path)
+        if http.method == "POST" and written in CAPTURED:
+            return CAPTURED[written]
         route = open_route(written, self._settings.allow_routes)
         if route is None:
             raise NotFound(f"no route {http.method} {described(written)}", code="unknown_route")

@@ -27,20 +27,16 @@ from aiohttp import ClientResponse, web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import Deferred, Mark, marks_of
-from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.headers import Headers, retry_keys
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import Identity, identify
-from ajet_proxy.core.identity.retries import attempt
 from ajet_proxy.core.protocol.anthropic.messages import Messages
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
-from ajet_proxy.core.protocol.chat import Chat
+from ajet_proxy.core.protocol.chat import Chat, wants_no_reasoning
+from ajet_proxy.core.protocol.dialect import Ask, Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
-from ajet_proxy.core.protocol.hidden_reasoning import trial, wants_quiet, withholds
-from ajet_proxy.core.protocol.kept_responses import answers
-from ajet_proxy.core.protocol.reading import Ask, Dialect
+from ajet_proxy.core.protocol.hidden_reasoning import trial, withholds
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.protocol.request_size import check as check_extent
-from ajet_proxy.core.protocol.responses import RESPONSES
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.io.capture.continuity import Continuity
@@ -112,7 +108,7 @@ class Pipeline:
     def __init__(
         self, *, ledger_port: LedgerPort, rewards: Rewards, upstream: Upstream, engines: Engines,
         forwarding: Forwarding, metrics: Metrics, keep_alive_s: float, pauses: bool, continuity: bool,
-        max_messages: int, max_choices: int,
+        max_choices: int,
     ) -> None:
         self._ledger_port = ledger_port
         self._rewards = rewards
@@ -121,7 +117,6 @@ class Pipeline:
         self._metrics = metrics
         self._keep_alive_s = keep_alive_s
         self._pauses = pauses
-        self._max_messages = max_messages
         self._max_choices = max_choices
         self._continuity = Continuity(upstream, ledger_port=ledger_port, metrics=metrics) if continuity else None
         self._chat_routes = ChatRoutes(upstream, engines)
@@ -145,8 +140,7 @@ class Pipeline:
         incoming.identity = identity = incoming.identify(incoming.request.fields)
         if identity.reward is not None and identity.episode is not None:
             incoming.identity = await self._rewards.record(incoming.http, identity, incoming.body, call=True)
-        request = incoming.request
-        check_extent(request.text, request.fields, self._max_messages, request.made_of)
+        incoming.request.check_size()
 
     async def _translate(self, incoming: Incoming) -> None:
         """`BadRequest` for what the engine's route cannot be asked."""
@@ -155,7 +149,7 @@ class Pipeline:
         route = dialect.target if carried else dialect.path
         incoming.history = Deferred(route, incoming.translated.fields, identity.scope)
         scope = identity.scope if identity.episode is None else b""
-        incoming.retry = attempt(incoming.http.headers, dialect.path, incoming.body, scope=scope)
+        incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
         if identity.reward is not None and identity.episode is None:
             incoming.identity = await self._rewards.record(
                 incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
@@ -170,7 +164,9 @@ class Pipeline:
             return replace(self._request(incoming, path, None, request.model, sticky=""), method="GET")
 
         incoming.translated = request
-        if dialect.path != dialect.target and self._chat_routes.lack(request.model):
+        if dialect.path == dialect.target:
+            return True
+        if self._chat_routes.lack(request.model):
             return False
         try:
             incoming.translated = dialect.translate(request)
@@ -227,7 +223,7 @@ class Pipeline:
             return
         if isinstance(incoming.dialect, Messages) and depends_on_template(fields):
             incoming.dialect = Messages(await self._templates.of(begun.model, ask))
-        elif isinstance(incoming.dialect, Chat) and wants_quiet(fields):
+        elif isinstance(incoming.dialect, Chat) and wants_no_reasoning(fields):
             incoming.dialect = Chat(withholds=await self._withholds.of(begun.model, ask))
         else:
             return
@@ -291,11 +287,10 @@ class Pipeline:
         """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
-            if exchange.target == RESPONSES.path:
-                for response in answers(exchange):
-                    self._ledger_port.keep(response, exchange.ask)
+            if exchange.response_id is not None:
+                self._ledger_port.keep(exchange.response_id, exchange.ask)
             captured = outcome if isinstance(outcome, Captured) else None
-            return marks_of(history(), exchange.given[outcome.index], captured)
+            return marks_of(history(), exchange.answers[outcome.index], captured)
 
         return marks
 

@@ -27,7 +27,7 @@ from ajet_proxy.core.trajectory.call import (
     Unscored,
     to_packed,
 )
-from ajet_proxy.core.trajectory.same_text import Found
+from ajet_proxy.core.trajectory.repair import Found
 from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.engines.same_text import SameText
 from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back

@@ -14,8 +14,8 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import History
+from ajet_proxy.core.identity.headers import retries, retry_key
 from ajet_proxy.core.identity.ladder import Identity
-from ajet_proxy.core.identity.retries import retries, retry_key
 from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.port import LedgerPort
 

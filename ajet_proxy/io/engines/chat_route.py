@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ajet_proxy.core.protocol.reading import Dialect
+from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
 

@@ -36,8 +36,8 @@ from ajet_proxy.core.ledger.events import (
 )
 from ajet_proxy.core.ledger.retries import UnseenRequests
 from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames
-from ajet_proxy.core.protocol.kept_responses import Retold
-from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.dialect import Ask
+from ajet_proxy.core.protocol.responses import KeptResponses
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, NOT_WRITTEN
 from ajet_proxy.core.trajectory.timeline import Packed, Policy
 from ajet_proxy.io.engines.pool import Engines
@@ -81,7 +81,7 @@ class LocalPort:
         self._closed = False
         self._discards = DiscardWatch()
         store.listen(self._heard)
-        self._retold = Retold()
+        self._retold = KeptResponses()
         self._engine_alerts = EngineAlerts(store.trouble)
 
     @property

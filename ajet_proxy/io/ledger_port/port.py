@@ -19,14 +19,14 @@ from msgspec import Struct
 from ajet_proxy.core.continuity.memory import Known, Sought
 from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.identity.ladder import Identity
-from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.timeline import Packed, Policy
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
 
 
 class CallRequest(Struct, frozen=True):
     """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts where nothing names
-    an episode; ``sent`` is its `core.identity.retries`; ``model`` the one that it asks for."""
+    an episode; ``sent`` is its retry keys (`core.identity.headers`); ``model`` the one that it asks for."""
 
     identity: Identity
     history: Beginnings | None

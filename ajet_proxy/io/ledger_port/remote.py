@@ -20,7 +20,7 @@ from ajet_proxy.core.conversation.history import Beginnings, Mark, retold
 from ajet_proxy.core.identity.headers import RewardDirective
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
-from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Turn
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import random
 
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Outcome
 from tests.kit.tapes import Tape
 from tests.proxy.core.streams import run

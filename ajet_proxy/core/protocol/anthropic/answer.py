@@ -28,10 +28,10 @@ from contextlib import suppress
 from typing import Any
 
 from ajet_proxy.core.protocol.anthropic.errors import error_body
-from ajet_proxy.core.protocol.choice import UNREADABLE
-from ajet_proxy.core.protocol.event_patterns import ID, ROW, STRING, WHOLE, is_utf8
-from ajet_proxy.core.protocol.json_edits import scan
-from ajet_proxy.core.protocol.reading import DONE, Ask, OpenAIDialect, Reading
+from ajet_proxy.core.protocol.chat import ROW
+from ajet_proxy.core.protocol.dialect import DONE, Ask, OpenAIDialect
+from ajet_proxy.core.protocol.json_edits import ID, STRING, WHOLE, is_utf8, scan
+from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED
 
@@ -68,7 +68,7 @@ class MessagesReading(Reading):
         """As `Reading.usual`, while the text belongs to the block that is open."""
         seen: list[bytes] = []
         at = 0
-        tally = self._tallies[0]
+        partial = self._choices[0]
         while self._blocks and not self.ended and (found := _USUAL.match(stream, at)):
             if not is_utf8(found[0]):
                 break
@@ -77,11 +77,11 @@ class MessagesReading(Reading):
                 kind = _KINDS[name]
                 if kind != self._blocks.kind or text == b'""' or b"\\u" in text or b"\\/" in text:
                     break  # escapes that can be written in another way, too, are written in one
-                tally.said.append(said)
+                partial.said.append(said)
                 seen.append(_DELTA % (kind.encode(), kind.encode(), text, self._blocks.index))
-            tally.ids.append(int(token))
-            tally.logprobs.append(float(logprob))
-            tally.told = True
+            partial.ids.append(int(token))
+            partial.logprobs.append(float(logprob))
+            partial.told = True
             at = found.end()
         return seen, at
 

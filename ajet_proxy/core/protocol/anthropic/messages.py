@@ -1,11 +1,9 @@
 """``POST /v1/messages``, Anthropic's API, carried over the engine's chat route.
 
 vLLM has this route itself and answers it by translating to chat and back, but it tells no token ids there. So the proxy
-does the translating (`messages_request`, `messages_answer`), asks the chat route as `chat` does, and captures the call
-from its answer; the client gets, event for event, what vLLM's own translation would have made of it.
-
-Two things vLLM decides by the model's chat template: they are a `Template`, which is found out by asking the engine
-(`messages_template`).
+does the translating (`request`, `answer`), asks the chat route as `chat` does, and captures the call from its answer.
+The client gets, event for event, what vLLM's own translation would have made of it. Two things vLLM decides by the
+model's chat template: they are a `Template`, which is found out by asking the engine.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from ajet_proxy.core.protocol.anthropic.answer import MessagesReading
 from ajet_proxy.core.protocol.anthropic.request import to_chat
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_proxy.core.protocol.chat import CHAT
-from ajet_proxy.core.protocol.reading import Ask
+from ajet_proxy.core.protocol.dialect import Ask, Dialect
 from ajet_proxy.core.protocol.request import Request
 from ajet_sdk.errors import BadRequest
 
 
-class Messages:
+class Messages(Dialect):
     """The `Dialect` of Anthropic's Messages API, for an engine with a certain `Template`."""
 
     name = "messages"
@@ -39,9 +37,6 @@ class Messages:
             return Request(json.dumps(to_chat(request.fields, self._template)).encode())
         except RecursionError:
             raise BadRequest("the body is nested too deeply", code="not_json") from None
-
-    def choices(self, request: Mapping[str, Any]) -> int:
-        return 1
 
     def ask(self, request: Mapping[str, Any]) -> Ask:
         return CHAT.ask(request)

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ajet_proxy.core.protocol.anthropic.template import EFFORTS, Template
-from ajet_proxy.core.protocol.coercion import flag, integer, unread
+from ajet_proxy.core.protocol.request import flag, integer, unread
 from ajet_sdk.errors import BadRequest
 
 BILLING = "x-anthropic-billing-header"

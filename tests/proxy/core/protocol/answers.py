@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Lost, Outcome
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

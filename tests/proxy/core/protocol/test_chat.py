@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol.chat import CHAT as DIALECT
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from tests.proxy.core.protocol.answers import CHAT, chat_event, chat_start, ids_of, reasons, stream
 
 IDS = {"return_token_ids": "true"}

@@ -6,16 +6,18 @@ import json
 import random
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol import exchange as machine
+from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.exchange import Exchange, question
-from ajet_proxy.core.protocol.reading import Ask, Reading
+from ajet_proxy.core.protocol.reading import Reading
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_sdk.errors import BadRequest
 from tests.proxy.core.protocol.answers import (
@@ -361,7 +363,7 @@ def test_what_was_said_is_known_in_the_end() -> None:
     running = streaming()
     for part in (START, WORD, END, DONE):
         running.feed(part)
-    assert running.given == ({"role": "assistant", "content": "é日😀"},)
+    assert running.answers == ({"role": "assistant", "content": "é日😀"},)
 
 
 def test_pieces_of_the_engines_answer_are_nothing_to_the_client_of_another_protocol() -> None:
@@ -401,3 +403,41 @@ def test_a_document_may_need_another_status() -> None:
     assert running.status is None
     running.finish()
     assert running.status == 400
+
+
+# --- the states
+
+
+def drawn(transitions: Mapping[tuple[str, str], str]) -> str:
+    """The table as it stands in the module's docstring; what every state has in common in one row."""
+    states = {state for row, after in transitions.items() for state in (row[0], after)}
+    common = {what for _, what in transitions if all((state, what) in transitions for state in states)}
+    rows = [(state, what, after) for (state, what), after in transitions.items() if what not in common]
+    rows += [("any", what, transitions["waiting", what]) for what in sorted(common)]
+    before, lines = "", []
+    for state, what, after in rows:
+        lines.append(f"    {'' if state == before else state:14} {f'──{what}──▶':19} {after}\n")
+        before = state
+    return "".join(lines)
+
+
+def test_the_docstring_draws_the_table() -> None:
+    assert f"::\n\n{drawn(machine.TRANSITIONS)}\n" in (machine.__doc__ or ""), drawn(machine.TRANSITIONS)
+
+
+def test_every_state_can_be_reached_and_left() -> None:
+    known = {"waiting"}
+    for _ in machine.TRANSITIONS:
+        known |= {after for (state, _), after in machine.TRANSITIONS.items() if state in known}
+    assert known == set(get_args(machine.State))
+    assert {what for _, what in machine.TRANSITIONS} == set(get_args(machine.Event))
+
+
+def test_nothing_overtakes_an_event_that_was_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MAX_EVENT", 1000)
+    running = streaming()
+    running.feed(START + WORD + END)
+    assert running.state == "held"
+    assert running.feed(b"x" * 2000) == running.feed(b"y") == []
+    assert running.release() == [SEEN_END, b"x" * 2000, b"y"]
+    assert running.feed(b"z") == [b"z"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.chat import Chat
-from ajet_proxy.core.protocol.hidden_reasoning import QuietReading, trial, wants_quiet, withholds
+from ajet_proxy.core.protocol.chat import Chat, wants_no_reasoning
+from ajet_proxy.core.protocol.hidden_reasoning import HiddenReasoning, trial, withholds
 from tests.proxy.core.protocol.answers import (
     CHAT,
     chat_event,
@@ -35,7 +35,7 @@ def shown(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def test_a_trial_shows_whether_the_engine_withholds() -> None:
     [(path, body)] = trial("m")
-    assert path == CHAT and wants_quiet(body)
+    assert path == CHAT and wants_no_reasoning(body)
     assert (body["model"], body["max_tokens"], body["return_token_ids"]) == ("m", 1, True)
     assert withholds([{"choices": [{"token_ids": None}]}]) is True
     assert withholds([{"choices": [{"token_ids": [5]}]}]) is False
@@ -46,8 +46,8 @@ def test_a_trial_shows_whether_the_engine_withholds() -> None:
 def test_an_engine_that_does_not_withhold_is_asked_as_the_agent_asked() -> None:
     ask = Chat(withholds=False).ask(ASKED)
     assert not ask.hide_reasoning and "include_reasoning" not in ask.fields
-    assert not isinstance(Chat(withholds=False).reader(ask), QuietReading)
-    assert [wants_quiet({"include_reasoning": value}) for value in (False, "false", 0, True, None)] == [
+    assert not isinstance(Chat(withholds=False).reader(ask), HiddenReasoning)
+    assert [wants_no_reasoning({"include_reasoning": value}) for value in (False, "false", 0, True, None)] == [
         True, True, True, False, False,
     ]  # fmt: skip
 

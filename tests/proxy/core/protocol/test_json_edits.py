@@ -1,15 +1,32 @@
-"""JSON read with places: the values are the standard library's, and only what is exchanged changes."""
+"""JSON read with places: the values are the standard library's, and only what is exchanged changes.
+
+The patterns match JSON, and nothing but JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol.json_edits import Spanned, TooMany, load, scan, scan_at, scan_list, splice, with_fields
+from ajet_proxy.core.protocol.json_edits import (
+    IDS,
+    NUMBER,
+    STRING,
+    Spanned,
+    TooMany,
+    is_utf8,
+    load,
+    scan,
+    scan_at,
+    scan_list,
+    splice,
+    with_fields,
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -125,3 +142,47 @@ def test_an_object_may_have_so_many_members_and_no_more_is_read(text: str) -> No
     with pytest.raises(TooMany):
         scan(text + " no JSON", most=2)
     assert scan('{"a":{"b":1,"c":2}}', most=1).values == {"a": {"b": 1, "c": 2}}
+
+
+# --- test event patterns
+
+
+@given(st.text(), st.booleans())
+def test_every_string_is_matched_however_it_is_written(text: str, escaped: bool) -> None:
+    raw = json.dumps(text, ensure_ascii=escaped).encode("utf-8", "surrogatepass")
+    assert re.fullmatch(STRING, raw)
+
+
+@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False))
+def test_every_number_is_matched(number: float) -> None:
+    assert re.fullmatch(NUMBER, json.dumps(number).encode())
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1))
+def test_every_list_of_ids_is_matched(ids: list[int]) -> None:
+    assert re.fullmatch(IDS, json.dumps(ids, separators=(",", ":")).encode())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "raw"),
+    [(STRING, b'"a'), (STRING, b'"\\x"'), (STRING, b'"\\u12"'), (STRING, b'"\n"'), (STRING, b'"a"b"'), (NUMBER, b"01"),
+     (NUMBER, b"1."), (NUMBER, b"-"), (NUMBER, b"1e"), (NUMBER, b"NaN"), (IDS, b"[]"), (IDS, b"[1,]"), (IDS, b"[-1]")],
+)  # fmt: skip
+def test_what_is_no_json_is_not(pattern: bytes, raw: bytes) -> None:
+    assert not re.fullmatch(pattern, raw)
+
+
+@given(st.binary() | st.text(st.characters(exclude_categories=["Cs"])).map(str.encode))
+def test_utf8_is_what_decodes(raw: bytes) -> None:
+    def decodes() -> Any:
+        try:
+            return raw.decode() is not None
+        except UnicodeDecodeError:
+            return False
+
+    assert is_utf8(raw) == decodes()
+
+
+@pytest.mark.parametrize(("raw", "expected"), [(b"a", True), ("é".encode(), True), (b"\xff", False)])
+def test_utf8(raw: bytes, expected: bool) -> None:
+    assert is_utf8(raw) == expected

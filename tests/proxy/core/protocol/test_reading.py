@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol.answer_text import joined
-from ajet_proxy.core.protocol.dialects import CAPTURED
-from ajet_proxy.core.protocol.reading import Dialect, Reading, with_versions
+from ajet_proxy.core.protocol.dialect import Dialect, with_versions
+from ajet_proxy.core.protocol.reading import Reading, joined
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.trajectory.call import Captured, Lost
 from tests.kit import tapes
@@ -51,8 +51,8 @@ def test_the_fast_way_is_the_same_way_in_chat(
     (seen, end), expected = fast.usual(raw), slow.event(data)
     assert end == len(raw)
     assert b"".join(seen) == (b"data: %b\n\n" % expected if expected is not None else b"")
-    assert fast._tallies == slow._tallies
-    assert joined(fast._tallies[0].said) == joined(slow._tallies[0].said)
+    assert fast._choices == slow._choices
+    assert joined(fast._choices[0].said) == joined(slow._choices[0].said)
 
 
 @given(NAMES, NAMES, LOGPROBS, TOKENS, st.booleans())
@@ -66,8 +66,8 @@ def test_the_fast_way_is_the_same_way_in_completions(
     (seen, end), expected = fast.usual(raw), slow.event(data)
     assert expected is not None and end == len(raw)
     assert b"".join(seen) == b"data: %b\n\n" % expected
-    assert fast._tallies == slow._tallies
-    assert joined(fast._tallies[0].said) == joined(slow._tallies[0].said)
+    assert fast._choices == slow._choices
+    assert joined(fast._choices[0].said) == joined(slow._choices[0].said)
 
 
 def test_the_fast_way_is_taken_for_what_the_engine_really_sends() -> None:
@@ -87,12 +87,12 @@ def test_the_fast_way_is_for_usual_events_alone() -> None:
     seen, end = here.usual(usual + filler + usual + b"data: [DONE]\n\n")
     assert b"".join(seen) == shown + shown and end == 2 * len(usual) + len(filler)
     assert here.sampled == (3,)
-    assert here._tallies[0].ids == [5, 6, 5] and here._tallies[0].logprobs == [-0.5, -0.5, -0.5]
+    assert here._choices[0].ids == [5, 6, 5] and here._choices[0].logprobs == [-0.5, -0.5, -0.5]
     for other in (usual[:-1], usual.replace(b'"index":0', b'"index":1'), b"data: [DONE]\n\n", b"\n" + usual, b""):
         assert here.usual(other) == ([], 0)
     for asking in ({"logprobs": True}, {"return_token_ids": True}):
         assert reading(CHAT, asking).usual(usual) == ([], 0)
-    assert here._tallies[0].ids == [5, 6, 5]
+    assert here._choices[0].ids == [5, 6, 5]
 
 
 @pytest.mark.parametrize("word", [b"\xff", b"a\xc3", b"\x00", b"a\nb", b"\\q", b"\\u12", b"\\ud80"])
@@ -279,7 +279,7 @@ def test_what_a_choice_said_is_known_when_it_is_finished() -> None:
     here = reading(CHAT, {"n": 2})
     for told in (chat_event({"content": "é"}), chat_event({"content": "no"}, index=1), chat_event({}, finish="stop")):
         here.event(dump(told).encode())
-    assert here.given() == ({"content": "é"}, None)
+    assert here.answers() == ({"content": "é"}, None)
 
 
 SPANS = [{"version": "3", "start": 0, "end": 1}, {"version": "4", "start": 1, "end": 2}]

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Outcome
 from tests.proxy.core.protocol.answers import (
     CHAT,
@@ -121,11 +121,11 @@ def test_nothing_is_kept_of_what_stands_behind_the_end(path: str, done: bool) ->
     here = Reading(CAPTURED[path], CAPTURED[path].ask({}))  # type: ignore[arg-type]
     here.event(event(said(path, "a", 5))[6:-2])
     here.event(b"[DONE]" if done else event(said(path, "", 6, finish="stop"))[6:-2])
-    before, kept = here.sampled, [list(tally.said) for tally in here._tallies]
+    before, kept = here.sampled, [list(partial.said) for partial in here._choices]
     for _ in range(3):
         assert here.usual(event(said(path, "b", 7))) == ([], 0)
         here.event(event(said(path, "b", 7))[6:-2])
-    assert here.sampled == before and [tally.said for tally in here._tallies] == kept
+    assert here.sampled == before and [partial.said for partial in here._choices] == kept
     assert here.spoilt == "capture_failed"
 
 

@@ -1,4 +1,9 @@
-"""A client's request: what it names, and that a change of fields changes nothing else."""
+"""A client's request: what it names, and that a change of fields changes nothing else.
+
+Values as the engine's validation reads them; the table was made with pydantic, which vLLM uses.
+
+What is more than text: by its type, by its key, by its name in the engine's cache.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol import request
-from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.request import Request, beyond_text, flag, integer, unread
 from ajet_sdk.errors import BadRequest, TooLarge
 
 
@@ -20,7 +25,6 @@ def test_a_byte_order_mark_does_no_harm() -> None:
 def test_every_encoding_of_json_is_read_and_utf_8_is_sent(encoding: str) -> None:
     request = Request('{"model":"é"}'.encode(encoding))
     assert request.model == "é"
-    assert request.text == '{"model":"é"}'
     assert request.with_fields({"n": "1"}) == '{"model":"é","n":1}'.encode()
 
 
@@ -87,3 +91,61 @@ def test_fields_are_set_where_they_stand() -> None:
 def test_a_request_is_made_one_for_another_model_only_where_it_is_none() -> None:
     asked = Request(b'{"model": "m"}')
     assert (asked.naming(None), asked.naming("m"), asked.naming('"o')) == ({}, {}, {"model": '"\\"o"'})
+
+
+# --- test coercion
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    (True, True), (False, False), (1, True), (0, False), (1.0, True), (0.0, False), (2, None), (1.5, None),
+    ("true", True), ("TRUE", True), ("on", True), ("Y", True), ("1", True), ("t", True), ("yes", True),
+    ("false", False), ("off", False), ("N", False), ("0", False), ("f", False), ("no", False),
+    (" true", None), ("", None), ("1.0", None), ([], None), ({}, None), (None, None), (10**30, None),
+])  # fmt: skip
+def test_truth_values(value: Any, expected: bool | None) -> None:
+    assert flag({"x": value}, "x") is expected
+    assert unread({"x": value}, "x") is (expected is None and value is not None)
+    assert not unread({}, "x")
+
+
+@pytest.mark.parametrize(("value", "expected"), [
+    (2, 2), (0, 0), (-1, -1), (True, 1), (False, 0), (2.0, 2), (2.5, None), (1e30, None), (float("nan"), None),
+    (float("inf"), None), (10**30, 10**30), ("2", 2), (" 2 ", 2), ("+2", 2), ("-2", -2), ("1_0", 10), ("2.0", 2),
+    ("02", 2), ("-0", 0), ("2.5", None), ("1__0", None), ("1e3", None), ("0x1", None), ("١", None), ("", None),
+    ("1" * 5000, None), ([], None), (None, None),
+])  # fmt: skip
+def test_whole_numbers(value: Any, expected: int | None) -> None:
+    got = integer({"x": value}, "x")
+    assert got == expected
+    assert type(got) is type(expected)
+
+
+def test_what_is_left_out_is_none() -> None:
+    assert flag({}, "x") is None
+    assert integer({}, "x") is None
+
+
+# --- test content parts
+
+
+TEXT = {"type": "text", "text": "a"}
+
+
+@pytest.mark.parametrize("content", [
+    None, 5, "a", [], ["a"], [TEXT], [TEXT, {"type": "input_text", "text": "a"}], [{"type": "output_text"}],
+    [{"text": "a"}], [{"type": "refusal"}], [{"type": "thinking"}], [{"type": "tool_reference"}], [5, None],
+])  # fmt: skip
+def test_text(content: Any) -> None:
+    assert not beyond_text([7, {"content": content, "other": [{}]}], "content")
+    assert not beyond_text(content, "content")
+
+
+@pytest.mark.parametrize("part", [
+    {"type": "image_url", "image_url": {"url": "x"}}, {"type": "input_image"}, {"type": "input_audio"},
+    {"type": "video_url"}, {"type": "file"}, {"type": "image_embeds"}, {"type": "prompt_embeds"},
+    {"image_url": "x"}, {"type": None, "image_url": "x"}, {"text": "a", "image_url": "x"}, {}, {"type": []},
+    {"type": "text", "image_url": "x", "uuid": "kept"},
+])  # fmt: skip
+def test_more_than_text(part: Any) -> None:
+    for content in ([part], [TEXT, part]):
+        assert beyond_text([{"content": content}], "content") and beyond_text([{}, {"b": content}], "a", "b")

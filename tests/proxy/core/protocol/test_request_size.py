@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.protocol import request_size as extent
-from ajet_proxy.core.protocol.request_size import EACH, check, check_text
+from ajet_proxy.core.protocol import request as extent
+from ajet_proxy.core.protocol.request import EACH, check, check_text
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import TooLarge
 
@@ -251,3 +251,13 @@ def test_what_an_engine_can_read_passes_with_the_defaults(asked: dict[str, Any])
 def test_what_is_too_much_for_the_defaults(asked: dict[str, Any]) -> None:
     with pytest.raises(TooLarge):
         check_text(json.dumps(asked), DEFAULT)
+
+
+def test_a_request_that_was_read_within_limits_knows_whether_it_keeps_to_all_of_them() -> None:
+    call = {"function": {"name": "f", "arguments": "[" * 60}}
+    for fields in ({"messages": [USER] * (MOST + 1)}, {"messages": [{"role": "assistant", "tool_calls": [call]}]}):
+        body = json.dumps(fields).encode()
+        with pytest.raises(TooLarge):
+            extent.Request(body, MOST).check_size()
+        extent.Request(body, 100).check_size()
+        extent.Request(body).check_size()

@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.responses import LIMIT, KeptResponses, fetched, shown
 from ajet_proxy.core.protocol.responses import RESPONSES as DIALECT
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Outcome, Unscored
+from tests.kit import tapes
+from tests.kit.record_responses import FILE
 from tests.proxy.core.protocol.answers import SSE, document, dump, event, exchange, ids_of, reasons
 
 RESPONSES = "/v1/responses"
@@ -228,7 +232,7 @@ def test_the_last_event_waits_and_what_follows_passes() -> None:
     assert running.feed(begin(0)) and not running.settled
     assert running.feed(end(response([ITEM]))) == []
     assert running.settled and isinstance(running.outcomes[0], Unscored)
-    assert running.given == ({"id": "resp_1", "output": [ITEM], "shown": None},)
+    assert running.answers == ({"id": "resp_1", "output": [ITEM], "shown": None},)
     assert b"".join(running.release()) == end(seen_of([ITEM]))
     assert running.feed(b"data: x\n\n") == [b"data: x\n\n"]
 
@@ -238,7 +242,7 @@ def test_what_a_stream_showed_is_told_beside_its_end_which_has_other_ids() -> No
     running.on_headers(200, SSE)
     shown = {**ITEM, "call_id": "call_9"}
     running.feed(begin(0) + step("response.output_item.done", item=shown, output_index=0) + end(response([ITEM])))
-    assert running.given == ({"id": "resp_1", "output": [ITEM], "shown": [shown]},)
+    assert running.answers == ({"id": "resp_1", "output": [ITEM], "shown": [shown]},)
 
 
 @pytest.mark.parametrize(("parts", "reason"), [
@@ -302,3 +306,69 @@ def test_text_that_is_no_json_passes_as_it_is() -> None:
     seen, outcomes = document(RESPONSES, body)
     assert seen == body
     assert reasons(outcomes) == ["capture_failed"]
+
+
+# --- responses that the engine keeps
+
+RESPONSES = "/v1/responses"
+
+
+def answered(path: str = RESPONSES, *, response: Any = "resp_1", **asked: Any) -> Exchange:
+    """An exchange whose answer has the id `response`."""
+    running = exchange(path, asked)
+    running.on_headers(200, "application/json")
+    running.feed(dump({"id": response, "status": "completed", "model": "policy", "output": []}).encode())
+    running.finish()
+    return running
+
+
+def noted(*exchanges: Exchange, limit: int = LIMIT) -> KeptResponses:
+    kept = KeptResponses(limit)
+    for running in exchanges:
+        if running.response_id is not None:
+            kept.keep(running.response_id, running.ask)
+    return kept
+
+
+def knows(kept: KeptResponses, response: str) -> bool:
+    return kept.kept(response) is not None
+
+
+@pytest.mark.parametrize("name", ["plain", "logprobs", "ids", "tool", "nulls"])
+def test_a_response_that_is_fetched_is_what_the_agent_was_told(name: str) -> None:
+    told = tapes.load(FILE)
+    asked, kept = told[name, tapes.AGENT], told[name, tapes.PROXY]
+    running = exchange(RESPONSES, asked.request)
+    running.on_headers(200, "application/json")
+    running.feed(kept.body)
+    seen = b"".join(running.finish())
+    ask = noted(running).kept(json.loads(kept.body)["id"])
+    assert ask is not None
+    for _ in range(2):
+        assert shown(ask, kept.body) == seen
+    assert seen != kept.body
+
+
+@pytest.mark.parametrize(("method", "path", "response"), [
+    ("GET", f"{RESPONSES}/resp_1", "resp_1"), ("GET", f"{RESPONSES}/resp_1/", "resp_1"), ("GET", "/", None),
+    ("GET", f"{RESPONSES}/resp%5F1", "resp_1"), ("DELETE", f"{RESPONSES}/resp_1", None),
+    ("GET", f"{RESPONSES}/resp_1/input_items", None),
+])  # fmt: skip
+def test_only_what_fetches_a_response_is_read(method: str, path: str, response: str | None) -> None:
+    assert fetched(method, path) == response
+
+
+def test_what_the_engine_does_not_keep_is_not_remembered() -> None:
+    asked = answered(store=False), answered(response=7), exchange(RESPONSES), exchange("/v1/completions")
+    assert not any(knows(noted(*asked), name) for name in ("resp_1", "7", "None"))
+    assert knows(noted(answered()), "resp_1")
+
+
+def test_the_latest_are_remembered() -> None:
+    kept = noted(*(answered(response=name) for name in ("a", "b", "c")), limit=2)
+    assert [knows(kept, name) for name in ("a", "b", "c")] == [False, True, True]
+
+
+@pytest.mark.parametrize("body", [b"{", b"7", b"\xff", b'{"status":"completed"}', b'{"output":7}'])
+def test_what_is_no_response_stays_as_it_is(body: bytes) -> None:
+    assert shown(answered().ask, body) == body

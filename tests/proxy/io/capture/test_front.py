@@ -12,8 +12,8 @@ import pytest
 
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger.events import CallLost, CallStarted, EpisodeOpened
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.io.capture import front as http_front
 from ajet_proxy.io.capture.front import MOST_MISSPELT
 from tests.kit.answering import answering

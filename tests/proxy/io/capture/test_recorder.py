@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, TaskNamed
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.trajectory.call import Captured, Lost, Origin, Unscored, prompt_hash
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.engines.pool import Engines

@@ -11,7 +11,7 @@ import aiohttp
 import openai
 import pytest
 
-from ajet_proxy.core.protocol.reading import KEEP_ALIVE
+from ajet_proxy.core.protocol.chat import CHAT as DIALECT
 from ajet_sdk.routes import Policy
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.engine_tokens import encode
@@ -142,9 +142,9 @@ async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, s
     async with EngineStub(delay_s=0.6, split_seed=2) as stub, Front(stub.url, keep_alive=keep_alive) as front:
         answer = await send(f"{front.url}/e/x{CHAT}", body=body)
     events = answer.body.split(b"\n\n")
-    comments = [place for place, event in enumerate(events) if event == KEEP_ALIVE.strip()]
+    comments = [place for place, event in enumerate(events) if event == DIALECT.keep_alive.strip()]
     assert bool(comments) == said
-    others = [event for event in events if event != KEEP_ALIVE.strip()]
+    others = [event for event in events if event != DIALECT.keep_alive.strip()]
     assert all(event.startswith(b"data: ") for event in others[:-1]) and others[-1] == b""
     finished = next(place for place, event in enumerate(events) if b'"finish_reason":"' in event)
     assert all(place < finished for place in comments), "never after the end"
@@ -155,7 +155,7 @@ async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, s
 async def test_a_keep_alive_does_not_replace_the_limit_on_silence() -> None:
     async with EngineStub(delay_s=60.0) as stub, Front(stub.url, keep_alive=0.1, read_timeout=1.5) as front:
         status, got, ended = await read_all(f"{front.url}/e/x{CHAT}", body_for(CHAT, stream=True))
-    assert (status, ended) == (200, False) and set(got.split(b"\n\n")) == {KEEP_ALIVE.strip(), b""}
+    assert (status, ended) == (200, False) and set(got.split(b"\n\n")) == {DIALECT.keep_alive.strip(), b""}
     assert front.lost == ["truncated"]
 
 

@@ -15,7 +15,7 @@ import brotli
 import pytest
 
 from ajet_proxy.core.protocol import request
-from ajet_proxy.core.protocol.dialects import CAPTURED
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.io.storage.limits import resident_bytes
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, serving

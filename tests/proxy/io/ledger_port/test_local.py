@@ -8,10 +8,9 @@ from types import MappingProxyType
 
 import pytest
 
-from ajet_proxy.core.identity.headers import Headers
+from ajet_proxy.core.identity.headers import Headers, retry_keys
 from ajet_proxy.core.identity.keys import EVERYTHING
 from ajet_proxy.core.identity.ladder import identify
-from ajet_proxy.core.identity.retries import attempt
 from ajet_proxy.core.ledger.events import CallLost, CallStarted
 from ajet_proxy.io.ledger_port.cancellation import ignore
 from ajet_proxy.io.ledger_port.port import CallRequest, Gone
@@ -23,7 +22,7 @@ from tests.proxy.io.front import Front, leave, until
 def asking(path: str = "/e/ep/v1/chat/completions", *, choices: int = 2, **headers: str) -> CallRequest:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     identity = identify(path=path, headers=Headers(named), body=None, claims=EVERYTHING)
-    sent = attempt(MappingProxyType({}), identity.path, b"{}", scope=b"")
+    sent = retry_keys(MappingProxyType({}), identity.path, b"{}", scope=b"")
     return CallRequest(identity, None, sent, "m", choices, "/v1/messages")
 
 

@@ -106,7 +106,7 @@ def test_the_bytes_of_a_stream() -> None:
     [captured] = running.outcomes
     assert isinstance(captured, Captured)
     assert (captured.prompt_token_ids, captured.token_ids, captured.logprobs) == ((1, 2), (5, 5), (-0.5, -0.5))
-    assert running.given == ({"role": "assistant", "content": 'é"😀'},)
+    assert running.answers == ({"role": "assistant", "content": 'é"😀'},)
 
 
 def test_one_block_is_open_at_a_time() -> None:

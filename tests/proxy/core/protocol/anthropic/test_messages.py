@@ -1,4 +1,7 @@
-"""The dialect as a whole: a Messages request becomes the chat request, and images and tools are judged as in chat."""
+"""The dialect as a whole: a Messages request becomes the chat request, and images and tools are judged as in chat.
+
+A request that is usually carried over another route goes out as it is, and is not captured.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.anthropic.messages import Messages
+from ajet_proxy.core.protocol.anthropic.messages import MESSAGES, Messages, Passthrough
 from ajet_proxy.core.protocol.anthropic.template import Template
-from ajet_proxy.core.protocol.dialects import CAPTURED
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_sdk.errors import BadRequest
 from tests.proxy.core.protocol.answers import SSE, dump, reasons
 
@@ -84,3 +87,20 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
     request.fields["tools"] = [{"name": "t", "input_schema": deep}]
     with pytest.raises(BadRequest, match="nested"):
         Messages().translate(request)
+
+
+# --- test passthrough
+
+
+BODY = b'{ "model": "m", "messages": [{"role": "user", "content": [{"type": "document"}]}] }'
+
+
+def test_nothing_is_changed_and_nothing_is_captured() -> None:
+    dialect = Passthrough(MESSAGES)
+    exchange = Exchange(dialect, dialect.translate(Request(BODY)))
+    assert (dialect.name, dialect.path, exchange.target) == ("messages", "/v1/messages", "/v1/messages")
+    assert (exchange.upstream_body, exchange.altered) == (BODY, ())
+    assert exchange.keep_alive == MESSAGES.keep_alive
+    exchange.on_headers(200, "application/json")
+    assert [getattr(lost, "reason", "") for lost in exchange.outcomes] == ["no_chat_route"]
+    assert exchange.feed(b'{"any": 1}') + exchange.finish() == [b'{"any": 1}']

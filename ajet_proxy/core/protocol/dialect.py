@@ -1,0 +1,153 @@
+"""A dialect: one protocol that agents speak, and what the proxy needs to know of it.
+
+A `Dialect` is stateless and knows field names only. It makes an `Ask` of a request: what to ask the engine for on the
+agent's behalf, and what the agent must not see of the answer. A `Reader` holds what has been read of one answer, and
+`exchange.Exchange` drives it. A protocol that is not the engine's own is translated on the way (`anthropic.messages`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ajet_proxy.core.protocol.json_edits import Spanned
+from ajet_proxy.core.protocol.request import Request, flag
+from ajet_proxy.core.protocol.sse import SseEvent
+from ajet_proxy.core.trajectory.call import Outcome
+
+DONE = b"[DONE]"
+VERSIONS = "return_weight_versions"
+"""Asks vLLM, from 0.33 on, which weights sampled each token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The agent asked for its prompt before the answer. `texts` are what the engine leaves out of each choice when it
+    is asked for ids; `prompt_logprobs` says that the agent asked for those too."""
+
+    texts: tuple[str, ...] = ()
+    prompt_logprobs: bool = False
+
+
+class Ask(Struct, frozen=True):
+    """The question in its new form: `fields` (name to JSON text) to set in the request, how many choices will come, and
+    what the agent must not see. With `skip`, a reason, the request goes out unchanged and its calls are lost."""
+
+    fields: Mapping[str, str] = {}
+    choices: int = 1
+    prompts: int = 1
+    """Each has as many choices as the others; those of the first come first."""
+    hide_ids: bool = False
+    """Of the prompt, too, unless `show_prompt`."""
+    hide_logprobs: bool = False
+    hide_reasoning: bool = False
+    hide_versions: bool = False
+    show_prompt: bool = False
+    echo: Echo | None = None
+    skip: str | None = None
+
+
+class Dialect(Protocol):
+    """One protocol that agents speak. Stateless."""
+
+    name: str
+    path: str
+    """The client's route."""
+    target: str
+    """The engine's route that answers it."""
+    keep_alive: bytes = b": waiting for the engine\n\n"
+    """What a stream may say while the engine is silent: its clients ignore it. Every reader of server-sent events skips
+    a comment."""
+
+    def translate(self, request: Request) -> Request:
+        """`request` as the engine's route takes it; `BadRequest` for what cannot be carried faithfully."""
+        return request
+
+    def choices(self, request: Mapping[str, Any]) -> int:
+        """How many answers the (translated) `request` asks for."""
+        return 1
+
+    def ask(self, request: Mapping[str, Any]) -> Ask:
+        """How to put the (translated) `request` to the engine so that it reports ids and logprobs."""
+
+    def reader(self, ask: Ask) -> Reader:
+        """A fresh reader of one answer to `ask`."""
+
+
+class Reader(Protocol):
+    """Reads one answer: what the client sees of it, and what became of the calls."""
+
+    translates: bool = False
+    """Whether the client's protocol is another one than the engine's: then every event goes through `show`, also those
+    that come after the last call, and neither `show` nor `document` may raise."""
+    ended: bool = False
+    """Whether the engine has said its last about the calls, so that `outcomes` holds; unless it is `spoilt` later."""
+    spoilt: str | None = None
+    """Why all calls are lost, whatever they were told to be: the engine failed, or contradicted itself. It may show
+    behind the end."""
+    status: int | None = None
+    """The client's status for a document, where the engine's does not fit."""
+    response_id: str | None = None
+    """The id under which the engine may keep the answer, where it gives answers out again."""
+    tells_versions: bool = False
+    """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
+
+    @property
+    def sampled(self) -> tuple[int, ...]:
+        """How many tokens each choice has so far."""
+
+    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
+        """A fast way for the events at the start of `stream`: what the client sees of them, and how many bytes they
+        are."""
+
+    def show(self, event: SseEvent) -> bytes | None:
+        """What the client sees of one event of the engine's, if anything; it may raise where the answer is not of the
+        dialect."""
+
+    def document(self, body: bytes) -> bytes:
+        """What the client sees of an answer in one piece, with `translates` also of an error; may raise like `show`."""
+
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each choice."""
+
+    def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
+        """What each choice said, as the engine's route takes it back for history: an assistant's message,
+        ``{"text": …}``, or ``{"id": …, "output": …}``; None where it is not finished or cannot be told."""
+
+
+def with_versions(ask: Ask, request: Mapping[str, Any]) -> Ask:
+    """`ask` for an engine that can tell which weights sampled each token."""
+    if ask.skip is not None or flag(request, VERSIONS) is True:
+        return ask
+    return replace(ask, fields={**ask.fields, VERSIONS: "true"}, hide_versions=True)
+
+
+class OpenAIDialect(Dialect, Protocol):
+    """The names of a protocol whose answers are choices with ``token_ids`` and ``logprobs``; see `Reading`."""
+
+    usual: re.Pattern[bytes]
+    """The event that makes up most of a stream, blank line included: one token of one choice, and nothing else to
+    report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
+    the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
+
+    long_documents: bool = False
+    """Whether the lists of a document may be in the form that `long_documents.read` knows."""
+
+    def logprobs(self, value: Any) -> list[Any]:
+        """One logprob for each token in the ``logprobs`` of a choice."""
+
+    def said(self, choice: Spanned) -> Any:
+        """The object in `choice` that holds its words."""
+
+    def wordless(self, choice: Spanned) -> bool:
+        """Whether `choice` opens the answer and says nothing yet, so that no ids belong to it."""
+        return False
+
+    def is_filler(self, choice: Spanned) -> bool:
+        """Whether the engine sends this event only because ids or logprobs were asked for."""
+        return False
