@@ -90,8 +90,10 @@ async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
             response.headers.pop(name, None)
 
 
-class Relay:
-    """One captured answer. A context, which closes the answer when it is left."""
+class _Relay:
+    """One captured answer. A context, which closes the answer when it is left. `relay` passes on what comes until the
+    exchange is settled. `release` is for when the calls are recorded: what was kept back leaves, and all that follows.
+    """
 
     def __init__(
         self, http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange,
@@ -117,14 +119,6 @@ class Relay:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    async def relay(self) -> None:
-        """Pass on what comes until the exchange is settled."""
-        raise NotImplementedError
-
-    async def release(self) -> web.StreamResponse:
-        """The calls are recorded: pass on what was kept back, and all that follows."""
-        raise NotImplementedError
-
     def _address(self, response: web.StreamResponse) -> None:
         """The headers that are ours."""
         if self._answer.status < 400:
@@ -133,7 +127,7 @@ class Relay:
         _lead_back(self._http, self._answer, self._request, response)
 
 
-class WholeRelay(Relay):
+class WholeRelay(_Relay):
     """An answer in one piece, kept back as a whole."""
 
     _body: bytes | None = None
@@ -172,7 +166,7 @@ class WholeRelay(Relay):
         self._recorder.note_version(self._exchange)
 
 
-class StreamRelay(Relay):
+class StreamRelay(_Relay):
     """An answer that leaves as it comes, except for its end."""
 
     _shortcut: Shortcut | None = None
@@ -245,6 +239,9 @@ class StreamRelay(Relay):
         """Write what the client gets of a whole answer, or what follows that."""
         await _write(self._response, parts)
         self._recorder.sent()
+
+
+Relay = WholeRelay | StreamRelay
 
 
 def relaying(

@@ -1,16 +1,9 @@
 """The only module that uses aiohttp beyond its public interface, and why each part is needed.
 
-========================================================  ==============================================================
-what is used                                              for what
-========================================================  ==============================================================
-``AppRunner._make_server``, ``Server._kwargs``, `_loop`   connections of a class of our own (`Runner`)
-``RequestHandler``: `handle_error`, `_request_count`      answers to what is no HTTP, in the shape of contract §5.8
-``RequestHandler``: `pause_writing`, `resume_writing`     clients that stop reading are cut off
-``TCPConnector.connect``                                  which connection a request got, and whether it was reused
-a connection's protocol, exchanged for a `Tap`            whether a byte came back; pieces without waking a task
-``StreamReader.set_exception``                            an answer breaks off with its connection
-``StreamReader._read_nowait``                             what came before an answer broke off
-========================================================  ==============================================================
+- `Runner`: connections of a class of our own, which cut off clients that stop reading, and say what is no HTTP in the
+  shape of contract §5.8.
+- `Pool` and `Tap`: which connection a request got, whether a byte came back, and pieces without waking a task.
+- `break_off`, `unread`: answers that break off with their connection, and what had come of them.
 
 None of this is promised. `TRIED` are the versions that it was tried with, and ``pyproject.toml`` asks for no others.
 ``tests/proxy/io/http/test_aiohttp_internals.py`` says which part a newer one has changed.
