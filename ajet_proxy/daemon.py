@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import secrets
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.io.capture import listeners as front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import relayed
-from ajet_proxy.io.control.routes import Control, ControlSettings
+from ajet_proxy.io.control.routes import Control
 from ajet_proxy.io.control.traces import Traces, exporting
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.pool import Engines
@@ -46,7 +47,6 @@ from ajet_proxy.io.intercept.tunnels import Interception, Tunnels
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import Facts
-from ajet_proxy.io.runtime.alert_log import Alarm
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -64,6 +64,8 @@ from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address
 from ajet_proxy.settings import Config, ConfigError, refuse_own
 from ajet_sdk.errors import NotReady
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
 STOP_MARGIN_S = 5.0
@@ -138,7 +140,7 @@ class App:
         control = Control(
             store=store, keys=keys, gate=gate, engines=engines, clock=clock, metrics=metrics,
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
-            workers=workers, settings=_control_settings(config), budget=budget, listening=self.listening,
+            workers=workers, config=config, budget=budget, listening=self.listening,
         )
         secured, around = tls.listening(config), audit(headers=headers_as_sent)
         if workers is None:
@@ -222,8 +224,7 @@ class App:
         settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
         def facts() -> Facts:
-            served = {model: (found.version, found.upstreams) for model, found in state.served.items()}
-            return Facts(served, state.default_version, state.merge_policy, keys.ring, self.name)
+            return Facts(dict(state.served), state.default_version, state.merge_policy, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:
             if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
@@ -263,7 +264,7 @@ class App:
     ) -> None:
         """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and
         tell systemd's watchdog that the loop turns."""
-        alarm = Alarm()
+        on: set[str] = set()
         while True:
             await asyncio.sleep(TICK_S)
             with contextlib.suppress(NotReady):  # the disk may refuse between the question and the post: next time then
@@ -272,7 +273,7 @@ class App:
                     await asyncio.sleep(0)  # they come in turns
                 if store.healthy:
                     store.post(to_archive(store.state, clock.now(), self.config.archive_max_age))
-            alarm.look(store.alerts())
+            on = log_alerts(store.alerts(), on)
             limits.measure()
             compactor.tick()
             watch.tick()
@@ -309,6 +310,15 @@ class App:
             hosts=tuple(sorted(tunnels.hosts)), listening=interceptor.listening,
             certificate=authority.certificate(interceptor.directory),
         )
+
+
+def log_alerts(alerts: Mapping[str, str], on: set[str]) -> set[str]:
+    """Say each of `alerts` when it begins, and each of those that were `on` when it is over; which ones are on now."""
+    for name in alerts.keys() - on:
+        logger.warning("alert: %s", alerts[name])
+    for name in on - alerts.keys():
+        logger.info("alert over: %s", name)
+    return set(alerts)
 
 
 def main(config: Config, announce: Callable[[str], None]) -> None:
@@ -368,12 +378,4 @@ def _ledger_settings(config: Config) -> LedgerSettings:
     return LedgerSettings(
         idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
         group_size=config.group_size, drift_limit=config.drift_limit,
-    )
-
-
-def _control_settings(config: Config) -> ControlSettings:
-    return ControlSettings(
-        public_url=config.public_url, trusted_front=config.trusted_front, key_ttl_s=config.key_ttl_s,
-        pauses=config.gate_mode == "pause", max_body=config.max_body, client_timeout=config.client_timeout,
-        client_certificates=config.tls_client_ca is not None,
     )

@@ -23,9 +23,8 @@ from ajet_proxy.core.trajectory.timeline import Policy
 from ajet_proxy.io.engines.pool import base_url
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.archive import ArchiveFile, refuse_missing
-from ajet_proxy.io.storage.codec import UnknownRecord, decode
 from ajet_proxy.io.storage.data_dir import refuse_lost
-from ajet_proxy.io.storage.journal import JournalDamaged, folder_of, of_several, records, snapshots
+from ajet_proxy.io.storage.journal import JournalDamaged, folder_of, records, snapshots
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.frame import decode_batch, encode_batch
 from ajet_sdk.sample import Batch, Call, Group, Sample
@@ -107,15 +106,10 @@ def read_state(data_dir: Path, archive: ArchiveFile) -> State:
             refuse_lost(data_dir)
             state = snapshot.load(data_dir, LedgerSettings(), archive)
             refuse_missing(data_dir, state)
-            for record in records(data_dir):
-                state.apply(decode(record, state.episodes))
-        except (FileNotFoundError, KeyError, UnknownRecord, JournalDamaged) as error:
+            snapshot.replay(data_dir, records(data_dir), state)
+        except (FileNotFoundError, JournalDamaged) as error:
             if isinstance(error, FileNotFoundError) or snapshots(data_dir)[-1:] != before:
                 continue
-            if isinstance(error, UnknownRecord):
-                raise JournalDamaged(f"the journal in {data_dir} was written by another version: {error}") from error
-            if isinstance(error, KeyError):
-                raise of_several(data_dir, error) from error
             raise
         if snapshots(data_dir)[-1:] == before:
             return state

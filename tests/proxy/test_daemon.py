@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import ipaddress
+import logging
 import os
 import socket
 import ssl
@@ -23,7 +24,7 @@ from cryptography.x509.oid import NameOID
 
 from ajet_proxy.core.ledger.events import EpisodeDiscarded, Event
 from ajet_proxy.core.trajectory import drift_rate
-from ajet_proxy.daemon import App, issue_key
+from ajet_proxy.daemon import App, issue_key, log_alerts
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.settings import Config, ConfigError
@@ -232,3 +233,12 @@ async def test_how_long_requests_were_held_at_the_gate_is_measured(tmp_path: Pat
         await client.ask("POST", "/e/e/v1/chat/completions", CHAT)
         page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
         assert "ajet_gate_wait_seconds_count 1" in page
+
+
+def test_each_alert_is_said_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    on: set[str] = set()
+    for alerts in ({}, {"a": "a is 6 %"}, {"a": "a is 7 %"}, {"a": "a is 7 %", "b": "b is 9 %"}, {"b": "b is 9 %"}):
+        on = log_alerts(alerts, on)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert said == [("WARNING", "alert: a is 6 %"), ("WARNING", "alert: b is 9 %"), ("INFO", "alert over: a")]

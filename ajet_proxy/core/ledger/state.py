@@ -8,9 +8,11 @@ come, so that reading them costs nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
+
+from msgspec import Struct
 
 from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.conversation.lineage import Lineage
@@ -82,15 +84,36 @@ class Gate:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(Struct, frozen=True):
     """The weights and engines of one model, as the trainer announced them."""
 
     version: int
     upstreams: tuple[str, ...]
 
 
-class State:
+class Serving:
+    """Which weights and engines serve: in the ledger's process, and as a worker knows it."""
+
+    __slots__ = ()
+    served: Mapping[str, Served]
+    default_version: int
+
+    def policy_version(self, model: str) -> int:
+        """The version that serves `model`; for a model nobody announced, the one that the gate was last opened with."""
+        served = self.served.get(model)
+        return self.default_version if served is None else served.version
+
+    def upstreams(self, model: str) -> tuple[str, ...]:
+        """The engines announced for `model`."""
+        served = self.served.get(model)
+        return () if served is None else served.upstreams
+
+    def models(self) -> tuple[str, ...]:
+        """Every model that was announced."""
+        return tuple(self.served)
+
+
+class State(Serving):
     """Everything the daemon remembers. Read it freely; only `apply` changes it.
 
     An archived episode is no longer part of the state. It stays in ``leaving`` until whoever writes the archive says
@@ -212,20 +235,6 @@ class State:
 
     def gate_is_open(self) -> bool:
         return not self.gate_now.shut
-
-    def policy_version(self, model: str) -> int:
-        """The version that serves `model`; for a model nobody announced, the one that the gate was last opened with."""
-        served = self.served.get(model)
-        return self.default_version if served is None else served.version
-
-    def upstreams(self, model: str) -> tuple[str, ...]:
-        """The engines announced for `model`."""
-        served = self.served.get(model)
-        return () if served is None else served.upstreams
-
-    def models(self) -> tuple[str, ...]:
-        """Every model that was announced."""
-        return tuple(self.served)
 
     def only_model(self) -> str:
         """The one that a request means which names none, if a single one was announced; else ""."""

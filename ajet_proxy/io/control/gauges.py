@@ -134,12 +134,11 @@ def process_figures() -> dict[str, Values]:
         "process_max_fds": _one(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     }
     with suppress(OSError, ValueError, IndexError):
-        ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-        behind_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - int(behind_name[19]) / ticks
+        _, started, memory = _process("self")
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - started
         figures |= {
             "process_start_time_seconds": _one(time.time() - since_boot),
-            "process_resident_memory_bytes": _one(int(behind_name[21]) * page),
+            "process_resident_memory_bytes": _one(memory),
             "process_open_fds": _one(len(os.listdir("/proc/self/fd"))),
         }
     return figures
@@ -148,15 +147,19 @@ def process_figures() -> dict[str, Values]:
 def worker_figures(workers: Mapping[int, int]) -> dict[str, Values]:
     """The processes of workers by their numbers; one that ends in this moment is left out."""
     times, memory = {}, {}
-    ticks, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     for number, process in workers.items():
         with suppress(OSError, ValueError, IndexError):
-            behind_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            times[str(number)] = (int(behind_name[11]) + int(behind_name[12])) / ticks
-            memory[str(number)] = float(int(behind_name[21]) * page)
+            times[str(number)], _, memory[str(number)] = _process(str(process))
     return {
         "ajet_worker_cpu_seconds_total": _by_label(times), "ajet_worker_resident_memory_bytes": _by_label(memory),
     }
+
+
+def _process(pid: str) -> tuple[float, float, float]:
+    """What a process has had of CPU time, when it started in seconds since the machine did, and its memory in bytes."""
+    ticks, behind_name = os.sysconf("SC_CLK_TCK"), Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    used, memory = int(behind_name[11]) + int(behind_name[12]), int(behind_name[21]) * os.sysconf("SC_PAGE_SIZE")
+    return used / ticks, int(behind_name[19]) / ticks, float(memory)
 
 
 def table() -> str:

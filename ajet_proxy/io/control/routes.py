@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Collection, Coroutine, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
@@ -39,6 +38,7 @@ from ajet_proxy.io.runtime.metrics import CONTENT_TYPE, Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address, leads_here
+from ajet_proxy.settings import Config
 from ajet_sdk import frame, routes
 from ajet_sdk.errors import BadRequest, NotFound, NotReady
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
@@ -49,27 +49,13 @@ MAX_OPENING = 64 << 10
 PIECE = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class ControlSettings:
-    """``public_url`` is the base URL given to agents (None: the one they asked at); ``pauses`` says that closing the
-    gate freezes the engines instead of draining them; with ``client_certificates`` the trainer's routes demand one."""
-
-    public_url: str | None
-    trusted_front: bool
-    key_ttl_s: float
-    pauses: bool
-    max_body: int
-    client_timeout: float
-    client_certificates: bool
-
-
 class Control:
     """The handlers of ``/ajet/v1/*`` and ``/metrics``."""
 
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
         clock: Clock, metrics: Metrics, interception: Interception | None,
-        workers: Workers | None, settings: ControlSettings, budget: MemoryBudget, listening: Collection[Address],
+        workers: Workers | None, config: Config, budget: MemoryBudget, listening: Collection[Address],
     ) -> None:
         """`listening` are the addresses at which the daemon listens by the time it is asked."""
         self._listening = listening
@@ -83,7 +69,7 @@ class Control:
         self._engine_control = engine_control
         self._clock = clock
         self._metrics = metrics
-        self._settings = settings
+        self._config = config
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -103,7 +89,7 @@ class Control:
         async def handle(http: web.Request) -> web.StreamResponse:
             claims = self._claims(http)
             check_scope(claims, route.scope)
-            if self._settings.client_certificates and route.scope == "trainer":
+            if self._config.tls_client_ca is not None and route.scope == "trainer":
                 tls.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
@@ -137,8 +123,8 @@ class Control:
     async def _decode(self, http: web.Request, most: int) -> Any:
         """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
         `ajet_sdk.routes.parse` checks."""
-        most = min(self._settings.max_body, most)
-        raw = await body_of.read(http, max_body=most, limit_s=self._settings.client_timeout, budget=self._budget)
+        most = min(self._config.max_body, most)
+        raw = await body_of.read(http, max_body=most, limit_s=self._config.client_timeout, budget=self._budget)
         if not raw.strip():
             return None
         try:
@@ -160,15 +146,15 @@ class Control:
 
     def _issue(self, tenant: str, episode: str) -> str:
         """A key for one episode. It expires by our clock, and is revoked by that of a command on this machine."""
-        expires = self._clock.now() + self._settings.key_ttl_s
+        expires = self._clock.now() + self._config.key_ttl_s
         return self._keys.issue(Claims("agent", tenant, episode, expires, self._clock.wall()))
 
     def _base_url(self, http: web.Request) -> str:
         """The base URL under which this caller reaches the proxy, without a trailing slash."""
-        if self._settings.public_url:
-            return self._settings.public_url.rstrip("/")
+        if self._config.public_url:
+            return self._config.public_url.rstrip("/")
         scheme, host = http.scheme, http.host
-        if self._settings.trusted_front:
+        if self._config.trusted_front:
             scheme = http.headers.get("X-Forwarded-Proto", scheme)
             host = http.headers.get("X-Forwarded-Host", host)
         return f"{scheme}://{host}"
@@ -203,7 +189,7 @@ class Control:
         wanted = parse(routes.GateClose, request.body)
         answer = self._decide(request, "")
         await self._store.commit(answer.events)
-        if self._settings.pauses:
+        if self._config.gate_mode == "pause":
             await self._engine_control.pause(self._engines.all())
         elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S)):
             count = self._gate.in_flight
@@ -216,7 +202,7 @@ class Control:
     async def _check_upstreams(self, request: api.Request) -> None:
         """`BadRequest` for an engine at an address of ours."""
         for url in parse(routes.Policy, request.body).upstreams or ():
-            if await asyncio.to_thread(leads_here, url, tuple(self._listening), self._settings.public_url):
+            if await asyncio.to_thread(leads_here, url, tuple(self._listening), self._config.public_url):
                 raise BadRequest(
                     f"upstream {url[:200]!r} is the proxy's own address: give that of the engine", code="own_address",
                     param="upstreams",
@@ -232,7 +218,7 @@ class Control:
         if self._workers is not None:
             await self._workers.caught_up()
         faults: list[str] = []
-        if self._settings.pauses:
+        if self._config.gate_mode == "pause":
             faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
         return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
 
@@ -294,7 +280,7 @@ class Control:
 
     async def _metrics_page(self, http: web.Request) -> web.Response:
         """Prometheus text: for a peer on this machine without a key, for others with an admin's."""
-        if not _is_local(http) or self._settings.trusted_front:
+        if not _is_local(http) or self._config.trusted_front:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
             self._store.state, self._gate, self._engines, journal_healthy=self._store.healthy,

@@ -10,7 +10,8 @@ Invariant: `in_flight` is the number of ``enter`` blocks that are running, and n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from time import perf_counter
 
 from ajet_sdk.errors import NotReady
@@ -43,12 +44,9 @@ class Gatekeeper:
         self._stopping = True
         self.changed()
 
-    def enter(self, ready: Callable[[], bool] = lambda: True) -> Inside:
+    @asynccontextmanager
+    async def enter(self, ready: Callable[[], bool] = lambda: True) -> AsyncIterator[None]:
         """Enter once the gate is open and `ready` (e.g. an engine is known) holds; `NotReady` after `hold_s`."""
-        return Inside(self, ready)
-
-    async def come_in(self, ready: Callable[[], bool]) -> None:
-        """Hold until the gate is open and `ready` holds, then count one more inside."""
 
         def passable() -> bool:
             return self._is_open() and ready()
@@ -58,12 +56,12 @@ class Gatekeeper:
             await self._hold(passable)
         self._waited(perf_counter() - began)
         self.in_flight += 1
-
-    def go_out(self) -> None:
-        """One less inside."""
-        self.in_flight -= 1
-        if self.in_flight == 0:
-            self.changed()
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            if self.in_flight == 0:
+                self.changed()
 
     async def drained(self, wait_s: float) -> bool:
         """Wait up to `wait_s` seconds until nobody is inside; whether that came true."""
@@ -93,18 +91,3 @@ class Gatekeeper:
             except TimeoutError:
                 return condition()
         return True
-
-
-class Inside:
-    """One request's time behind the gate; a context."""
-
-    __slots__ = ("_gate", "_ready")
-
-    def __init__(self, gate: Gatekeeper, ready: Callable[[], bool]) -> None:
-        self._gate, self._ready = gate, ready
-
-    async def __aenter__(self) -> None:
-        await self._gate.come_in(self._ready)
-
-    async def __aexit__(self, *_: object) -> None:
-        self._gate.go_out()

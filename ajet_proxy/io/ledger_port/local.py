@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -42,7 +42,7 @@ from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, NOT_WRIT
 from ajet_proxy.core.trajectory.timeline import Packed, Policy
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
-from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper, Inside
+from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, taken_back
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -313,7 +313,7 @@ class LocalPort:
         found = self._names.current(identity.episode, tenant, find, for_reward=identity.reward is not None)
         return replace(identity, episode=found)
 
-    def _come_in(self, model: str) -> Inside:
+    def _come_in(self, model: str) -> AbstractAsyncContextManager[None]:
         return self._gate.enter(ready=lambda: bool(self._engines.candidates(model)))
 
     def _continued(

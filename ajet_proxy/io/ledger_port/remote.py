@@ -20,6 +20,7 @@ from ajet_proxy.core.conversation.history import Beginnings, Mark, retold
 from ajet_proxy.core.identity.headers import RewardDirective
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
+from ajet_proxy.core.ledger.state import Served, Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Turn
@@ -29,27 +30,14 @@ from ajet_proxy.io.ledger_port.worker_connection import Form, Values, WorkerConn
 from ajet_sdk.errors import AjetError
 
 
-class Facts(Struct, frozen=True):
-    """What every worker knows. ``served`` has the version and the engines of each model that was announced; ``daemon``
-    is the daemon's name, which no other one has."""
+class Facts(Serving, Struct, frozen=True):
+    """What every worker knows. ``daemon`` is the daemon's name, which no other one has."""
 
-    served: Mapping[str, tuple[int, tuple[str, ...]]]
+    served: Mapping[str, Served]
     default_version: int
     merge_policy: Policy
     ring: Ring
     daemon: str
-
-    def policy_version(self, model: str) -> int:
-        """As the ledger has it."""
-        return self.served[model][0] if model in self.served else self.default_version
-
-    def upstreams(self, model: str) -> tuple[str, ...]:
-        """The engines announced for `model`."""
-        return self.served[model][1] if model in self.served else ()
-
-    def models(self) -> tuple[str, ...]:
-        """Every model that was announced."""
-        return tuple(self.served)
 
 
 def _marks(packed: Sequence[Any]) -> tuple[Mark, ...]:
@@ -63,7 +51,7 @@ def _call_request(request: CallRequest) -> list[Any]:
 
 VALUES = Values((
     fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Known), fields(Turn),
-    fields(Packed), fields(Facts), fields(Ask),
+    fields(Packed), fields(Served), fields(Facts), fields(Ask),
     Form(CallRequest, _call_request,
          lambda packed: CallRequest(packed[0], None if packed[1] is None else retold(packed[1]), *packed[2:])),
     Form(Whole, lambda end: [end.episode, end.call, end.marks, end.engine],

@@ -30,10 +30,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ajet_proxy.core.ledger.state import LedgerSettings, State
+from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.archive import NAME, Archiver, refuse_missing
-from ajet_proxy.io.storage.codec import UnknownRecord, decode
 from ajet_proxy.io.storage.data_dir import COMPACTING
 from ajet_proxy.io.storage.journal import NUMBER, folder_of, read_segment, segments, snapshots, sync_folder
 from ajet_sdk.errors import AjetError
@@ -63,21 +62,14 @@ def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
         try:
             ended = segments(data_dir)[:-1]
             if ended:
-                state = _replayed(data_dir, ended)
+                ended_records = (record for path in ended for record, _ in read_segment(path, last=False))
+                state = snapshot.replay(data_dir, ended_records, snapshot.load(data_dir, LedgerSettings()))
                 archiver.put(state.leaving.values(), state.leaving_batches.values())
                 snapshot.save(data_dir, int(ended[-1].stem), state)
             _tidy(data_dir)
             return archiver.retain(ended_after, limit)
         finally:
             archiver.close()
-
-
-def _replayed(data_dir: Path, paths: list[Path]) -> State:
-    state = snapshot.load(data_dir, LedgerSettings())
-    for path in paths:
-        for record, _ in read_segment(path, last=False):
-            state.apply(decode(record, state.episodes))
-    return state
 
 
 def _tidy(data_dir: Path) -> None:
@@ -109,7 +101,7 @@ def main(arguments: list[str]) -> None:
         os.nice(10)
     try:
         removed = compact(data_dir, ended_after=time.time() - max_age if max_age else 0.0, limit=limit)
-    except (OSError, MemoryError, sqlite3.Error, UnknownRecord, AjetError) as error:
+    except (OSError, MemoryError, sqlite3.Error, AjetError) as error:
         sys.exit(f"cannot compact {data_dir}: {str(error) or type(error).__name__}")
     sys.stdout.write(f"{removed}\n")
 

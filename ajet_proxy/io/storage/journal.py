@@ -61,14 +61,6 @@ class JournalGone(OSError):
     """The file that is written is no longer the journal's."""
 
 
-def of_several(data_dir: Path, error: KeyError) -> JournalDamaged:
-    """For a record about something that no record before it has made."""
-    return JournalDamaged(
-        f"the files of the journal in {data_dir} do not fit together ({error} comes from nowhere): restore all of them "
-        "from one copy", code="journal_damaged",
-    )
-
-
 def folder_of(data_dir: Path) -> Path:
     """Where segments and snapshots are."""
     return data_dir / "journal"

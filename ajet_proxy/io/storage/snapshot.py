@@ -1,4 +1,4 @@
-"""The state at the end of a segment, as a file: whoever has it needs no segment up to there.
+"""The state at the end of a segment, as a file: a start needs no segment up to there, and replays those behind it.
 
 A snapshot is a header, each episode, everything else, and how many episodes there were: MessagePack values one behind
 the other, in records framed like the journal's. Where one record ends and the next begins means nothing, so no episode
@@ -20,7 +20,7 @@ import json
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from ajet_proxy.core.ledger.texts import Text, Texts
 from ajet_proxy.core.trajectory.drift_rate import Drift
 from ajet_proxy.core.trajectory.rewards import RecordedReward
 from ajet_proxy.core.trajectory.timeline import Turn
-from ajet_proxy.io.storage.codec import fields_of, made_of
+from ajet_proxy.io.storage.codec import UnknownRecord, decode, fields_of, made_of
 from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, framed, read, snapshots, sync_folder
 
 KINDS: dict[str, Any] = {
@@ -75,6 +75,22 @@ def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = Non
     found = snapshots(data_dir)
     if found:
         unpack_state(found[-1], state)
+    return state
+
+
+def replay(data_dir: Path, records: Iterable[bytes], state: State) -> State:
+    """`state` once the events in `records` have happened, which are the journal's in `data_dir`; or `JournalDamaged`.
+    """
+    try:
+        for record in records:
+            state.apply(decode(record, state.episodes))
+    except UnknownRecord as error:
+        raise JournalDamaged(f"the journal in {data_dir} was written by another version: {error}") from error
+    except KeyError as error:  # about something that no record before it has made
+        raise JournalDamaged(
+            f"the files of the journal in {data_dir} do not fit together ({error} comes from nowhere): restore all of "
+            "them from one copy", code="journal_damaged",
+        ) from error
     return state
 
 

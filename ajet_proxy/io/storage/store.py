@@ -33,10 +33,10 @@ from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.archive import ArchiveFile, refuse_missing
-from ajet_proxy.io.storage.codec import UnknownRecord, decode, encode
+from ajet_proxy.io.storage.codec import encode
 from ajet_proxy.io.storage.compaction import alone
 from ajet_proxy.io.storage.data_dir import begin, lock
-from ajet_proxy.io.storage.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, of_several, readable
+from ajet_proxy.io.storage.journal import END_OF_SEGMENT, Journal, JournalDamaged, JournalGone, readable
 from ajet_proxy.io.storage.limits import DaemonLimits
 from ajet_sdk.errors import NotReady
 
@@ -104,14 +104,7 @@ class Store:
                 refuse_missing(data_dir, store.state)
                 store._lock, store._archive = held, archive
                 store._journal = journal(data_dir, store._on_progress)
-                for record in store._journal.open():
-                    store.state.apply(decode(record, store.state.episodes))
-        except UnknownRecord as error:
-            os.close(held)
-            raise JournalDamaged(f"the journal in {data_dir} was written by another version: {error}") from error
-        except KeyError as error:
-            os.close(held)
-            raise of_several(data_dir, error) from error
+                snapshot.replay(data_dir, store._journal.open(), store.state)
         except BaseException:
             os.close(held)
             raise

@@ -172,8 +172,7 @@ class Front:
 
     def facts(self) -> Facts:
         state = self.store.state
-        served = {model: (found.version, found.upstreams) for model, found in state.served.items()}
-        return Facts(served, state.default_version, state.merge_policy, self.keys.ring, "ajet_proxy")
+        return Facts(dict(state.served), state.default_version, state.merge_policy, self.keys.ring, "ajet_proxy")
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""
