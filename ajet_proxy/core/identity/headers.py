@@ -102,7 +102,8 @@ class Headers:
     def misspelt(self) -> Mapping[str, str]:
         """Those names (in lower case then) that look like ours and mean nothing, and which were probably meant."""
         ours = [name.lower() for name in self.sent if name[: len(HEADER_PREFIX)].lower() == HEADER_PREFIX]
-        return {name: _KNOWN[_nearest(name)] for name in ours if name not in _KNOWN}
+        unknown = [name for name in ours if name not in _KNOWN]
+        return {name: _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]] for name in unknown}
 
     def _text(self, name: str) -> str | None:
         value = self.sent.get(name.lower())
@@ -145,10 +146,6 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _nearest(name: str) -> str:
-    return difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]
 
 
 # --- retries

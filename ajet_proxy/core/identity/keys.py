@@ -1,6 +1,6 @@
 """Keys: what a caller may do, signed so that no list of keys exists anywhere.
 
-A key is ``ajet-PAYLOAD.SIGNATURE``: the claims as base64url JSON and an HMAC-SHA256 over them. Whoever holds the
+A key is ``ajet-PAYLOAD.SIGNATURE``: the claims as base64url JSON and an HMAC-SHA256 over them. Who holds the
 signing secret can check a key without a lookup, and an episode's key stays good over a restart of the proxy. Only
 ``A-Z a-z 0-9 - _ .`` occur, so a key also fits into a URL path.
 

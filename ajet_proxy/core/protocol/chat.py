@@ -1,7 +1,7 @@
 """``POST /v1/chat/completions`` as vLLM speaks it.
 
 Asked with ``return_token_ids`` and ``logprobs``, vLLM reports the prompt's ids once (at the top of the answer, in a
-stream in the first event of each choice) and, beside each piece of text, the ids and logprobs of the tokens that made
+stream in the first event of each choice) and, with each piece of text, the ids and logprobs of the tokens that made
 it. Two things differ in a stream besides those values: an event whose text a tool or reasoning parser still holds back
 is sent nevertheless, with an empty ``delta``; an agent that asked for neither ids nor logprobs would not have got it,
 so it is taken out. And the first event of a choice, which only names the role, has no ``token_ids`` at all.

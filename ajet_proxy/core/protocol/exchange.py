@@ -200,10 +200,10 @@ class Exchange:
         self._go(lost if self._translates else "unread", REFUSED if status >= 400 else self.skip)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Bytes from the engine; what of them the client gets now."""
+        """Bytes from the engine; what of them the client gets at once."""
         state = self.state
         if state in ("stream", "held", "watched"):
-            if state == "held" or self._parser.pending:
+            if state == "held" or self._parser.kept:
                 out = self._events(self._parser.feed(data))
                 return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
             out, end = self._reading.usual(data)
@@ -273,7 +273,7 @@ class Exchange:
         return out
 
     def _overlong(self) -> list[bytes]:
-        """An event that does not end is kept no longer. The client gets its bytes, and whatever follows, if it is in
+        """An event that does not end is not waited for. The client gets its bytes, and whatever follows, if it is in
         the client's own protocol."""
         piece = self._parser.take()
         if not self._translates:

@@ -70,11 +70,8 @@ def _is_filler(choice: Spanned) -> bool:
 def _says_something(delta: Any) -> bool:
     """Whether words are left without the reasoning. Null content alone is a tool call that was one too many for
     ``parallel_tool_calls: false``, whose event is sent in either case."""
-    return bool(delta.get("content") or delta.get("tool_calls")) or ("content" in delta and _is_void(delta))
-
-
-def _is_void(delta: Any) -> bool:
-    return delta["content"] is None and "reasoning" not in delta
+    is_void = delta.get("content", "") is None and "reasoning" not in delta
+    return bool(delta.get("content") or delta.get("tool_calls")) or is_void
 
 
 def _silence(delta: Spanned, start: int, edits: Edits) -> None:

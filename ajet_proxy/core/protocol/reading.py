@@ -262,7 +262,10 @@ class Reading(Reader):
         """Add `choice` to what came of it before. It is not among those that its event has `named`, and becomes one."""
         values = choice.values
         index = values["index"]
-        partial = self._partial(index, named)
+        if type(index) is not int or not 0 <= index < len(self._choices) or index in named:
+            raise ValueError(f"choice {index!r}, of {len(self._choices)}, is not the next one of this event")
+        named.add(index)
+        partial = self._choices[index]
         self._learn(index // self._each, values)
         if self.ended or partial.finish_reason is not None:
             self._behind(partial, choice)
@@ -271,7 +274,9 @@ class Reading(Reader):
         if (ids := values.get("token_ids")) is not None:
             partial.ids += ids
             partial.told = True
-        elif not self._dialect.wordless(choice) and not self._is_echo(choice):
+        elif self._ask.echo is not None and "token_ids" not in values:
+            pass  # it repeats the agent's own words, for which the engine has no place for ids
+        elif not self._dialect.wordless(choice):
             partial.silent = True
         rows = [] if (logprobs := values.get("logprobs")) is None else self._dialect.logprobs(logprobs)
         partial.logprobs += rows[len(rows) - len(ids or ()) :] if self._ask.echo else rows
@@ -294,16 +299,6 @@ class Reading(Reader):
             self._spoil(LOSSES.get(finish_reason, CAPTURE_FAILED))
         elif values.get("token_ids") or rows or any(words):
             self._spoil(CAPTURE_FAILED)
-
-    def _is_echo(self, choice: Spanned) -> bool:
-        """Whether `choice` repeats the agent's own words, for which the engine has no place for ids."""
-        return self._ask.echo is not None and "token_ids" not in choice.values
-
-    def _partial(self, index: Any, named: set[int]) -> PartialChoice:
-        if type(index) is not int or not 0 <= index < len(self._choices) or index in named:
-            raise ValueError(f"choice {index!r}, of {len(self._choices)}, is not the next one of this event")
-        named.add(index)
-        return self._choices[index]
 
     def _is_filler(self, choices: list[Spanned]) -> bool:
         """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""

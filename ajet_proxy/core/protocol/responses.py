@@ -1,7 +1,7 @@
 """``POST /v1/responses`` as vLLM speaks it.
 
 Asked with ``enable_response_messages``, vLLM adds the raw prompt and the raw output, ids included, to the response
-object: the document, or the last event of a stream. Logprobs it reports in one place only, beside the text of a
+object: the document, or the last event of a stream. Logprobs it reports in one place only, with the text of a
 message, and there for every sampled token of the answer, reasoning and tool calls included. So they are asked for
 (``include``), and where an answer has no text its call is `Unscored`. Agents that asked for neither see what they would
 have seen: null messages, null logprobs, in a stream empty ones, and a null ``top_logprobs`` in each response object.
@@ -63,7 +63,7 @@ _LOSSES = {"failed": ENGINE_ERROR, "cancelled": ENGINE_ABORTED}
 _DELTAS = tuple(f"response.{of}.delta" for of in ("output_text", "reasoning_text", "function_call_arguments"))
 _ITEM = "response.output_item.done"
 _TELLING = (*_DELTAS, _ITEM, *_LAST)
-"""The events that tell what was sampled, of which none may come behind the last."""
+"""The events that tell what was sampled. None of them may come behind the last."""
 _ROW = b'"top_logprobs":['
 _PIECE = rb'\{"token":' + STRING + rb',"logprob":' + NUMBER + rb',"top_logprobs":\[\]\}'
 _USUAL = re.compile(

@@ -69,13 +69,8 @@ class SseParser:
         return events
 
     @property
-    def pending(self) -> bool:
-        """Whether an event has begun and is not complete."""
-        return bool(self._buffer)
-
-    @property
     def kept(self) -> int:
-        """The bytes of that event so far."""
+        """The bytes so far of an event that has begun and is not complete."""
         return len(self._buffer)
 
     def take(self) -> bytes:

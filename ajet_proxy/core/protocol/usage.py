@@ -24,10 +24,7 @@ _PARTS = (("total_tokens",), ("prompt_tokens", "completion_tokens"), ("input_tok
 class Tail:
     """The end of an answer that is fed piece by piece."""
 
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last = b""
+    _last = b""
 
     def feed(self, data: bytes) -> None:
         """More of it."""

@@ -127,8 +127,9 @@ def find(prompt: bytes, calls: Iterable[Packed]) -> Decoding:
     """The call of `calls` (of one model and agent) whose prompt and sampled tokens are, as text, the beginning of
     `prompt`, with the number of the prompt's tokens that say it; None if there is none, or if the prompt begins with
     these very tokens. Yields token ids, and is sent their text."""
-    near = sorted(((common_prefix(prompt, call.text), call.turn.rank, call) for call in calls), key=_near, reverse=True)
-    for shared, _, call in near[:TRIED]:
+    near = [(common_prefix(prompt, call.text), call) for call in calls]
+    near.sort(key=lambda found: (found[0], found[1].turn.rank), reverse=True)
+    for shared, call in near[:TRIED]:
         if shared == count(call.text):
             return None
         start = max(0, shared - CONTEXT)
@@ -141,10 +142,6 @@ def find(prompt: bytes, calls: Iterable[Packed]) -> Decoding:
         if tokens is not None:
             return call.turn.call, tokens
     return None
-
-
-def _near(item: tuple[int, tuple[float, str], Packed]) -> tuple[int, tuple[float, str]]:
-    return item[:2]
 
 
 def with_same_text(calls: Sequence[Call], text: Text) -> tuple[Call, ...]:

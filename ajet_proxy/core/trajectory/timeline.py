@@ -160,19 +160,14 @@ def merge_packed(calls: Iterable[Packed], policy: Policy = "strict") -> tuple[Ti
     their texts is left out unless it is to count."""
     kinds: dict[tuple[str, str], list[Packed]] = {}
     if policy != "repair":
-        calls = [_without_text(call) if call.turn.same_text is not None else call for call in calls]
-    for call in sorted(calls, key=_rank):
+        calls = [
+            call if call.turn.same_text is None else replace(call, turn=replace(call.turn, same_text=None))
+            for call in calls
+        ]
+    for call in sorted(calls, key=lambda call: call.turn.rank):
         kinds.setdefault((call.turn.model, call.turn.agent), []).append(call)
     timelines = [timeline for kind in kinds.values() for timeline in _merge_kind(kind, policy)]
     return tuple(sorted(timelines, key=lambda timeline: timeline.turns[0].rank))
-
-
-def _without_text(call: Packed) -> Packed:
-    return replace(call, turn=replace(call.turn, same_text=None))
-
-
-def _rank(call: Packed) -> tuple[float, str]:
-    return call.turn.rank
 
 
 def _merge_kind(calls: list[Packed], policy: Policy) -> list[Timeline]:

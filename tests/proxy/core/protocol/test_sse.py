@@ -113,7 +113,7 @@ def test_taking_forgets() -> None:
     parser = SseParser()
     parser.feed(b"data: half")
     assert parser.kept == len(b"data: half")
-    assert parser.pending and parser.take() == b"data: half" and not parser.pending
+    assert parser.take() == b"data: half" and not parser.kept
     assert parser.feed(b"data: x\n\n") == [SseEvent(b"data: x\n\n", b"x")]
 
 
