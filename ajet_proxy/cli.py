@@ -7,7 +7,6 @@ stderr; a user's mistake never shows a traceback. Everything heavy is imported a
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import sys
@@ -20,10 +19,10 @@ import click
 
 from ajet_sdk.output import open_streams
 from ajet_sdk.routes import KEY_PREFIX
+from ajet_sdk.settings import COMMAND_LINE, ConfigError
 
 try:
-    from ajet_proxy.settings import NO_KEY, Config, ConfigError, split_upstream
-    from ajet_proxy.sources import load
+    from ajet_proxy.settings import NO_KEY, SETTINGS, Config, flag, load, split_upstream
 except ModuleNotFoundError as error:
     sys.exit(f"ajet-proxy: there is no {error.name} here: the daemon is installed by pip install '.[proxy]'")
 
@@ -31,23 +30,20 @@ if TYPE_CHECKING:
     from ajet_proxy.core.trajectory.timeline import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
-TYPES = {"int": int, "float": float, "bool": bool}
 TTL_MAX = 100 * 365 * 86400.0
 
 
 def config_options(*names: str) -> Callable[[F], F]:
-    """One flag for each field of `Config` that may stand on the command line; of those in `names`, if any are given."""
+    """One flag for each setting that may stand on the command line; of those in `names`, if any are given."""
 
     def decorate(command: F) -> F:
-        for f in reversed(dataclasses.fields(Config)):
-            if f.metadata["flag"] and (not names or f.name in names):
-                kind = str(f.type)
-                lists = kind.startswith("tuple")
-                shown = f" [{f.default}]" if f.default not in (None, "", False, ()) and not lists else ""
+        for found in reversed(SETTINGS.options.values()):
+            if COMMAND_LINE in found.places and (not names or found.name in names):
+                lists = found.kind is tuple
+                shown = f" [{found.shown}]" if found.shown and not lists else ""
                 command = click.option(
-                    f"--{f.name.replace('_', '-')}", f.name, multiple=lists, default=None,
-                    is_flag=kind == "bool", type=TYPES.get(kind, str), metavar=f.metadata["metavar"],
-                    help=f.metadata["help"] + shown,
+                    flag(found.name), found.name, multiple=lists, default=None, is_flag=found.kind is bool,
+                    type=str if lists else found.kind, metavar=found.metavar, help=found.doc + shown,
                 )(command)
         return click.option("--config", "file", metavar="FILE", help="TOML file with the settings of `serve`.")(command)
 
@@ -235,7 +231,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
     from ajet_proxy import systemd as service
 
     given = serve.make_context("ajet-proxy serve", list(arguments)).params
-    names = ("file", "tls_cert", "tls_key", "tls_client_ca", "admin_secret_file")
+    names = ("file", *(found.name for found in SETTINGS.options.values() if found.metavar == "FILE"))
     files = {name: given[name] for name in names if given[name]}
     if not all(map(os.path.isabs, files.values())):
         raise click.UsageError("a service starts in no particular directory: give files by absolute paths")
@@ -289,6 +285,9 @@ def main() -> NoReturn:
     try:
         code = cli.main(prog_name="ajet-proxy", standalone_mode=False)
     except click.UsageError as error:
+        name = error.option_name if isinstance(error, click.NoSuchOption) else ""
+        if (gone := SETTINGS.gone(name.lstrip("-").replace("-", "_"), name)) is not None:
+            _fail(2, gone)
         path = error.ctx.command_path if error.ctx is not None else "ajet-proxy"
         _fail(2, f"{error.format_message()} (see '{path} --help')")
     except click.ClickException as error:

@@ -62,8 +62,9 @@ from ajet_proxy.io.storage.limits import DaemonLimits, resident_bytes
 from ajet_proxy.io.storage.store import Store
 from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address
-from ajet_proxy.settings import Config, ConfigError, refuse_own
+from ajet_proxy.settings import Config, refuse_own
 from ajet_sdk.errors import NotReady
+from ajet_sdk.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class App:
             HttpFront, ledger_port=ledger_port, engines=engines, keys=keys, clock=clock, metrics=metrics,
             settings=front.settings(config, self.name), budget=budget,
         )
-        log = AuditLog(data_dir, max_bytes=config.max_audit)
+        log = AuditLog(data_dir)
         workers = self._crew(store, ledger_port, keys, log, metrics, data_dir) if config.workers > 1 else None
         self._look_after(store, data_dir, clock, metrics, keys, budget)
         audit = functools.partial(audited, log, keys=keys, now=clock.now)
@@ -159,7 +160,8 @@ class App:
 
     async def _open_store(self, data_dir: Path, clock: Clock, metrics: Metrics) -> Store:
         """The ledger as it was, and what was in flight when it was left is lost."""
-        traces = Traces(exporting()) if self.config.traces else None
+        provider = exporting(os.environ)
+        traces = Traces(provider) if provider is not None else None
         if traces is not None:
             self._stack.push_async_callback(traces.close)
         settings = _ledger_settings(self.config)
@@ -377,5 +379,5 @@ def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
 def _ledger_settings(config: Config) -> LedgerSettings:
     return LedgerSettings(
         idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
-        group_size=config.group_size, drift_limit=config.drift_limit,
+        group_size=config.group_size,
     )

@@ -29,7 +29,8 @@ from ajet_proxy.io.http import keyring
 from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.storage.data_dir import has_journal, refuse_lost
 from ajet_proxy.io.storage.journal import JournalDamaged, folder_of
-from ajet_proxy.settings import Config, ConfigError
+from ajet_proxy.settings import Config
+from ajet_sdk.settings import ConfigError
 from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 
 LOW_DISK = 1 << 30
@@ -63,7 +64,7 @@ def run(config: Config) -> list[Finding]:
 
 async def examine(config: Config) -> list[Finding]:
     """Every check, in the order in which faults should be repaired."""
-    return [*_data_dir(config), *_lifetimes(config), *_retention(config), *await _upstreams(config)]
+    return [*_data_dir(config), *_retention(config), *await _upstreams(config)]
 
 
 def as_text(findings: list[Finding]) -> str:
@@ -169,15 +170,6 @@ def _disk(path: Path) -> Finding:
     if free < LOW_DISK:
         return Finding("disk", "fault", text, "free some space: the proxy refuses calls while it cannot write")
     return Finding("disk", "ok", text)
-
-
-def _lifetimes(config: Config) -> list[Finding]:
-    """Whether an episode's key holds for as long as the episode may go on."""
-    if config.key_ttl_s >= config.wall_timeout:
-        return []
-    return [Finding("keys", "warning", f"an episode's key ends after {config.key_ttl_s:g} s (key_ttl_s), and the "
-                    f"episode may go on for {config.wall_timeout:g} s (wall_timeout): its later calls get a 401",
-                    "set key_ttl_s to wall_timeout or more")]
 
 
 def _retention(config: Config) -> list[Finding]:

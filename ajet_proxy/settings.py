@@ -1,42 +1,33 @@
 """The daemon's one configuration object: every setting, and which values go together.
 
-Each field carries the sentence that `--help` and the documentation show, so neither can drift from the code. Where
-values come from: `ajet_proxy.sources`.
+How settings are read is the same for both programs: `ajet_sdk.settings`. What nobody would change is no setting, but a
+constant of the code that keeps to it; docs/reference/limits.md lists these.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import ipaddress
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ajet_proxy.core.ledger import quotas
 from ajet_proxy.core.ledger.quotas import Quota
 from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk.address import is_key, server
+from ajet_sdk.settings import ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml
 
 NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
-
-
-class ConfigError(Exception):
-    """A configuration that cannot be used; the message is one line and names the key."""
-
-
-def _opt(default: Any, text: str, *, flag: bool = True, metavar: str | None = None) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text, "flag": flag, "metavar": metavar})
-
-
 MIN_SECRET = 16
 MAX_WORKERS = 64
 OF_WORKERS = (3, 12)
 """The first Python whose tasks can begin at once, as answers to a worker do (``eager_start``)."""
-MAY_BE_NONE = (
-    "read_timeout", "keep_alive_s", "drift_limit", "archive_max_age", "archive_max_bytes", "max_disk", "max_memory",
-)
-"""Settings for which 0 means: none."""
+OF_AGENTS = ("AJET_PROXY_URL", "AJET_EPISODE", "AJET_TASK", "AJET_API_KEY", "AJET_REWARD_FILE")
+"""Variables of the agent side, which may stand in the daemon's environment and are none of its own."""
+OF_TRAINER = "AJET_TRAINER_"
 HOST = re.compile(r"[\w-]+(\.[\w-]+)*\.?|[0-9a-f:]+:[0-9a-f.]*", re.ASCII | re.IGNORECASE)
 """A name or an address."""
 LISTENING_MODES = ("regular", "socks5", "transparent")
@@ -57,98 +48,94 @@ class Mode:
 class Config:
     """Everything that can be set. Times are in seconds, sizes in bytes."""
 
-    upstream: tuple[str, ...] = _opt(
+    upstream: tuple[str, ...] = option(
         (), "Base URL of an inference engine, for one model if NAME is given; repeatable. Without one, requests wait "
         "until a trainer announces its engines.", metavar="[NAME=]URL",
     )
-    listen: str = _opt("127.0.0.1:8484", "Address of the HTTP front; port 0 takes a free one.", metavar="HOST:PORT")
-    workers: int = _opt(
-        1, "Processes that take connections on that address; with more than one, the ledger has a process of its own."
+    listen: str = option("127.0.0.1:8484", "Address of the HTTP front; port 0 takes a free one.", metavar="HOST:PORT")
+    workers: int = option(
+        1, "Processes that take connections on that address, for more than one core; with more than one, the ledger "
+        "has a process of its own.", most=MAX_WORKERS,
     )
-    intercept: tuple[str, ...] = _opt(
+    intercept: tuple[str, ...] = option(
         (), "Also catch programs that hard-code a provider's address: as their HTTPS proxy at HOST:PORT, as "
         "socks5@HOST:PORT, as transparent@HOST:PORT behind a redirecting firewall, or as local:PROGRAM; repeatable.",
         metavar="[KIND@]HOST:PORT",
     )
-    intercept_host: tuple[str, ...] = _opt(
+    intercept_host: tuple[str, ...] = option(
         ("api.openai.com", "api.anthropic.com"), "Host whose TLS --intercept ends; repeatable. All others pass "
         "through unread.", metavar="HOST",
     )
-    data_dir: str = _opt("", "Journal, keys and CA; by default the user's or systemd's state directory.", metavar="DIR")
-    admin_secret: str | None = _opt(None, "The admin key. From the environment only.", flag=False)
-    admin_secret_file: str | None = _opt(None, "File that holds the admin key.", metavar="FILE")
-    upstream_key: str | None = _opt(None, "API key for the engines. From the environment only.", flag=False)
-    tls_cert: str | None = _opt(None, "Certificate chain (PEM); the front then speaks HTTPS.", metavar="FILE")
-    tls_key: str | None = _opt(None, "Private key of the certificate (PEM).", metavar="FILE")
-    tls_client_ca: str | None = _opt(
+    data_dir: str = option(
+        "", "Journal, keys and CA; by default the user's or systemd's state directory.", metavar="DIR"
+    )
+    admin_secret: str | None = option(
+        None, "The admin key, for a daemon that others can reach. From the environment only.", secret=True,
+        places=(ENVIRONMENT,),
+    )
+    upstream_key: str | None = option(
+        None, "API key for engines that ask for one. From the environment only.", secret=True, places=(ENVIRONMENT,)
+    )
+    tls_cert: str | None = option(None, "Certificate chain (PEM); the front then speaks HTTPS.", metavar="FILE")
+    tls_key: str | None = option(None, "Private key of the certificate (PEM).", metavar="FILE")
+    tls_client_ca: str | None = option(
         None, "CA (PEM) of client certificates: a trainer must then show one besides its key; agents need none.",
         metavar="FILE",
     )
-    trusted_front: bool = _opt(False, "A reverse proxy of yours terminates TLS and is the only one to reach us.")
-    insecure: bool = _opt(False, "Serve a non-loopback address without TLS.")
-    public_url: str | None = _opt(
+    trusted_front: bool = option(False, "A reverse proxy of yours terminates TLS and is the only one to reach us.")
+    insecure: bool = option(False, "Serve a non-loopback address without TLS.")
+    public_url: str | None = option(
         None, "Base URL under which agents reach the proxy; by default the address they asked at.", metavar="URL"
     )
-    allow_route: tuple[str, ...] = _opt(
+    allow_route: tuple[str, ...] = option(
         (), "Further engine route that agents may call, such as /v2/rerank; repeatable. None that changes the engine.",
         metavar="PATH",
     )
-    group_size: int = _opt(8, "Episodes of one task that make a complete group, unless the trainer says otherwise.")
-    idle_timeout: float = _opt(1800.0, "An open episode silent for this long is discarded, unless it asked otherwise.")
-    wall_timeout: float = _opt(86400.0, "An open episode older than this is discarded; it may ask for less.")
-    merge_policy: str = _opt(
-        "strict", "How calls become samples: strict, repair (joins one text in other tokens, too) or off."
+    group_size: int = option(
+        8, "Episodes of one task that count as a complete group where no trainer says otherwise: in the status, and in "
+        "a lease that names no size."
     )
-    continuity: str = _opt(
+    idle_timeout: float = option(
+        1800.0, "An open episode silent for this long is discarded, unless it asked otherwise."
+    )
+    wall_timeout: float = option(86400.0, "An open episode older than this is discarded; it may ask for less.")
+    merge_policy: str = option(
+        "strict", "How calls become samples: strict, repair (joins one text in other tokens, too) or off.",
+        choices=("strict", "repair", "off"),
+    )
+    continuity: str = option(
         "auto", "Send a turn's history as the exact ids that were sampled: auto (where the engine proves that it takes "
-        "them) or off."
+        "them) or off.", choices=("auto", "off"),
     )
-    drift_limit: float = _opt(
-        0.05, "Alert when more than this share of a model's latest turns were read as other tokens than were sampled; "
-        "0 is never."
-    )
-    gate_mode: str = _opt(
+    gate_mode: str = option(
         "drain", "While weights change: drain (wait for calls in flight: each is sampled by one version) or pause "
-        "(freeze them in the engine; they go on under the new version, upon what the old one computed)."
+        "(freeze them in the engine; they go on under the new version, upon what the old one computed).",
+        choices=("drain", "pause"),
     )
-    gate_hold_s: float = _opt(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
-    connect_timeout: float = _opt(10.0, "Limit for connecting to an engine.")
-    read_timeout: float = _opt(0.0, "Limit for an engine's silence within one answer; 0 is none.")
-    keep_alive_s: float = _opt(
-        15.0,
-        "A stream whose engine is silent for this long (to a quarter more) gets a keep-alive in its client's protocol; "
-        "0 is none.",
-    )
-    drain_s: float = _opt(
+    gate_hold_s: float = option(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
+    read_timeout: float = option(0.0, "Limit for an engine's silence within one answer; 0 is none.", zero=True)
+    drain_s: float = option(
         60.0, "Requests in flight have this long to finish after SIGTERM; and answers that are whole, to be written to "
         "a disk that is full or fails, before they get a 503."
     )
-    key_ttl_s: float = _opt(
-        7 * 86400.0, "Lifetime of an episode's key; below wall_timeout, its late calls are refused."
+    archive_max_age: float = option(
+        0.0, "Ended episodes are removed this long after their end; 0 keeps them.", zero=True
     )
-    archive_max_age: float = _opt(0.0, "Ended episodes are removed this long after their end; 0 keeps them.")
-    archive_max_bytes: int = _opt(0, "The archive may take so much disk, then its oldest episodes go; 0 is no limit.")
-    max_disk: int = _opt(
-        0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none."
+    archive_max_bytes: int = option(
+        0, "The archive may take so much disk, then its oldest episodes go; 0 is no limit.", zero=True
     )
-    max_memory: int = _opt(
-        0, "Memory of all processes at which new episodes, and then calls and large bodies, get a 503; 0 is none."
+    max_disk: int = option(
+        0, "Size of journal and archive at which new episodes, and then new calls, get a 503; 0 is none.", zero=True
     )
-    max_audit: int = _opt(256 << 20, "Size of the audit log and its older files; the oldest lines go first.")
-    tenants: tuple[tuple[str, Quota], ...] = _opt((), "Quotas of tenants; in the TOML file only.", flag=False)
-    traces: bool = _opt(
-        False, "Send an OpenTelemetry span for each captured call, where OTEL_EXPORTER_OTLP_ENDPOINT says; needs "
-        "ajet[traces]."
+    max_memory: int = option(
+        0, "Memory of all processes at which new episodes, and then calls and large bodies, get a 503; 0 is none.",
+        zero=True,
     )
-    client_timeout: float = _opt(
-        120.0, "A client has this long to send a request's head, then its body, and to go on reading an answer."
+    max_body: int = option(64 << 20, "Largest request body: more for agents that send many images.")
+    tenants: tuple[tuple[str, Quota], ...] = option(
+        (), "Quotas of tenants, as tables [tenants.NAME]; in the TOML file only.", places=(FILE,),
+        convert=lambda given: tuple(quotas.parse(given).items()),
     )
-    max_body: int = _opt(64 << 20, "Largest request body.")
-    max_messages: int = _opt(
-        10_000, "Most messages or items of a call; JSON objects and lists: 5 times that, names: 30, values: 200."
-    )
-    max_header: int = _opt(64 << 10, "Largest header of a request or an answer, and longest request line.")
-    max_choices: int = _opt(1024, "Most choices of one request, n times its prompts: each is a call of its own.")
 
     @property
     def address(self) -> tuple[str, int]:
@@ -179,6 +166,47 @@ class Config:
         return found
 
 
+SPANS = "spans are sent where OTEL_EXPORTER_OTLP_ENDPOINT says, if ajet[traces] is installed"
+SETTINGS = Settings(Config, prefix="AJET_", removed={
+    "drift_limit": "more than 5 % of a model's latest turns that drift are an alert",
+    "connect_timeout": "an engine has 10 s to accept a connection",
+    "keep_alive_s": "a stream whose engine is silent for 15 s gets a keep-alive",
+    "key_ttl_s": "an episode's key lives for 7 days, or for wall_timeout if that is longer",
+    "max_audit": "the audit log and its older files take 256 MiB",
+    "traces": SPANS,
+    "client_timeout": "a client has 120 s for a request's head, for its body, and to go on reading an answer",
+    "max_messages": "a call may have 10,000 messages or items",
+    "max_header": "a header or a request line may have 64 KiB",
+    "max_choices": "a request may ask for 1,024 choices",
+})  # fmt: skip
+
+
+def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+    """The configuration from all places, checked; `flags` holds only what was given on the command line."""
+    values = {} if file is None else SETTINGS.in_table(read_toml(file), file)
+    values |= SETTINGS.in_environment({n: env[n] for n in env if not n.startswith(OF_TRAINER)}, OF_AGENTS)
+    values |= SETTINGS.in_words(flags, "", flag)
+    if not values.get("data_dir"):
+        values["data_dir"] = default_data_dir(env)
+    config = Config(**SETTINGS.with_secrets(values))
+    check(config)
+    return config
+
+
+def flag(name: str) -> str:
+    """A setting as it is written on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def default_data_dir(env: Mapping[str, str]) -> str:
+    """systemd's STATE_DIRECTORY, else ``ajet`` under the XDG state directory."""
+    state = env.get("STATE_DIRECTORY", "").split(":")[0]
+    if state:
+        return state
+    base = env.get("XDG_STATE_HOME") or os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    return os.path.join(base, "ajet")
+
+
 def refuse_own(config: Config, listening: Iterable[Address]) -> None:
     """Raise `ConfigError` for an upstream that leads to an address where the daemon is `listening`."""
     for item in config.upstream:
@@ -194,24 +222,10 @@ def check(config: Config) -> None:
         raise ConfigError(NO_KEY)
     if config.public_url is not None and server(config.public_url) is None:
         raise ConfigError(f"public_url must be http://HOST:PORT or https://HOST, not {config.public_url!r}")
-    for name, allowed in (
-        ("gate_mode", ("drain", "pause")), ("merge_policy", ("strict", "repair", "off")),
-        ("continuity", ("auto", "off")),
-    ):
-        if getattr(config, name) not in allowed:
-            raise ConfigError(f"{name} must be one of {', '.join(allowed)}, not {getattr(config, name)!r}")
-    for f in dataclasses.fields(config):
-        value = getattr(config, f.name)
-        if type(value) in (int, float) and (value < 0 or (value == 0 and f.name not in MAY_BE_NONE)):
-            raise ConfigError(f"{f.name} must be above 0, not {value}")
-    if config.workers > MAX_WORKERS:
-        raise ConfigError(f"workers must be at most {MAX_WORKERS}, not {config.workers}")
     if config.workers > 1 and not sys.platform.startswith("linux"):
         raise ConfigError("workers share a port as Linux lets them: elsewhere there can be 1")
     if config.workers > 1 and sys.version_info < OF_WORKERS:
         raise ConfigError("workers need Python {}.{}: before it there can be 1".format(*OF_WORKERS))
-    if config.drift_limit > 1:
-        raise ConfigError(f"drift_limit is a share: at most 1, not {config.drift_limit}")
     from ajet_proxy.core.protocol.routes import (
         CONTROL_ROUTES,  # with the dialects behind it, which --help need not load
     )
@@ -301,13 +315,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def table() -> str:
-    """Every setting as rows of a Markdown table, for the documentation."""
-    rows = ["| key | default | meaning |", "|---|---|---|"]
-    for f in dataclasses.fields(Config):
-        default = ", ".join(f.default) if isinstance(f.default, tuple) else f.default
-        shown = "" if default is False or default in (None, "") else f"`{default}`"
-        rows.append(f"| `{f.name}` | {shown} | {f.metadata['help']} |")
-    return "\n".join(rows)

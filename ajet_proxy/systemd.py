@@ -27,7 +27,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from ajet_proxy.settings import ConfigError
+from ajet_sdk.settings import ConfigError
 
 HANDED = 3
 WATCHDOG_S = 60

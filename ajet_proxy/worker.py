@@ -100,8 +100,7 @@ class Worker:
         audit = audited(self, keys=keys, now=clock.now, headers=headers_as_sent)
         application = front.application(config, keys, audit)
         relay = ControlRelay(
-            control, keys=keys, clock=clock, max_body=config.max_body, client_timeout=config.client_timeout,
-            budget=self._budget,
+            control, keys=keys, clock=clock, max_body=config.max_body, budget=self._budget,
         )
         relay.add_routes(application)
         HttpFront(

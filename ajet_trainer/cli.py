@@ -10,7 +10,8 @@ import click
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.output import open_streams
-from ajet_trainer.config import ConfigError, describe, load
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import SETTINGS, load
 
 
 class Commands(click.Group):
@@ -33,7 +34,7 @@ def cli() -> None:
     """Trains a model on the episodes that ajet-proxy collects."""
 
 
-@cli.command(epilog="\b\nKeys of [trainer] in the file:\n" + describe().replace("\n", "\n\n").replace("\n\n", "\n"))
+@cli.command(epilog="\b\nKeys of [trainer] in the file:\n" + "\n".join(SETTINGS.describe()))
 @click.option("--config", "path", metavar="FILE", required=True, help="TOML file with the tables [trainer] and [verl].")
 @click.argument("assignments", nargs=-1, metavar="[KEY=VALUE]...")
 def run(path: str, assignments: tuple[str, ...]) -> None:

@@ -15,113 +15,102 @@ An unknown key is an error that names the nearest known one.
 
 from __future__ import annotations
 
-import difflib
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from ajet_sdk.address import server
-from ajet_sdk.errors import BadRequest
+from ajet_sdk.settings import ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
 
-ENV_PREFIX = "AJET_TRAINER_"
-
-
-class ConfigError(BadRequest):
-    """A configuration that cannot be used; the message is one line for its author."""
-
-
-def option(default: Any, doc: str, *, choices: tuple[str, ...] = ()) -> Any:
-    """A field of `Config` with the text that documents it everywhere."""
-    metadata = {"doc": doc, "choices": choices}
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+DEVICE = "trainer.device"
+"""verl's key for what it trains on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that ajet itself decides about a training run. Times are in seconds."""
+    """Everything that ajet itself decides about a training run."""
 
-    model: str = option("", "folder (or hub name) of the model to train, in Hugging Face format; required")
-    model_name: str = option("policy", "the name under which agents ask for the model")
+    model: str = option(
+        "", "Folder (or hub name) of the model to train, in Hugging Face format; required.", metavar="DIR"
+    )
+    model_name: str = option("policy", "Name under which agents ask for the model.")
     proxy_url: tuple[str, ...] = option(
-        ("http://127.0.0.1:8484",), "where ajet-proxy listens; several daemons feed one trainer, separated by commas"
+        ("http://127.0.0.1:8484",), "Where ajet-proxy listens; several daemons feed one trainer, separated by commas."
     )
     key: tuple[str, ...] = option(
-        (),
-        "key of scope 'trainer' for the proxy, or one a daemon in their order; none is needed for a loopback proxy "
-        "without secrets; never on the command line",
+        (), "Key of scope trainer for the proxy, or one for each daemon in their order; a loopback proxy without "
+        "secrets needs none. Never on the command line.", secret=True, places=(FILE, ENVIRONMENT),
     )
-    tls_ca: str = option("", "file (PEM) of the CA of the proxies' certificates, where the usual ones are not enough")
-    tls_cert: str = option("", "file (PEM) of our own certificate, for proxies that have tls_client_ca")
-    tls_key: str = option("", "file (PEM) of its private key; empty: in the same file")
+    tls_cert: str = option(
+        "", "File (PEM) of our own certificate and its private key, for proxies that have tls_client_ca.",
+        metavar="FILE",
+    )
     run_dir: str = option(
-        "runs/default", "folder for checkpoints, metrics.jsonl and phase.json; an existing one is resumed"
+        "runs/default", "Folder for checkpoints, metrics.jsonl and phase.json; an existing one is resumed.",
+        metavar="DIR",
     )
     total_steps: int = option(
-        0, "stop after this many steps, counted from the first start; 0 trains until told otherwise"
-    )
-    device: str = option(
-        "auto", "what verl trains on; 'auto' takes the GPUs where there are any", choices=("auto", "cpu", "cuda")
-    )
-    placement: str = option(
-        "hybrid",
-        "'hybrid': verl launches vLLM on the trainer's own devices; 'attached': the engines at engine_urls stand alone",
-        choices=("hybrid", "attached"),
+        0, "Stop after this many steps, counted from the first start; 0 trains until told otherwise.", zero=True
     )
     engine_urls: tuple[str, ...] = option(
-        (), "attached placement: base URLs of the running engines, e.g. http://127.0.0.1:8000"
+        (), "Base URLs of engines that stand alone and are sent the weights; without one, verl launches vLLM on the "
+        "trainer's own devices."
     )
     weights_dir: str = option(
-        "",
-        "attached placement: folder that trainer and engines both see, for weights on their way; empty: shared memory",
+        "", "Folder that trainer and engines of engine_urls both see, for weights on their way; empty: shared memory.",
+        metavar="DIR",
     )
-    groups: int = option(4, "groups (tasks) in a batch, that is, in a step")
-    group_size: int = option(8, "episodes in a group")
+    groups: int = option(4, "Groups (tasks) in a batch, that is, in a step.")
+    group_size: int = option(8, "Episodes in a group.")
     max_staleness: int | None = option(
-        None, "how many policy versions behind the one that serves a sampled token may be, at most; unset: any"
+        None, "How many policy versions behind the one that serves a sampled token may be, at most; unset: any.",
+        zero=True,
     )
     no_signal: str = option(
         "keep",
-        "groups whose rewards are all equal: 'keep' them (KL, entropy, batch baselines still use them) or 'drop' them",
+        "Groups whose rewards are all equal: keep them (KL, entropy, batch baselines still use them) or drop them.",
         choices=("keep", "drop"),
     )
     max_tokens: int = option(
-        4096, "longest sample that is trained, in tokens; also the context length of an engine launched here"
+        4096, "Longest sample that is trained, in tokens; also the context length of an engine launched here."
     )
     save_freq: int = option(
-        10, "checkpoint every so many steps; batches are acknowledged with the checkpoint that holds them"
+        10, "Checkpoint every so many steps; batches are acknowledged with the checkpoint that holds them. 0: at the "
+        "end alone.", zero=True,
     )
-    keep_checkpoints: int = option(2, "how many checkpoints stay on disk")
-    lease_s: float = option(300.0, "length of a lease; it is extended while a batch is held")
-    drain_s: float = option(600.0, "how long closing the gate may wait for calls in flight")
-    push_timeout_s: float = option(600.0, "a weight push that takes longer has failed: the run ends with an error")
-    connect_timeout_s: float = option(120.0, "how long to keep trying to reach the proxy before giving up")
-    seed: int = option(0, "seed of the training side, below 2^32")
-    verl: Mapping[str, Any] = option({}, "verl's own keys, as nested tables or dotted names")
+    keep_checkpoints: int = option(2, "How many checkpoints stay on disk.")
+    verl: Mapping[str, Any] = field(default_factory=dict)
+    """verl's own keys, as dotted names."""
+
+    @property
+    def attached(self) -> bool:
+        """Whether the engines stand alone, and verl launches none."""
+        return bool(self.engine_urls)
 
 
-OPTIONS = {f.name: f for f in fields(Config)}
-MAX_SECONDS = 1e9
-_HINTS = get_type_hints(Config)
+DERIVED = "engine_urls alone says it: with one, engines stand alone, and without, verl launches its own"
+SETTINGS = Settings(Config, prefix="AJET_TRAINER_", removed={
+    "lease_s": "a lease lasts 300 s and is extended while its batch is held",
+    "drain_s": "closing the gate may wait 1800 s for calls in flight",
+    "push_timeout_s": "a weight push that takes longer than 1800 s has failed",
+    "connect_timeout_s": "a proxy is waited for 120 s",
+    "tls_key": "put the private key into the file that tls_cert names, behind the certificate",
+    "tls_ca": "name the file of the CA in the variable SSL_CERT_FILE",
+    "placement": DERIVED,
+    "device": f"set {DEVICE} in [verl] to cpu or cuda; without it GPUs are used where there are any",
+    "seed": "set actor_rollout_ref.actor.data_loader_seed and actor_rollout_ref.rollout.seed in [verl]",
+})  # fmt: skip
 
 
 def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
     """The configuration from a TOML file (or none), the environment and ``KEY=VALUE`` words. Raises `ConfigError`."""
-    values: dict[str, Any] = {}
-    verl: dict[str, Any] = {}
-    if path is not None:
-        ours, theirs = read_file(Path(path))
-        values.update(ours)
-        verl.update(theirs)
-    for name, text in sorted((environ or {}).items()):
-        if name == "AJET_PROXY_URL":
-            values["proxy_url"] = parse("proxy_url", text)
-        elif name.startswith(ENV_PREFIX):
-            key = known(name[len(ENV_PREFIX) :].lower(), where=f"environment variable {name}")
-            values[key] = parse(key, text)
+    values, verl = ({}, {}) if path is None else read_file(path)
+    environ = environ or {}
+    if "AJET_PROXY_URL" in environ:
+        environ = {SETTINGS.variable("proxy_url"): environ["AJET_PROXY_URL"], **environ}
+    values |= SETTINGS.in_environment(environ)
+    words = {}
     for word in assignments:
         name, equals, text = word.partition("=")
         if not equals:
@@ -129,41 +118,20 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
         if "." in name:
             verl[name.removeprefix("verl.")] = literal(text)
         else:
-            if (key := known(name)) == "key":
-                raise ConfigError(f"a command line can be read by all: set {ENV_PREFIX}KEY", param="key")
-            values[key] = parse(key, text)
+            words[name] = text
+    values |= SETTINGS.in_words(words, "command line: ")
     return check(Config(**values, verl=verl))
 
 
-def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The tables ``[trainer]`` (types checked) and ``[verl]`` (as dotted names) of a TOML file."""
-    try:
-        document = _toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    document = read_toml(path)
     for table, content in document.items():
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: {table!r} stands in no table: put it under [trainer] or [verl]")
         if table not in ("trainer", "verl"):
             raise ConfigError(f"{path}: unknown table [{table}]{nearest(table, ('trainer', 'verl'))}")
-    ours = {known(name, where=str(path)): coerce(name, value) for name, value in document.get("trainer", {}).items()}
-    return ours, dict(flatten(document.get("verl", {})))
-
-
-def known(name: str, *, where: str = "command line") -> str:
-    """`name` if it is a field of `Config`, else an error that names the nearest one."""
-    names = [option_name for option_name in OPTIONS if option_name != "verl"]
-    if name not in names:
-        raise ConfigError(f"{where}: unknown key {name!r}{nearest(name, names)}", param=name)
-    return name
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or nothing when no name is close."""
-    close = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return SETTINGS.in_table(document.get("trainer", {}), path), dict(flatten(document.get("verl", {})))
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -180,57 +148,13 @@ def literal(text: str) -> Any:
     if text in ("null", "None"):
         return None
     try:
-        return _toml(f"x = {text.lower() if text in ('True', 'False') else text}")["x"]
+        return toml(f"x = {text.lower() if text in ('True', 'False') else text}")["x"]
     except ValueError:
         return text
 
 
-def _toml(text: str) -> dict[str, Any]:
-    """What a TOML document says; a `ValueError` where it is none."""
-    if sys.version_info >= (3, 11):
-        from tomllib import loads
-    else:
-        from tomli import loads
-    return loads(text)
-
-
-def parse(name: str, text: str) -> Any:
-    """`text` as the value of field `name`."""
-    base = _base(name)
-    return coerce(name, text if base in (str, tuple) else literal(text))
-
-
-def coerce(name: str, value: Any) -> Any:
-    """`value` checked against the type of field `name`; a list may be one text with commas. Raises `ConfigError`."""
-    base, optional = _base(name), type(None) in get_args(_HINTS[name])
-    if value is None and optional:
-        return None
-    if base is float and type(value) in (int, float) and abs(value) <= MAX_SECONDS:
-        return float(value)
-    if base is tuple and isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    if base is tuple and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    if base in (int, str) and type(value) is base:
-        return value
-    words = {float: f"a number up to {MAX_SECONDS:g}", int: "an integer", str: "a string", tuple: "a list of strings"}
-    raise ConfigError(f"{name} must be {words[base]}, not {value!r}", param=name)
-
-
-def _base(name: str) -> type:
-    hint = _HINTS[name]
-    if get_origin(hint) is tuple:
-        return tuple
-    kinds = (hint, *get_args(hint))
-    return next(kind for kind in (float, int, str) if kind in kinds)
-
-
 def check(config: Config) -> Config:
     """`config` if its values make sense together. Raises `ConfigError`."""
-    for name, option_field in OPTIONS.items():
-        choices = option_field.metadata["choices"]
-        if choices and getattr(config, name) not in choices:
-            raise ConfigError(f"{name} must be one of {', '.join(choices)}, not {getattr(config, name)!r}", param=name)
     if not config.model:
         raise ConfigError("model is required: the folder of the model to train", param="model")
     if config.model.startswith(("/", "./", "../")) and not Path(config.model).is_dir():
@@ -240,20 +164,8 @@ def check(config: Config) -> Config:
             shown = odd[0].rpartition("@")[2]  # a password is for nobody to see
             raise ConfigError(f"{name} must be http://HOST:PORT, not {shown!r}", param=name)
     check_daemons(config)
-    for name in ("groups", "group_size", "max_tokens", "keep_checkpoints", "lease_s", "push_timeout_s"):
-        if getattr(config, name) <= 0:
-            raise ConfigError(f"{name} must be positive", param=name)
-    for name in ("total_steps", "save_freq", "drain_s", "connect_timeout_s", "max_staleness", "seed"):
-        if (getattr(config, name) or 0) < 0:
-            raise ConfigError(f"{name} must not be negative", param=name)
-    if config.seed >= 2**32:
-        raise ConfigError("seed must be below 2^32, which is as far as NumPy's go", param="seed")
-    if config.placement == "attached" and not config.engine_urls:
-        raise ConfigError("placement 'attached' needs engine_urls", param="engine_urls")
-    if config.placement == "hybrid" and config.engine_urls:
-        raise ConfigError(
-            "engine_urls belongs to placement 'attached'; 'hybrid' launches its own engines", param="engine_urls"
-        )
+    if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
+        raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
     return config
 
 
@@ -265,23 +177,9 @@ def check_daemons(config: Config) -> None:
     doubled = sorted({url for url in urls if urls.count(url) > 1})
     if doubled:
         raise ConfigError(f"proxy_url names {doubled[0]} twice", param="proxy_url")
-    if config.tls_key and not config.tls_cert:
-        raise ConfigError("tls_key belongs to tls_cert: give both", param="tls_key")
-    for name in ("tls_ca", "tls_cert"):
-        if getattr(config, name) and not all(url.startswith("https:") for url in urls):
-            raise ConfigError(f"{name} is of no use to a proxy_url without https", param=name)
+    if config.tls_cert and not all(url.startswith("https:") for url in urls):
+        raise ConfigError("tls_cert is of no use to a proxy_url without https", param="tls_cert")
     if len(config.key) not in (0, 1, len(urls)):
         raise ConfigError(
             f"key must be one for all daemons or one for each: {len(config.key)} for {len(urls)} daemons", param="key"
         )
-
-
-def describe() -> str:
-    """Every key with its default and meaning, for ``--help`` and the documentation."""
-    lines = []
-    for name, option_field in OPTIONS.items():
-        default = option_field.default
-        default = ",".join(default) if isinstance(default, tuple) else default
-        shown = "" if default is MISSING or default in ("", None) else f" [{default}]"
-        lines.append(f"  {name:18}{option_field.metadata['doc']}{shown}")
-    return "\n".join(lines)

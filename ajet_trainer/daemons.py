@@ -32,6 +32,8 @@ from ajet_trainer.history import ANY
 from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
 from ajet_trainer.link import Link
 
+CONNECT_S = 120.0
+"""How long a daemon that is alone is waited for, and one of several that has to be there."""
 PATIENCE_S = 5.0
 """How long one of several daemons may be out of reach before the others go on without it; a restart takes less."""
 ANSWER_S = 10.0
@@ -77,7 +79,7 @@ class Daemons:
         self,
         links: Sequence[Link],
         *,
-        deadline_s: float = 120.0,
+        deadline_s: float = CONNECT_S,
         say: Callable[[str], None] = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -89,7 +91,7 @@ class Daemons:
         self._turn = 0
 
     @classmethod
-    def of(cls, config: Config, say: Callable[[str], None]) -> Daemons:
+    def of(cls, config: Config, say: Callable[[str], None], *, deadline_s: float = CONNECT_S) -> Daemons:
         """Those that `config` names."""
         alone = len(config.proxy_url) == 1
         secured = tls.context(config)
@@ -100,12 +102,12 @@ class Daemons:
                 key=key,
                 tls=secured,
                 certified=bool(config.tls_cert),
-                deadline_s=config.connect_timeout_s if alone else PATIENCE_S,
+                deadline_s=deadline_s if alone else PATIENCE_S,
                 answer_s=LONE_ANSWER_S if alone else ANSWER_S,
             )
             for url, key in zip(config.proxy_url, keys, strict=True)
         ]
-        return cls(links, deadline_s=config.connect_timeout_s, say=say)
+        return cls(links, deadline_s=deadline_s, say=say)
 
     @property
     def alone(self) -> bool:

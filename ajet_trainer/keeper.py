@@ -11,6 +11,9 @@ from typing import Protocol
 
 from ajet_sdk.errors import AjetError, ProxyUnreachable
 
+LEASE_S = 300.0
+"""How long a lease lasts that is not extended."""
+
 
 class Extends(Protocol):
     def extend(self, daemon: str, batch: str, lease_s: float) -> None: ...
@@ -19,9 +22,8 @@ class Extends(Protocol):
 class Keeper:
     """Holds leases from `hold` to `release`. Use as a context manager; leaving it stops the thread."""
 
-    def __init__(self, daemons: Extends, lease_s: float) -> None:
-        self._daemons = daemons
-        self._lease_s = lease_s
+    def __init__(self, daemons: Extends, lease_s: float = LEASE_S) -> None:
+        self._daemons, self.lease_s = daemons, lease_s
         self._held: dict[tuple[str, str], None] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -57,12 +59,12 @@ class Keeper:
             if daemon in silent:
                 continue
             try:
-                self._daemons.extend(daemon, batch, self._lease_s)
+                self._daemons.extend(daemon, batch, self.lease_s)
             except ProxyUnreachable:
                 silent.add(daemon)
             except AjetError:
                 continue
 
     def _run(self) -> None:
-        while not self._stop.wait(self._lease_s / 3):
+        while not self._stop.wait(self.lease_s / 3):
             self.extend_all()

@@ -34,6 +34,8 @@ from ajet_trainer.progress import Progress, line_of
 
 CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
+DRAIN_S = 1800.0
+"""How long closing the gate waits for calls in flight: as long as a request at the gate waits for it to open."""
 POLL_S = 2.0
 """How long one request for a batch waits at the proxy, which is also how long a stop signal may go unnoticed."""
 
@@ -175,7 +177,7 @@ class Run:
             max_staleness=self.config.max_staleness,
             model=self.config.model_name,
             wait_s=POLL_S,
-            lease_s=self.config.lease_s,
+            lease_s=self.keeper.lease_s,
         )
 
     def admit(self, leased: Leased) -> Admission:
@@ -233,7 +235,7 @@ class Run:
         self.progress.phase("draining calls in flight", quiet=True)
         self.gate_closed = True
         with self.timed("drain"):
-            self.daemons.close_gate("weights", self.config.drain_s)
+            self.daemons.close_gate("weights", DRAIN_S)
 
     def push(self) -> None:
         """The engine takes the learner's weights."""

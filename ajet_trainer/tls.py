@@ -13,7 +13,8 @@ import ssl
 import httpx
 
 from ajet_sdk.errors import ProxyUnreachable
-from ajet_trainer.config import Config, ConfigError
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import Config
 
 
 class TlsRefused(ProxyUnreachable):
@@ -24,18 +25,16 @@ def context(config: Config) -> ssl.SSLContext | None:
     """What `config` says of TLS; None where no daemon speaks it. Raises `ConfigError` for files that cannot be used."""
     if not any(url.startswith("https:") for url in config.proxy_url):
         return None
-    made = httpx.create_ssl_context(trust_env=False)
     try:
-        if config.tls_ca:
-            made.load_verify_locations(cafile=config.tls_ca)
+        made = httpx.create_ssl_context()
     except OSError as error:
-        raise ConfigError(f"cannot use tls_ca {config.tls_ca}: {error}", param="tls_ca") from None
+        raise ConfigError(f"the file that SSL_CERT_FILE names cannot be used: {error}", param="SSL_CERT_FILE") from None
     try:
         if config.tls_cert:
-            made.load_cert_chain(config.tls_cert, config.tls_key or None, password="")  # never ask at the terminal
+            made.load_cert_chain(config.tls_cert, password="")  # never ask at the terminal
     except OSError as error:
-        key = config.tls_key or config.tls_cert
-        raise ConfigError(f"cannot use tls_cert {config.tls_cert} with the key in {key}: {error}") from None
+        said = f"cannot use tls_cert {config.tls_cert}, which holds the certificate and its key: {error}"
+        raise ConfigError(said, param="tls_cert") from None
     return made
 
 
@@ -72,7 +71,8 @@ def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
     if isinstance(cause, ssl.SSLCertVerificationError) and "mismatch" in cause.verify_message:
         return TlsRefused(f"the certificate of {url} is for other names ({cause.verify_message}): use one in proxy_url")
     if isinstance(cause, ssl.SSLCertVerificationError):
-        return TlsRefused(f"the certificate of {url} is not trusted ({cause.verify_message}): name its CA in tls_ca")
+        advice = "name the file of its CA in SSL_CERT_FILE"
+        return TlsRefused(f"the certificate of {url} is not trusted ({cause.verify_message}): {advice}")
     if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
         said = reason.partition("ALERT_")[2].replace("_", " ").lower()
         return TlsRefused(f"{url} refuses our certificate ({said}): tls_cert must be of the proxy's tls_client_ca")

@@ -16,11 +16,12 @@ from ajet_proxy.core.ledger import episode, leases, views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
+from ajet_proxy.io.capture.front import FrontSettings
 from ajet_proxy.io.control import routes as control
+from ajet_proxy.io.http.audit import MAX_BYTES
 from ajet_proxy.io.http.body import MAX_CONTROL
 from ajet_proxy.io.storage import journal
-from ajet_proxy.settings import Config
-from ajet_proxy.sources import FOREIGN_ENV
+from ajet_proxy.settings import OF_AGENTS, SETTINGS
 from ajet_sdk import frame, routes
 from ajet_sdk.runner import SECRETS
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
@@ -244,23 +245,24 @@ def test_the_environment() -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"AJET_[A-Z_]*", node.value)
     }
     found = {word for row in tables(SECTIONS["10"])[0] for word in words(row[0])}
-    assert found - {"SSL_CERT_FILE"} == named | {*FOREIGN_ENV, *SECRETS}
+    assert found - {"SSL_CERT_FILE", "OTEL_EXPORTER_OTLP_ENDPOINT"} == named | {*OF_AGENTS, *SECRETS}
     taken = SECTIONS["10"].partition("`ajet run` takes")[2].partition("out of")[0]
     assert words(taken) == list(SECRETS)
 
 
 def test_the_limits_that_are_settings() -> None:
-    defaults = {f.name: str(f.default) for f in dataclasses.fields(Config)}
     for setting, default, _ in tables(SECTIONS["11"])[0]:
-        assert words(default)[0] == defaults[words(setting)[0]], setting
+        assert words(default)[0] == SETTINGS.options[words(setting)[0]].shown, setting
 
 
 def test_the_limits_that_are_fixed() -> None:
+    front = FrontSettings()
     found = [float(words(row[1])[0]) for row in tables(SECTIONS["11"])[1]]
     assert found == [
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, api.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
-        control.MAX_WAIT_S,
+        control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, front.client_timeout,
+        front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, LedgerSettings().drift_limit,
     ]
     for said, limit in (
         (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {api.MAX_LABEL} characters", api.MAX_LABEL),

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from ajet_proxy.core.continuity.memory import OUTCOMES
 from ajet_proxy.core.trajectory import drift
-from ajet_proxy.settings import table
+from ajet_proxy.settings import SETTINGS
+from ajet_proxy.settings import Config as ProxyConfig
+from ajet_trainer import daemons, keeper, step
+from ajet_trainer.config import SETTINGS as TRAINER_SETTINGS
+from ajet_trainer.config import Config as TrainerConfig
 from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, words
 from tests.kit.source import FOLDERS, ROOT, modules, tree
 from tests.test_arrows import CORE, IO
@@ -19,7 +24,24 @@ ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_c
 
 
 def test_the_settings_page_lists_every_setting() -> None:
-    assert table() in (ROOT / "docs/reference/settings.md").read_text()
+    page = (ROOT / "docs/reference/settings.md").read_text()
+    assert SETTINGS.table() in page and TRAINER_SETTINGS.table() in page
+
+
+def test_both_programs_have_at_most_45_settings() -> None:
+    """Besides them there are two tables, whose keys are a tenant's quotas and verl's own."""
+    own = [f.name for config in (ProxyConfig, TrainerConfig) for f in fields(config)]
+    assert len(own) - len({"tenants", "verl"} & {*own}) <= 45
+
+
+def test_the_limits_of_the_trainer() -> None:
+    text = (ROOT / "docs/reference/limits.md").read_text().partition("## The trainer")[2]
+    push = next(
+        ast.literal_eval(node.value) for node in tree(Path("ajet_trainer/verl_backend/weights.py")).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PUSH_S"
+    )
+    found = [float(row.split("|")[2].split()[0].replace(",", "")) for row in text.splitlines() if " s" in row]
+    assert found == [keeper.LEASE_S, step.DRAIN_S, push, daemons.CONNECT_S]
 
 
 def test_the_page_on_continuity_explains_every_word() -> None:

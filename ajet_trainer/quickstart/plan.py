@@ -56,15 +56,16 @@ class Plan:
             "proxy_url": proxy_url,
             "run_dir": str(run_dir),
             "total_steps": self.steps,
-            "device": "cpu",
             "groups": self.groups,
             "group_size": self.group_size,
             "max_tokens": 256,
             "save_freq": 0,
             "keep_checkpoints": 1,
-            "seed": self.seed,
         }
         verl = {
+            "trainer.device": "cpu",
+            "actor_rollout_ref.actor.data_loader_seed": self.seed,
+            "actor_rollout_ref.rollout.seed": self.seed,
             "actor_rollout_ref.actor.optim.lr": self.lr,
             "algorithm.rollout_correction.rollout_is": "token",
         }

@@ -23,7 +23,8 @@ from types import FrameType
 from typing import IO, Any
 
 from ajet_sdk.errors import AjetError
-from ajet_trainer.config import Config, ConfigError
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import DEVICE, Config
 from ajet_trainer.daemons import Daemons
 from ajet_trainer.history import History
 from ajet_trainer.keeper import Keeper
@@ -113,7 +114,7 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
     daemons = Daemons.of(config, progress.say)
     daemons.meet()
     progress.phase("importing verl")
-    device = choose_device(config.device)
+    device = choose_device(config.verl.get(DEVICE))
     env = environment(device)
     os.environ.update(env)
     from ajet_trainer.verl_backend import settings
@@ -130,8 +131,7 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
         with cluster(tree, device, env, progress.run_dir):
             stop.install()
             trainer = AjetTrainer(
-                tree, push_timeout_s=config.push_timeout_s, keep_checkpoints=config.keep_checkpoints,
-                engine_urls=config.engine_urls, folder=folder,
+                tree, keep_checkpoints=config.keep_checkpoints, engine_urls=config.engine_urls, folder=folder
             )
             progress.phase("loading the model and launching vLLM" if folder is None else "loading the model")
             trainer.init()
@@ -141,7 +141,7 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
 
 def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop) -> None:
     """The run proper, with everything up."""
-    with closing(daemons), Keeper(daemons, config.lease_s) as keeper:
+    with closing(daemons), Keeper(daemons) as keeper:
         history = History.from_state(trainer.history, daemons.urls)
         training = Run(config, daemons, trainer, history, keeper, progress, stopping=lambda: stop.requested)
         try:
@@ -154,13 +154,13 @@ def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, st
             training.close()
 
 
-def choose_device(wanted: str) -> str:
-    """``cpu`` or ``cuda``. Raises `ConfigError` when GPUs are asked for and there is none."""
+def choose_device(wanted: str | None) -> str:
+    """``cpu`` or ``cuda``; where nothing is `wanted`, GPUs if there are any. Raises `ConfigError` for missing GPUs."""
     import torch
 
     found = torch.cuda.is_available()
     if wanted == "cuda" and not found:
-        raise ConfigError("device 'cuda': torch finds no GPU here", param="device")
+        raise ConfigError(f"{DEVICE} = 'cuda': torch finds no GPU here", param=DEVICE)
     return "cuda" if found and wanted != "cpu" else "cpu"
 
 
@@ -180,9 +180,9 @@ def register_replica(device: str, folder: Path | None) -> None:
 
 @contextmanager
 def weights_folder(config: Config) -> Iterator[Path | None]:
-    """Where weights travel in the attached placement; None in the hybrid one. It is a folder of this run's own, which
-    goes with it; what a killed run left goes with the next."""
-    if config.placement == "hybrid":
+    """Where weights travel to engines that stand alone; None where verl launches them. It is a folder of this run's
+    own, which goes with it; what a killed run left goes with the next."""
+    if not config.attached:
         yield None
         return
     shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()

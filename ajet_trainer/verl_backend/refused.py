@@ -16,7 +16,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.import_utils import import_external_libs
 
-from ajet_trainer.config import ConfigError, nearest
+from ajet_sdk.settings import ConfigError, nearest
 
 ACTOR = "actor_rollout_ref.actor"
 _NO_SQUARES = "it needs sums of squared probabilities, which verl's V1 trainer does not compute; use rloo or opo"

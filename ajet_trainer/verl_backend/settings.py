@@ -13,7 +13,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from ajet_trainer.config import Config, ConfigError, nearest
+from ajet_sdk.settings import ConfigError, nearest
+from ajet_trainer.config import Config
 from ajet_trainer.verl_backend import refused
 from ajet_trainer.verl_backend.weights import BACKEND
 
@@ -21,6 +22,7 @@ FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kw
 """Parts of verl's tree that take any key."""
 GROUPS = ("model_engine",)
 """Keys that choose among verl's configuration files and so must be known before these are read."""
+SEEDS = ("actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
 UNLIMITED = 1_000_000_000
 NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
 KEEP = "set keep_checkpoints in [trainer]"
@@ -34,7 +36,7 @@ OURS = {
     "trainer.resume_from_path": "a run goes on from its last checkpoint; set run_dir in [trainer] to the run's folder",
     "actor_rollout_ref.actor.checkpoint.async_save": NOT_ASYNC,
     "critic.checkpoint.async_save": NOT_ASYNC,
-    "trainer.v1.trainer_mode": "the trainer is ajet's own; where its engines run is placement in [trainer]",
+    "trainer.v1.trainer_mode": "the trainer is ajet's own; where its engines run is engine_urls in [trainer]",
     "transfer_queue.enable": "batches reach verl's workers through TransferQueue",
     "algorithm.filter_groups.enable": "no dataset has groups to take instead; set no_signal = 'drop' in [trainer]",
     "algorithm.use_pf_ppo": "verl's V1 trainer would give rows the advantages of others",
@@ -53,8 +55,6 @@ def everywhere(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.groups,
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": max(16384, config.max_tokens),
         "actor_rollout_ref.actor.loss_scale_factor": config.max_tokens,
-        "actor_rollout_ref.actor.data_loader_seed": config.seed,
-        "actor_rollout_ref.rollout.seed": config.seed,
         "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.n": 1,
         "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
@@ -179,6 +179,9 @@ def check(tree: DictConfig) -> None:
     if tree.critic.ppo_mini_batch_size != size:
         same = "critic.ppo_mini_batch_size"
         raise ConfigError(f"{same} follows the actor's: set {name}", param=same)
+    for name in SEEDS:
+        if type(seed := OmegaConf.select(tree, name)) is not int or not 0 <= seed < 2**32:
+            raise ConfigError(f"{name} must be from 0 to 2^32 - 1, which is as far as NumPy's go", param=name)
     for part in ("actor_rollout_ref.actor", "critic"):
         check_contents(f"{part}.checkpoint", OmegaConf.select(tree, part).checkpoint)
     critic = tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable

@@ -63,8 +63,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else."""
 
     def __init__(
-        self, config: DictConfig, *, push_timeout_s: float, keep_checkpoints: int, engine_urls: Sequence[str] = (),
-        folder: Path | None = None,
+        self, config: DictConfig, *, keep_checkpoints: int, engine_urls: Sequence[str] = (), folder: Path | None = None
     ) -> None:
         self._enable_hybrid_replicas = folder is None
         super().__init__(config)
@@ -72,7 +71,6 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.colocated = folder is None
         self._folder = folder
         self._engine_urls = tuple(engine_urls)
-        self._push_timeout_s = push_timeout_s
         self._keep_checkpoints = keep_checkpoints
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._tracking: Tracking | None = None
@@ -171,12 +169,12 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if self._folder is None:
             references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="naive")
             urls = self.upstreams() or ()
-            weights.wait(references, self._push_timeout_s, lambda: weights.dead_engine(urls))
+            weights.wait(references, lambda: weights.dead_engine(urls))
             return
         references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps)
-        weights.wait(references, self._push_timeout_s, lambda: None)
+        weights.wait(references, lambda: None)
         folder = self._folder / str(self.global_steps)
-        weights.load_into(self._engine_urls, folder, self.version, self._push_timeout_s)
+        weights.load_into(self._engine_urls, folder, self.version)
         weights.forget(self._folder, self.global_steps)
 
     # Helpers -------------------------------------------------------------------------------------------------------

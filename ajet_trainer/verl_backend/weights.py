@@ -32,6 +32,8 @@ from ajet_sdk.sockets import watching
 
 BACKEND = "ajet_folder"
 POLL_S = 2.0
+PUSH_S = 1800.0
+"""A push that takes longer has failed, and with it the run."""
 
 
 class EngineLost(RuntimeError):
@@ -42,7 +44,7 @@ class PushFailed(EngineLost):
     """The engine did not take the weights."""
 
 
-def wait(references: Sequence[Any], timeout_s: float, alive: Callable[[], str | None]) -> None:
+def wait(references: Sequence[Any], alive: Callable[[], str | None], timeout_s: float = PUSH_S) -> None:
     """Waits for Ray `references`. `alive` is asked every few seconds and names what died, if anything did.
 
     Raises `PushFailed` after `timeout_s` seconds, or as soon as something died.
@@ -62,7 +64,7 @@ def wait(references: Sequence[Any], timeout_s: float, alive: Callable[[], str | 
         if dead is not None:
             raise PushFailed(f"the weight push cannot finish: {dead}")
         if time.monotonic() > give_up:
-            raise PushFailed(f"the weight push did not finish within {timeout_s:g} s (push_timeout_s)")
+            raise PushFailed(f"the weight push did not finish within {timeout_s:g} s")
 
 
 def dead_engine(urls: Sequence[str]) -> str | None:
@@ -123,7 +125,7 @@ class SharedFolder(CheckpointEngine):  # type: ignore[misc]
         raise NotImplementedError("an attached engine reads the folder by itself")
 
 
-def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float) -> None:
+def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float = PUSH_S) -> None:
     """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates, and
     tells it their `version`, for an engine that says which weights sampled a token. All engines load at once.
 

@@ -159,10 +159,14 @@ class Site:
     def config(self, **options: Any) -> Config:
         return Config(
             model="none", model_name="stub", proxy_url=tuple(proxy.url for proxy in self.daemons.values()),
-            key=tuple(self.key(name, "trainer") for name in self.daemons), tls_ca=self.servers.file,
-            tls_cert=self._shown.cert, tls_key=self._shown.key, run_dir=str(self.folder / "run"), group_size=SIZE,
-            lease_s=LEASE_S, drain_s=30.0, connect_timeout_s=20.0, save_freq=1, **options,
+            key=tuple(self.key(name, "trainer") for name in self.daemons),
+            tls_cert=self._shown.both, run_dir=str(self.folder / "run"), group_size=SIZE,
+            save_freq=1, **options,
         )  # fmt: skip
+
+    def daemons_of(self, config: Config, say: Callable[[str], None], patch: pytest.MonkeyPatch) -> Daemons:
+        patch.setenv("SSL_CERT_FILE", self.servers.file)
+        return Daemons.of(config, say, deadline_s=20.0)
 
     def train(self, learner: Learner, config: Config, done: Callable[[], bool]) -> None:
         """A whole run on the trainer's host."""
@@ -173,7 +177,10 @@ class Site:
                 learner.now("said")
 
         give_up = time.monotonic() + 60
-        with self.hosts.at("trainer"), closing(Daemons.of(config, say)) as daemons, Keeper(daemons, LEASE_S) as keeper:
+        with (
+            pytest.MonkeyPatch.context() as patch, self.hosts.at("trainer"),
+            closing(self.daemons_of(config, say, patch)) as daemons, Keeper(daemons, LEASE_S) as keeper,
+        ):
             daemons.meet()
             history, progress = History(), Progress(config.run_dir, config.total_steps, say)
             run = Run(

@@ -117,8 +117,7 @@ def run(url: str, folder: Path, notes: Path, stop: Path) -> None:
     """What the process does, until the file `stop` is there."""
     learner = Stub(folder)
     config = Config(
-        model="none", model_name="stub", proxy_url=(url,), run_dir=str(folder), groups=1, group_size=2, lease_s=LEASE_S,
-        save_freq=2, drain_s=30.0,
+        model="none", model_name="stub", proxy_url=(url,), run_dir=str(folder), groups=1, group_size=2, save_freq=2,
     )
     daemons = Daemons([NotedLink(url, Notes(notes))])
     history = History.from_state(checkpoint(folder)["history"], daemons.urls)

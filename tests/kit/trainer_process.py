@@ -17,6 +17,14 @@ import psutil
 from tests.kit.source import ROOT
 
 TRAINER = ROOT / ".venv-engine" / "bin" / "ajet-trainer"
+PYTHON = ROOT / ".venv-engine" / "bin" / "python"
+SHORTER = """
+from functools import partial
+from ajet_trainer import cli
+from ajet_trainer.verl_backend import main
+main.Keeper = partial(main.Keeper, lease_s={})
+cli.main()
+"""
 
 
 class TrainerFailed(RuntimeError):
@@ -26,13 +34,18 @@ class TrainerFailed(RuntimeError):
 class TrainerProcess:
     """``with TrainerProcess(folder, {"model": …}, {verl keys}) as trainer``; `folder` keeps config, log and run."""
 
-    def __init__(self, folder: Path, ours: Mapping[str, Any], verl: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, ours: Mapping[str, Any], verl: Mapping[str, Any], *, lease_s: float | None = None
+    ) -> None:
+        """With `lease_s`, leases are shorter than in every other trainer."""
         self.run_dir = folder / "run"
         self.log = folder / "trainer.log"
         self._config = folder / "trainer.toml"
-        values = {"run_dir": str(self.run_dir), "device": "cpu", **ours}
+        self._program = [str(TRAINER)] if lease_s is None else [str(PYTHON), "-c", SHORTER.format(lease_s)]
+        values = {"run_dir": str(self.run_dir), **ours}
         lines = ["[trainer]", *(f"{k} = {json.dumps(v)}" for k, v in values.items()), "[verl]"]
-        self._config.write_text("\n".join([*lines, *(f"{k} = {json.dumps(v)}" for k, v in verl.items()), ""]))
+        theirs = {"trainer.device": "cpu", **verl}
+        self._config.write_text("\n".join([*lines, *(f"{k} = {json.dumps(v)}" for k, v in theirs.items()), ""]))
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> TrainerProcess:
@@ -54,7 +67,7 @@ class TrainerProcess:
             clean.pop(name, None)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [str(TRAINER), "run", "--config", str(self._config), *words],
+                [*self._program, "run", "--config", str(self._config), *words],
                 stdout=log, stderr=subprocess.STDOUT, env=clean, start_new_session=True,
             )  # fmt: skip
         return self

@@ -71,6 +71,8 @@ def test_version() -> None:
         (("serve", "--workers", "0"), "workers must be above 0"),
         (("serve", "--workers", "65"), "workers must be at most 64"),
         (("serve", "extra"), "unexpected extra argument"),
+        (("serve", "--keep-alive-s", "5"), "--keep-alive-s is gone: a stream whose engine is silent for 15 s gets"),
+        (("install-service", "--print", "--", "--traces"), "--traces is gone: spans are sent where OTEL_EXPORTER_OTLP"),
         (("serve", "--config", "/nonexistent.toml"), "cannot read /nonexistent.toml"),
         (("merge", "/nonexistent.jsonl"), "nonexistent.jsonl"),
         (("merge", "-", "--policy", "loose"), "strict"),
@@ -264,6 +266,6 @@ def test_doctor_exits_1_on_a_fault(tmp_path: Path) -> None:
 
 
 def test_an_option_that_is_0_is_one_that_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AJET_KEEP_ALIVE_S", "5")
-    assert _load(None, {"keep_alive_s": "0", "workers": None, "upstream": (), "traces": False}).keep_alive_s == 0
-    assert _load(None, {"keep_alive_s": None}).keep_alive_s == 5
+    monkeypatch.setenv("AJET_READ_TIMEOUT", "5")
+    assert _load(None, {"read_timeout": "0", "workers": None, "upstream": (), "insecure": False}).read_timeout == 0
+    assert _load(None, {"read_timeout": None}).read_timeout == 5

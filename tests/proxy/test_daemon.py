@@ -11,9 +11,9 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
@@ -27,8 +27,9 @@ from ajet_proxy.core.trajectory import drift_rate
 from ajet_proxy.daemon import App, issue_key, log_alerts
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.storage.store import Store
-from ajet_proxy.settings import Config, ConfigError
+from ajet_proxy.settings import Config
 from ajet_sdk.errors import NotReady
+from ajet_sdk.settings import ConfigError
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, eventually, identity_holds, serving
 
@@ -52,6 +53,16 @@ async def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
             await busy.start()
     async with serving(tmp_path) as client:
         assert (await client.status())["episodes"]["opened"] == 0
+
+
+@pytest.mark.parametrize(("open_s", "lives_s"), [(3600.0, 7 * 86400.0), (9 * 86400.0, 9 * 86400.0)])
+async def test_an_episodes_key_lives_for_a_week_or_as_long_as_the_episode_may(
+    open_s: float, lives_s: float, tmp_path: Path
+) -> None:
+    async with serving(tmp_path, wall_timeout=open_s) as client:
+        key = (await client.control("POST", "/episodes", {"task": "t"})).json["api_key"]
+        claims = keyring.keys(tmp_path).verify(key, 0.0)
+        assert claims.expires is not None and abs(claims.expires - time.time() - lives_s) < 60
 
 
 async def discarded(client: Client) -> bool:
@@ -206,8 +217,7 @@ async def test_drift_over_the_limit_is_said_in_the_log_the_status_and_the_metric
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drift_rate, "LEAST", 3)
-    settings: dict[str, Any] = {"continuity": "off", "drift_limit": 0.5}
-    async with EngineStub(drift=True) as stub, serving(tmp_path, upstream=(stub.url,), **settings) as client:
+    async with EngineStub(drift=True) as stub, serving(tmp_path, upstream=(stub.url,), continuity="off") as client:
         messages = [{"role": "user", "content": "say: go higher, please do"}]
         for _ in range(4):
             assert (await client.status())["alerts"] == []

@@ -224,12 +224,6 @@ def test_a_secret_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
     assert faults(run(Config(data_dir=str(tmp_path)))) == [f"{tmp_path / 'secret'} cannot be read: Is a directory"]
 
 
-@pytest.mark.parametrize(("ttl", "told"), [(59.0, True), (60.0, False)])
-def test_a_key_that_ends_before_its_episode_is_a_warning(tmp_path: Path, ttl: float, told: bool) -> None:
-    found = run(Config(data_dir=str(tmp_path), key_ttl_s=ttl, wall_timeout=60.0))
-    assert ["ends after 59 s" in item.message for item in found if item.check == "keys"] == [True] * told
-
-
 def make_authority(directory: Path, *, days: int) -> None:
     """A CA like mitmproxy's, whose certificate holds for `days` more."""
     directory.mkdir(mode=0o700, exist_ok=True)

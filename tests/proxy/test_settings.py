@@ -1,24 +1,27 @@
-"""Configuration: what it refuses."""
+"""The daemon's settings: where they come from, and what is refused."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ajet_proxy.core.ledger.quotas import Quota
 from ajet_proxy.settings import (
+    SETTINGS,
     Config,
-    ConfigError,
     Mode,
+    default_data_dir,
+    load,
     split_address,
     split_mode,
     split_upstream,
-    table,
 )
-from ajet_proxy.sources import load
+from ajet_sdk.settings import COMMAND_LINE, ConfigError
 
-SECRET = "sixteen characters"
+SECRET = "sixteen_characters"
 
 
 @pytest.mark.parametrize(
@@ -52,10 +55,9 @@ SECRET = "sixteen characters"
         ({"idle_timeout": "inf"}, "a number"),
         ({"idle_timeout": "nan"}, "a number"),
         ({"drain_s": -1.0}, "above 0"),
-        ({"keep_alive_s": -1.0}, "above 0"),
+        ({"read_timeout": -1.0}, "--read-timeout must be at least 0, not -1.0"),
         ({"workers": 65}, "at most 64"),
-        ({"drift_limit": -0.1}, "above 0"),
-        ({"drift_limit": 5.0}, "at most 1"),
+        ({"keep_alive_s": "0"}, "--keep-alive-s is gone: a stream whose engine is silent for 15 s gets a keep-alive"),
         ({"tls_cert": "x"}, "belong together"),
         ({"tls_client_ca": "x"}, "tls_client_ca needs tls_cert"),
         ({"admin_secret_file": "/nonexistent/file"}, "cannot read"),
@@ -65,7 +67,6 @@ SECRET = "sixteen characters"
         ({"listen": "[::]:1"}, "needs an admin secret"),
         ({"listen": "example.org:1"}, "needs an admin secret"),
         ({"intercept": ("0.0.0.0:1",)}, "open proxy"),
-        ({"intercept": ("0.0.0.0:1",), "admin_secret": SECRET}, "keys over plain HTTP"),
         ({"intercept": ("1",)}, "intercept must be HOST:PORT"),
         ({"intercept": ("local",)}, "or local:PROGRAM, not 'local'"),
         ({"intercept": ("local:",)}, "or local:PROGRAM, not 'local:'"),
@@ -108,11 +109,11 @@ def test_addresses_and_upstreams() -> None:
     assert split_upstream("org/m-1=https://h/api/v1") == ("org/m-1", "https://h/api/v1")
 
 
-def test_every_field_is_documented() -> None:
-    shown = table()
+def test_every_setting_is_documented() -> None:
+    shown = SETTINGS.table()
     for f in dataclasses.fields(Config):
         assert f"| `{f.name}` |" in shown
-        assert f.metadata["help"].endswith(".")
+    assert all(found.doc.endswith(".") for found in SETTINGS.options.values())
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,8 @@ def test_interception_off_loopback_needs_keys() -> None:
     exposed = load(None, {"AJET_ADMIN_SECRET": SECRET}, {"intercept": ("127.0.0.1:1", "0.0.0.0:2"), "insecure": True})
     assert exposed.intercept_needs_key
     assert not load(None, {"AJET_ADMIN_SECRET": SECRET}, {"intercept": ("[::1]:1", "local:a")}).intercept_needs_key
+    with pytest.raises(ConfigError, match="keys over plain HTTP"):
+        load(None, {"AJET_ADMIN_SECRET": SECRET}, {"intercept": ("0.0.0.0:1",)})
 
 
 @pytest.mark.parametrize(("name", "value", "message"), [
@@ -152,3 +155,116 @@ def test_worker_processes_need_what_this_machine_has(
     assert load(None, {}, {"workers": 1}).workers == 1
     with pytest.raises(ConfigError, match=message):
         load(None, {}, {"workers": 2})
+
+
+def write(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.toml", 'group_size = 2\nidle_timeout = 5\nlisten = "127.0.0.1:1"\nupstream = ["http://a"]')
+    config = load(file, {"AJET_GROUP_SIZE": "3", "AJET_LISTEN": "127.0.0.1:2"}, {"listen": "127.0.0.1:3"})
+    assert (config.listen, config.group_size, config.idle_timeout) == ("127.0.0.1:3", 3, 5.0)
+    assert config.upstream == ("http://a",)
+    assert config.gate_hold_s == Config().gate_hold_s
+
+
+@pytest.mark.parametrize(
+    ("text", "env", "hint"),
+    [
+        ("group_sise = 2", {}, "did you mean 'group_size'"),
+        ("", {"AJET_GROUP_SISE": "2"}, "did you mean 'AJET_GROUP_SIZE'"),
+        ("zzz = 1", {}, "known are upstream"),
+        ("[serve]\ngroup_size = 2", {}, "settings stand in no table"),
+        ("", {"AJET_PROXY": "http://a"}, "did you mean 'AJET_PROXY_URL'"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(tmp_path: Path, text: str, env: dict[str, str], hint: str) -> None:
+    with pytest.raises(ConfigError, match="unknown") as caught:
+        load(write(tmp_path / "c.toml", text), env, {})
+    assert hint in str(caught.value)
+
+
+def test_quotas_stand_in_the_file_alone(tmp_path: Path) -> None:
+    file = write(tmp_path / "c.toml", '[tenants.a]\nepisodes = 2\n[tenants."*"]\nbytes = 9\n')
+    assert load(file, {}, {}).tenants == (("a", Quota(episodes=2)), ("*", Quota(bytes=9)))
+    with pytest.raises(ConfigError, match="tenants of 'a' has an unknown key 'episode'; did you mean 'episodes'"):
+        load(write(tmp_path / "d.toml", "[tenants.a]\nepisode = 2"), {}, {})
+    with pytest.raises(ConfigError, match="tenants must be tables"):
+        load(write(tmp_path / "d.toml", "tenants = 1"), {}, {})
+    with pytest.raises(ConfigError, match="AJET_TENANTS stands in the TOML file alone"):
+        load(None, {"AJET_TENANTS": "a"}, {})
+
+
+def test_variables_of_the_agent_side_are_left_alone() -> None:
+    load(None, {"AJET_PROXY_URL": "x", "AJET_EPISODE": "y", "AJET_TRAINER_X": "z", "PATH": "/"}, {})
+
+
+@pytest.mark.parametrize("name", ["admin_secret", "upstream_key"])
+def test_a_secret_may_stand_in_a_file_of_its_own_but_not_in_toml_or_flags(name: str, tmp_path: Path) -> None:
+    held = write(tmp_path / "s", SECRET + "\n")
+    for places in (
+        (None, {}, {f"{name}_file": held}), (None, {f"AJET_{name.upper()}_FILE": held}, {}),
+        (write(tmp_path / "c.toml", f'{name}_file = "{held}"'), {}, {}),
+    ):
+        assert getattr(load(*places), name) == SECRET
+    assert getattr(load(None, {f"AJET_{name.upper()}": SECRET[::-1]}, {f"{name}_file": held}), name) == SECRET[::-1]
+    assert COMMAND_LINE not in SETTINGS.options[name].places
+    with pytest.raises(ConfigError, match=f"c.toml: {name} is secret.* set AJET_{name.upper()}, or {name}_file to a"):
+        load(write(tmp_path / "c.toml", f'{name} = "x"'), {}, {})
+    (tmp_path / "b").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not text"):
+        load(None, {}, {f"{name}_file": str(tmp_path / "b")})
+
+
+@pytest.mark.parametrize("name", SETTINGS.removed)
+def test_a_setting_that_is_gone_says_what_holds_instead(name: str, tmp_path: Path) -> None:
+    said = f"is gone: {SETTINGS.removed[name]}"
+    variable, file = f"AJET_{name.upper()}", write(tmp_path / "c.toml", f"{name} = 1")
+    for places, label in (((file, {}, {}), f"{file}: {name}"), ((None, {variable: "1"}, {}), variable)):
+        with pytest.raises(ConfigError) as caught:
+            load(*places)
+        assert caught.value.message == f"{label} {said}"
+
+
+def test_text_becomes_the_fields_type() -> None:
+    env = {"AJET_INSECURE": "true", "AJET_UPSTREAM": "a=http://x/v1, http://y", "AJET_MAX_BODY": "10"}
+    config = load(None, env, {})
+    assert (config.insecure, config.max_body) == (True, 10)
+    assert config.upstreams == {"a": ("http://x/v1",), "": ("http://y",)}
+    for variable in ("AJET_INSECURE", "AJET_MAX_BODY"):
+        with pytest.raises(ConfigError, match=variable):
+            load(None, {variable: "perhaps"}, {})
+
+
+@pytest.mark.parametrize(
+    "text", ["group_size = 1.5", "group_size = true", "upstream = [1]", "listen = 3", "insecure = 2"]
+)
+def test_toml_values_of_another_type_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match="must be"):
+        load(write(tmp_path / "c.toml", text), {}, {})
+
+
+def test_a_file_that_is_missing_or_no_toml_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        load(str(tmp_path / "none"), {}, {})
+    with pytest.raises(ConfigError, match="not TOML"):
+        load(write(tmp_path / "c.toml", "= ="), {}, {})
+
+
+def test_the_data_directory_is_systemds_or_the_users() -> None:
+    assert default_data_dir({"STATE_DIRECTORY": "/var/lib/ajet:/x"}) == "/var/lib/ajet"
+    assert default_data_dir({"XDG_STATE_HOME": "/s"}) == "/s/ajet"
+    assert default_data_dir({"HOME": "/h"}) == "/h/.local/state/ajet"
+
+
+def test_a_tilde_in_a_path_is_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "s", SECRET)
+    write(tmp_path / "c.toml", 'data_dir = "~/d"\nadmin_secret_file = "~/s"\nlisten = "127.0.0.1:1"')
+    config = load("~/c.toml", {"AJET_TLS_CERT": "~/c.pem"}, {"tls_key": "~/k.pem", "public_url": "http://a/~b"})
+    assert (config.data_dir, config.admin_secret) == (f"{tmp_path}/d", SECRET)
+    assert (config.tls_cert, config.tls_key) == (f"{tmp_path}/c.pem", f"{tmp_path}/k.pem")
+    assert config.public_url == "http://a/~b"
+    assert load(None, {}, {"data_dir": "a~b"}).data_dir == "a~b"

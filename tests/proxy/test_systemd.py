@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ajet_proxy import systemd as service
-from ajet_proxy.settings import ConfigError
+from ajet_sdk.settings import ConfigError
 
 
 @pytest.mark.parametrize("user", [False, True])

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from ajet_trainer.config import OPTIONS, ConfigError, describe, load
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import SETTINGS, load
 
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(
-        '[trainer]\nmodel = "m"\ngroups = 2\nlease_s = 60\n'
+        '[trainer]\nmodel = "m"\ngroups = 2\nmax_tokens = 60\n'
         "[verl]\nactor_rollout_ref.actor.optim.lr = 1e-5\n"
         '"+actor_rollout_ref.rollout.engine_kwargs.vllm.max_loras" = 3\n'
     )
@@ -19,9 +20,11 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_later_sources_win(file: Path) -> None:
-    environ = {"AJET_TRAINER_GROUPS": "3", "AJET_TRAINER_SEED": "5", "AJET_PROXY_URL": "http://p", "AJET_EPISODE": "e"}
+    environ = {"AJET_PROXY_URL": "http://p", "AJET_EPISODE": "e"}
+    environ |= {"AJET_TRAINER_GROUPS": "3", "AJET_TRAINER_SAVE_FREQ": "5"}
     config = load(str(file), ["groups=4", "model=n", "actor_rollout_ref.actor.optim.lr=1e-6"], environ)
-    assert (config.model, config.groups, config.seed, config.lease_s, config.proxy_url) == ("n", 4, 5, 60.0, ("http://p",))
+    assert (config.model, config.groups, config.save_freq, config.max_tokens) == ("n", 4, 5, 60)
+    assert config.proxy_url == ("http://p",)
     assert config.verl == {
         "actor_rollout_ref.actor.optim.lr": 1e-6,
         "+actor_rollout_ref.rollout.engine_kwargs.vllm.max_loras": 3,
@@ -31,10 +34,11 @@ def test_later_sources_win(file: Path) -> None:
 
 
 def test_words_of_the_command_line_become_values(file: Path) -> None:
-    words = ["placement=attached", "engine_urls=http://a, http://b", "max_staleness=null", "run_dir=12"]
+    words = ["engine_urls=http://a, http://b", "max_staleness=null", "run_dir=12"]
     theirs = ["verl.a.b=true", "a.c=[1, 2]", "a.d=x y", "a.e=False", "a.f=null"]
     config = load(str(file), words + theirs)
     assert (config.engine_urls, config.max_staleness, config.run_dir) == (("http://a", "http://b"), None, "12")
+    assert config.attached and not load(str(file)).attached
     assert {k: v for k, v in config.verl.items() if k.startswith("a.")} == {
         "a.b": True, "a.c": [1, 2], "a.d": "x y", "a.e": False, "a.f": None,
     }  # fmt: skip
@@ -58,31 +62,22 @@ def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
         (["grops=3"], {}, r"unknown key 'grops'; did you mean 'groups'\?"),
         (["groups"], {}, "'groups' is not KEY=VALUE"),
         (["groups=many"], {}, "groups must be an integer, not 'many'"),
-        (["groups=0"], {}, "groups must be positive"),
-        (["total_steps=-1"], {}, "total_steps must not be negative"),
-        (["lease_s=x"], {}, "lease_s must be a number"),
-        (["lease_s=nan"], {}, "lease_s must be a number up to 1e"),
-        (["drain_s=inf"], {}, "drain_s must be a number up to 1e"),
-        (["push_timeout_s=1" + "0" * 400], {}, "push_timeout_s must be a number up to 1e"),
-        (["max_staleness=-1"], {}, "max_staleness must not be negative"),
-        (["seed=-1"], {}, "seed must not be negative"),
-        (["seed=4294967296"], {}, "seed must be below"),
+        (["groups=0"], {}, "groups must be above 0, not 0"),
+        (["total_steps=-1"], {}, "total_steps must be at least 0, not -1"),
+        (["max_staleness=-1"], {}, "max_staleness must be at least 0, not -1"),
         (["max_staleness=1.5"], {}, "max_staleness must be an integer"),
         (["no_signal=maybe"], {}, "no_signal must be one of keep, drop, not 'maybe'"),
-        (["placement=attached"], {}, "needs engine_urls"),
-        (["placement=attached", "engine_urls=http://a,b:1"], {}, "engine_urls must be http://HOST:PORT, not 'b:1'"),
-        (["engine_urls=http://a"], {}, "belongs to placement 'attached'"),
+        (["trainer.device=npu"], {}, "trainer.device must be cpu or cuda, not 'npu'"),
+        (["engine_urls=http://a,b:1"], {}, "engine_urls must be http://HOST:PORT, not 'b:1'"),
         (["model="], {}, "model is required"),
         (["proxy_url="], {}, "proxy_url is required"),
         (["proxy_url=http://a,http://b..c:1"], {}, "proxy_url must be http://HOST:PORT, not 'http://b..c:1'"),
         (["proxy_url=http://a,http://a/"], {}, "proxy_url names http://a twice"),
-        (["tls_key=k.pem"], {}, "tls_key belongs to tls_cert"),
-        (["tls_ca=ca.pem"], {}, "tls_ca is of no use to a proxy_url without https"),
         (["tls_cert=c.pem", "proxy_url=https://a,http://b"], {}, "tls_cert is of no use"),
         ([], {"AJET_TRAINER_KEY": "k,l"}, "one for all daemons or one for each: 2 for 1 daemons"),
-        (["key=k"], {}, "a command line can be read by all: set AJET_TRAINER_KEY"),
+        (["key=k"], {}, "a command line can be read by others: set AJET_TRAINER_KEY"),
         (["verl=1"], {}, "unknown key 'verl'"),
-        ([], {"AJET_TRAINER_GROPS": "1"}, "environment variable AJET_TRAINER_GROPS: unknown key 'grops'"),
+        ([], {"AJET_TRAINER_GROPS": "1"}, "unknown key 'AJET_TRAINER_GROPS'; did you mean 'AJET_TRAINER_GROUPS'"),
     ],
 )
 def test_a_mistake_is_one_clear_line(file: Path, words: list[str], environ: dict[str, str], message: str) -> None:
@@ -117,7 +112,22 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_every_key_is_described() -> None:
-    text = describe()
-    for name, option in OPTIONS.items():
+    text = "\n".join(SETTINGS.describe())
+    for name, found in SETTINGS.options.items():
         assert f"  {name} " in text
-        assert option.metadata["doc"] in text
+        assert found.doc in text and found.doc.endswith(".")
+
+
+@pytest.mark.parametrize("name", SETTINGS.removed)
+def test_a_key_that_is_gone_says_what_holds_instead(name: str, tmp_path: Path, file: Path) -> None:
+    said = f"is gone: {SETTINGS.removed[name]}"
+    old = tmp_path / "old.toml"
+    old.write_text(f"[trainer]\nmodel = 'm'\n{name} = 1\n")
+    variable = f"AJET_TRAINER_{name.upper()}"
+    for path, words, environ, label in (
+        (old, [], {}, f"{old}: {name}"), (file, [], {variable: "1"}, variable),
+        (file, [f"{name}=1"], {}, f"command line: {name}"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            load(str(path), words, environ)
+        assert error.value.message == f"{label} {said}"

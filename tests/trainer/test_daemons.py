@@ -319,7 +319,7 @@ def test_the_end_of_a_run_tries_everyone_once_more_and_soon() -> None:
 
 
 def test_configured_daemons_get_their_keys_and_limits() -> None:
-    one = Daemons.of(Config(proxy_url=("http://a/",), key=("k",), connect_timeout_s=7.0), print)
+    one = Daemons.of(Config(proxy_url=("http://a/",), key=("k",)), print, deadline_s=7.0)
     assert one.urls == ("http://a",)
     assert [link.deadline_s for link in links(one)] == [7.0]
     several = Daemons.of(Config(proxy_url=("http://a", "http://b"), key=("k", "l")), print)

@@ -12,7 +12,8 @@ import pytest
 
 from ajet_sdk.errors import Forbidden
 from ajet_sdk.routes import Lease
-from ajet_trainer.config import Config, ConfigError
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons
 from ajet_trainer.tls import Judge, TlsRefused, context, refusal
 from tests.kit.certificates import Authority
@@ -27,9 +28,7 @@ class Site:
         self.servers, self.trainers = Authority(folder, "servers"), Authority(folder, "trainers")
         own, shown = self.servers.sign("proxy"), self.trainers.sign("trainer-1")
         self.options = ("--tls-cert", own.cert, "--tls-key", own.key, "--tls-client-ca", self.trainers.file)
-        self.config = Config(
-            tls_ca=self.servers.file, tls_cert=shown.cert, tls_key=shown.key, connect_timeout_s=20.0, model="m",
-        )  # fmt: skip
+        self.config = Config(tls_cert=shown.both, model="m")
 
 
 @pytest.fixture(scope="module", params=["1", "2"], ids=["one process", "workers"])
@@ -41,8 +40,15 @@ def site(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
         yield made
 
 
-def meet(config: Config) -> None:
-    daemons = Daemons.of(config, lambda line: None)
+@pytest.fixture(autouse=True)
+def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers' authority is one that this process trusts."""
+    if "site" in request.fixturenames:
+        monkeypatch.setenv("SSL_CERT_FILE", request.getfixturevalue("site").servers.file)
+
+
+def meet(config: Config, deadline_s: float = 20.0) -> None:
+    daemons = Daemons.of(config, lambda line: None, deadline_s=deadline_s)
     try:
         daemons.meet()
         assert daemons.lease(Lease()) is None
@@ -53,8 +59,6 @@ def meet(config: Config) -> None:
 def test_with_its_certificate_a_trainer_may_do_its_work(site: Site) -> None:
     meet(site.config)
     assert '"certificate":"CN=trainer-1"' in (site.folder / "data" / "audit.jsonl").read_text()
-    both = site.trainers.sign("trainer-2").both
-    meet(replace(site.config, tls_cert=both, tls_key=""))
 
 
 def test_a_name_that_is_not_in_the_certificate_is_told_from_a_ca_that_is_unknown(site: Site) -> None:
@@ -65,13 +69,13 @@ def test_a_name_that_is_not_in_the_certificate_is_told_from_a_ca_that_is_unknown
 
 def test_without_one_the_first_meeting_says_so(site: Site) -> None:
     with pytest.raises(Forbidden, match=r"https://127\..* takes a client certificate besides the key.*tls_cert"):
-        meet(replace(site.config, tls_cert="", tls_key=""))
+        meet(replace(site.config, tls_cert=""))
 
 
 def test_one_of_another_authority_is_soon_known_to_be_refused(site: Site) -> None:
     shown = Authority(site.folder, "others").sign("stranger")
     with pytest.raises(TlsRefused, match=r"https://127\..* hangs up on us, .* tls_cert must be of the proxy's"):
-        meet(replace(site.config, tls_cert=shown.cert, tls_key=shown.key, connect_timeout_s=1e6))
+        meet(replace(site.config, tls_cert=shown.both), 1e6)
 
 
 def test_a_front_that_says_why_it_refuses_is_quoted() -> None:
@@ -92,23 +96,27 @@ def test_hang_ups_between_which_nobody_is_there_are_a_restart() -> None:
     assert [without.refused(hung_up) for _ in range(9)] == [None] * 9
 
 
-def test_a_proxy_that_cannot_be_trusted_is_not_asked_twice(site: Site) -> None:
-    with pytest.raises(TlsRefused, match=r"certificate of https://127\..* is not trusted .*: name its CA in tls_ca"):
-        meet(replace(site.config, tls_ca=""))
+def test_a_proxy_that_cannot_be_trusted_is_not_asked_twice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(TlsRefused, match=r"certificate of https://127\..* is not trusted .*: name .* in SSL_CERT_FILE"):
+        meet(site.config, 1e6)
 
 
 def test_a_proxy_without_tls_is_named(tmp_path: Path) -> None:
     with ProxyProcess("http://127.0.0.1:1", tmp_path / "data") as proxy:
         url = proxy.url.replace("http:", "https:")
         with pytest.raises(TlsRefused, match=f"{url} speaks no TLS: write http:// for it"):
-            meet(Config(proxy_url=(url,), connect_timeout_s=20.0))
+            meet(Config(proxy_url=(url,)))
 
 
-@pytest.mark.parametrize("name", ["tls_ca", "tls_cert"])
-def test_files_that_cannot_be_used_are_named(site: Site, name: str) -> None:
+def test_files_that_cannot_be_used_are_named(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in ("/nonexistent", __file__, site.trainers.file):
+        with pytest.raises(ConfigError, match=f"cannot use tls_cert {path}, which holds the certificate and its key"):
+            context(replace(site.config, tls_cert=path))
     for path in ("/nonexistent", __file__):
-        with pytest.raises(ConfigError, match=f"cannot use {name} {path}"):
-            context(replace(site.config, **{name: path, "tls_key": ""}))  # type: ignore[arg-type]
+        monkeypatch.setenv("SSL_CERT_FILE", path)
+        with pytest.raises(ConfigError, match="the file that SSL_CERT_FILE names cannot be used"):
+            context(site.config)
 
 
 def test_other_troubles_of_the_network_are_no_refusal() -> None:

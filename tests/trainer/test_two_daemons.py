@@ -96,7 +96,7 @@ def train(
     said = [] if said is None else said
     config = Config(
         model="none", model_name="stub", proxy_url=tuple(proxy.url for proxy in two), run_dir=str(folder / "run"),
-        group_size=SIZE, lease_s=LEASE_S, drain_s=30.0, **options,
+        group_size=SIZE, **options,
     )  # fmt: skip
     history, progress = History(), Progress(config.run_dir, config.total_steps, said.append)
     daemons, give_up = Daemons.of(config, said.append), time.monotonic() + 120

@@ -59,7 +59,7 @@ class Drift:
         reasons = ", ".join(f"{reason} {self.broken[reason]}" for reason in DRIFTED if self.broken[reason])
         return (
             f"model {model!r}: {self._drifted} of the last {self._recent} turns ({rate:.1%}) were read as other tokens "
-            f"than were sampled, over drift_limit {limit:.1%} (in all: {reasons})"
+            f"than were sampled, over the limit of {limit:.1%} (in all: {reasons})"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from ajet_proxy.io.capture.reward_header import Rewards
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.upstream import Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import LedgerPort
 from ajet_proxy.io.runtime.clock import Clock
@@ -60,14 +61,14 @@ class FrontSettings:
     allow_routes: tuple[str, ...] = ()
     upstream_key: str | None = None
     pauses: bool = False
-    connect_timeout: float = 60.0
+    connect_timeout: float = 10.0
     read_timeout: float = 0.0
     keep_alive: float = 15.0
     max_body: int = 64 << 20
     max_messages: int = 10_000
-    max_header: int = 64 << 10
+    max_header: int = MAX_HEADER
     max_choices: int = 1024
-    client_timeout: float = 120.0
+    client_timeout: float = PATIENCE_S
     continuity: bool = True
 
 

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Keys
 from ajet_proxy.io.capture.front import FrontSettings
-from ajet_proxy.io.http.aiohttp_internals import Runner
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_proxy.settings import Config
 
@@ -26,20 +26,16 @@ def runner(config: Config, served: web.Application) -> Runner:
     """What serves an application, with the limits of `config`. aiohttp waits twice for the shutdown's time: for the
     handlers, and for them once more after it has cut off their requests' bodies."""
     return Runner(
-        served, patience_s=config.client_timeout, handler_cancellation=True, access_log=None,
-        shutdown_timeout=config.drain_s / 2, max_line_size=config.max_header, max_field_size=config.max_header,
-        keepalive_timeout=300.0, logger=http_logger,
+        served, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s / 2,
+        max_line_size=MAX_HEADER, max_field_size=MAX_HEADER, keepalive_timeout=300.0, logger=http_logger,
     )
 
 
 def settings(config: Config, daemon: str) -> FrontSettings:
     """Those of the front of the `daemon` of this name."""
     return FrontSettings(
-        daemon=daemon,
-        allow_routes=config.allow_route, upstream_key=config.upstream_key, connect_timeout=config.connect_timeout,
-        read_timeout=config.read_timeout, keep_alive=config.keep_alive_s, max_body=config.max_body,
-        max_header=config.max_header, max_choices=config.max_choices, max_messages=config.max_messages,
-        continuity=config.continuity == "auto", client_timeout=config.client_timeout,
+        daemon=daemon, allow_routes=config.allow_route, upstream_key=config.upstream_key,
+        read_timeout=config.read_timeout, max_body=config.max_body, continuity=config.continuity == "auto",
         pauses=config.gate_mode == "pause",
     )
 

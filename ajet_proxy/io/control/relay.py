@@ -24,6 +24,7 @@ from ajet_proxy.io.capture import relay
 from ajet_proxy.io.engines.upstream import HOP_BY_HOP, EngineRequest, as_written
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http import tls
+from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
 from ajet_proxy.io.http.errors import Handler
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
@@ -39,7 +40,8 @@ class ControlRelay:
     """Passes requests on to the socket at `path`."""
 
     def __init__(
-        self, path: str, *, keys: Keys, clock: Clock, max_body: int, client_timeout: float, budget: MemoryBudget
+        self, path: str, *, keys: Keys, clock: Clock, max_body: int, budget: MemoryBudget,
+        client_timeout: float = PATIENCE_S,
     ) -> None:
         self._path = path
         self._budget = budget

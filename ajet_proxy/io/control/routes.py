@@ -29,6 +29,7 @@ from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http import tls
+from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
 from ajet_proxy.io.http.audit import BEGUN, SUBJECT
 from ajet_proxy.io.intercept.tunnels import Interception
 from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
@@ -47,6 +48,8 @@ MAX_WAIT_S = 3600.0
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
+KEY_TTL_S = 7 * 86400.0
+"""An episode's key lives this long, or as long as the episode may be open."""
 
 
 class Control:
@@ -124,7 +127,7 @@ class Control:
         """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
         `ajet_sdk.routes.parse` checks."""
         most = min(self._config.max_body, most)
-        raw = await body_of.read(http, max_body=most, limit_s=self._config.client_timeout, budget=self._budget)
+        raw = await body_of.read(http, max_body=most, limit_s=PATIENCE_S, budget=self._budget)
         if not raw.strip():
             return None
         try:
@@ -146,7 +149,7 @@ class Control:
 
     def _issue(self, tenant: str, episode: str) -> str:
         """A key for one episode. It expires by our clock, and is revoked by that of a command on this machine."""
-        expires = self._clock.now() + self._config.key_ttl_s
+        expires = self._clock.now() + max(KEY_TTL_S, self._config.wall_timeout)
         return self._keys.issue(Claims("agent", tenant, episode, expires, self._clock.wall()))
 
     def _base_url(self, http: web.Request) -> str:

@@ -1,4 +1,4 @@
-"""One OpenTelemetry span for each captured call, where the operator asks for it (``traces``) and has its library.
+"""One OpenTelemetry span for each captured call, where its variables name a collector and its library is installed.
 
 Idea: spans are made of the same events that the journal keeps, read behind it like any other reader of events. So
 tracing costs the path of a call nothing, and a collector that is away delays nobody. Where spans go, and how they are
@@ -10,29 +10,35 @@ Names are those of the GenAI conventions where they have one. A span has no prom
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.core.protocol.completions import COMPLETIONS
 from ajet_proxy.io.storage.store import Store
-from ajet_proxy.settings import ConfigError
 from ajet_sdk import __version__
 
-MISSING = "traces needs OpenTelemetry's libraries: pip install '.[traces]' in a clone of ajet"
+logger = logging.getLogger(__name__)
+PLACES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+MISSING = "{} is set, and no span is sent without OpenTelemetry's libraries: pip install '.[traces]' in a clone of ajet"
 
 
-def exporting() -> Any:
-    """A provider of tracers that sends spans over OTLP, or `ConfigError` where the libraries are missing."""
+def exporting(environ: Mapping[str, str]) -> Any:
+    """A provider of tracers that sends spans over OTLP; None where `environ` names no collector or turns it off, and
+    where the libraries are missing, which is said once."""
+    named = next((name for name in PLACES if environ.get(name)), None)
+    if named is None or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ImportError as error:
-        raise ConfigError(MISSING) from error
-    name = os.environ.get("OTEL_SERVICE_NAME", "ajet-proxy")
+    except ImportError:
+        logger.warning(MISSING.format(named))
+        return None
+    name = environ.get("OTEL_SERVICE_NAME", "ajet-proxy")
     provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": __version__}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return provider

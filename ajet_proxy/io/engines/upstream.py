@@ -29,7 +29,7 @@ from yarl import URL
 from ajet_proxy.core.identity.headers import Headers, is_text
 from ajet_proxy.core.identity.keys import holds_key
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.http.aiohttp_internals import LATEST, Pool, break_off, tap_of
+from ajet_proxy.io.http.aiohttp_internals import LATEST, MAX_HEADER, Pool, break_off, tap_of
 from ajet_proxy.io.http.body import coding_of
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -87,7 +87,7 @@ class Upstream:
 
     def __init__(
         self, engines: Engines, *, clock: Clock, metrics: Metrics, connect_timeout: float, read_timeout: float,
-        max_header: int = 64 << 10,
+        max_header: int = MAX_HEADER,
     ) -> None:
         """Limits in seconds, where a `read_timeout` of 0 is none, and the bytes of one header of an answer."""
         self._engines = engines

@@ -29,6 +29,9 @@ from ajet_sdk.sockets import UNTAKEN_S, watching
 TRIED: Final = ">=3.14,<3.15"
 PROGRESS = 1 << 20
 """Bytes."""
+PATIENCE_S = 120.0
+MAX_HEADER = 64 << 10
+"""Bytes of a header, or of a request line."""
 
 
 class Runner(web.AppRunner):
@@ -37,7 +40,7 @@ class Runner(web.AppRunner):
 
     Why: a runner offers no public way to have its connections made by another class."""
 
-    def __init__(self, app: web.Application, *, patience_s: float = 120.0, **options: Any) -> None:
+    def __init__(self, app: web.Application, *, patience_s: float = PATIENCE_S, **options: Any) -> None:
         super().__init__(app, auto_decompress=False, **options)
         self._patience_s = patience_s
 

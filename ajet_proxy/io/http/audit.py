@@ -35,6 +35,7 @@ from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, PREFIX, ROUTES, check
 logger = logging.getLogger(__name__)
 
 NAME = "audit.jsonl"
+MAX_BYTES = 256 << 20
 FILES = 4
 """The file and its older ones, each of which holds its part of ``max_bytes``."""
 SUBJECT = web.RequestKey("subject", str)
@@ -51,7 +52,7 @@ _NAMES = {(route.method, PREFIX + route.path): route.name for route in ROUTES}
 class AuditLog:
     """Appends lines to ``audit.jsonl`` in `data_dir`; it and its older files never exceed `max_bytes`."""
 
-    def __init__(self, data_dir: Path, *, max_bytes: int) -> None:
+    def __init__(self, data_dir: Path, *, max_bytes: int = MAX_BYTES) -> None:
         self._path = data_dir / NAME
         self._each = max_bytes // FILES
         self._failing = False

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ajet_proxy.core.identity.keys import Keys, Ring
 from ajet_proxy.io.runtime.file_versions import FileVersion, file_versions
-from ajet_proxy.settings import ConfigError
+from ajet_sdk.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 

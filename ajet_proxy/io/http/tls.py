@@ -24,8 +24,9 @@ from typing import Any
 from aiohttp import web
 
 from ajet_proxy.io.runtime.file_versions import file_versions
-from ajet_proxy.settings import Config, ConfigError
+from ajet_proxy.settings import Config
 from ajet_sdk.errors import Forbidden
+from ajet_sdk.settings import ConfigError
 
 logger = logging.getLogger(__name__)
 

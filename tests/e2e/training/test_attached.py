@@ -21,7 +21,7 @@ FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"
 def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, vllm: Engine) -> None:
     """With a learning rate that moves the policy far, trainer and engine still agree: the weights did arrive."""
     ours = {
-        "model": str(vllm.model), "model_name": "tiny", "placement": "attached", "engine_urls": [vllm.url],
+        "model": str(vllm.model), "model_name": "tiny", "engine_urls": [vllm.url],
         "groups": GROUPS, "group_size": SIZE, "max_tokens": 256, "max_staleness": 0, "total_steps": STEPS,
         "save_freq": 0,
     }  # fmt: skip

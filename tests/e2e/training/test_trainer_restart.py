@@ -34,10 +34,10 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
     with ProxyProcess(None, tmp_path / "proxy") as proxy:
         ours = {
             "model": str(model), "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 256,
-            "save_freq": SAVE_FREQ, "lease_s": 15.0,
+            "save_freq": SAVE_FREQ,
         }  # fmt: skip
         with (
-            TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-4}) as trainer,
+            TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-4}, lease_s=15.0) as trainer,
             Players(proxy.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE),
         ):
             trainer.until(lambda: 3 in steps(trainer), 400)

@@ -26,11 +26,11 @@ def test_two_daemons_feed_one_trainer(tmp_path: Path) -> None:
     with ProxyProcess(None, tmp_path / "one") as one, ProxyProcess(None, tmp_path / "two") as two:
         ours = {
             "model": str(model), "proxy_url": f"{one.url},{two.url}", "groups": GROUPS, "group_size": SIZE,
-            "max_tokens": 256, "save_freq": 2, "lease_s": 15.0,
+            "max_tokens": 256, "save_freq": 2,
         }  # fmt: skip
         players = {"model": "policy", "group_size": SIZE, "parallel": GROUPS * SIZE}
         with (
-            TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-4}) as trainer,
+            TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-4}, lease_s=15.0) as trainer,
             Players(one.url, **players), Players(two.url, **players),
         ):  # fmt: skip
             trainer.until(lambda: min(daemon.report()["episodes"]["trained"] for daemon in (one, two)) > 0, 400)

@@ -15,14 +15,23 @@ import pytest
 from ajet_trainer.config import Config
 from ajet_trainer.verl_backend.main import first_words, hold, weights_folder
 from tests.kit.ports import free_port
-from tests.kit.trainer_process import TRAINER
+from tests.kit.trainer_process import PYTHON
+
+IMPATIENT = """
+from functools import partial
+from ajet_trainer import cli
+from ajet_trainer.daemons import Daemons
+Daemons.of = partial(Daemons.of, deadline_s=1.0)
+cli.main()
+"""
 
 
 def run(folder: Path, *words: str, text: str = "") -> tuple[int, str, str]:
     config = folder / "run.toml"
-    config.write_text(f'[trainer]\nmodel = "m"\nrun_dir = "{folder / "run"}"\nconnect_timeout_s = 1\n{text}')
+    config.write_text(f'[trainer]\nmodel = "m"\nrun_dir = "{folder / "run"}"\n{text}')
     done = subprocess.run(
-        [str(TRAINER), "run", "--config", str(config), *words], capture_output=True, text=True, timeout=100, check=False
+        [str(PYTHON), "-c", IMPATIENT, "run", "--config", str(config), *words],
+        capture_output=True, text=True, timeout=100, check=False,
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -72,7 +81,7 @@ def daemon() -> Iterator[str]:
     ],
 )
 def test_what_would_end_a_step_is_refused_before_ray_starts(word: str, daemon: str, tmp_path: Path) -> None:
-    status, out, err = run(tmp_path, f"proxy_url={daemon}", "device=cpu", word)
+    status, out, err = run(tmp_path, f"proxy_url={daemon}", "trainer.device=cpu", word)
     assert (status, out.splitlines()) == (2, ["looking for the proxy", "importing verl"])
     assert err.startswith(f"ajet-trainer: {word.partition('=')[0]} ")
     assert err.count("\n") == 1
@@ -100,8 +109,7 @@ def test_weights_travel_in_a_folder_of_the_runs_own(tmp_path: Path) -> None:
     shared, models = tmp_path / "shared", tmp_path / "shared" / "5"
     models.mkdir(parents=True)
     config = Config(
-        model="m", run_dir=str(tmp_path / "run"), placement="attached", engine_urls=("http://e",),
-        weights_dir=str(shared),
+        model="m", run_dir=str(tmp_path / "run"), engine_urls=("http://e",), weights_dir=str(shared),
     )
     with weights_folder(config) as folder, weights_folder(replace(config, run_dir="other")) as other:
         assert folder is not None and other is not None
@@ -112,12 +120,12 @@ def test_weights_travel_in_a_folder_of_the_runs_own(tmp_path: Path) -> None:
     (folder / "left by a killed run").touch()
     with weights_folder(config) as again:
         assert again == folder and not list(folder.iterdir())
-    with weights_folder(replace(config, placement="hybrid", engine_urls=(), weights_dir="")) as none:
+    with weights_folder(replace(config, engine_urls=())) as none:
         assert none is None
 
 
 def test_what_a_killed_run_left_in_shared_memory_goes_with_the_next(tmp_path: Path) -> None:
-    config = Config(model="m", run_dir=str(tmp_path / "run"), placement="attached", engine_urls=("http://e",))
+    config = Config(model="m", run_dir=str(tmp_path / "run"), engine_urls=("http://e",))
     with weights_folder(config) as first:
         assert first is not None and first.stat().st_mode & 0o777 == 0o700
         (first / "1").mkdir()
@@ -145,7 +153,7 @@ def test_an_error_is_said_in_one_line() -> None:
     ],
 )
 def test_an_unknown_key_of_verl_names_the_nearest(verl: dict[str, object], words: str, verl_here: None) -> None:
-    from ajet_trainer.config import ConfigError
+    from ajet_sdk.settings import ConfigError
     from ajet_trainer.verl_backend.settings import compose
 
     with pytest.raises(ConfigError, match=words):

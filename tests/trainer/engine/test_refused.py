@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ajet_trainer.config import ConfigError
+from ajet_sdk.settings import ConfigError
 from tests.kit.source import ROOT
 from tests.trainer.engine.test_estimators import GROUPED, advantages, group, padding
 from tests.trainer.engine.test_gradient import gradient, step_data

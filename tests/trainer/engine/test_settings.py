@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ajet_trainer.config import Config, ConfigError
+from ajet_sdk.settings import ConfigError
+from ajet_trainer.config import Config
 
 ACTOR = "actor_rollout_ref.actor"
 
@@ -37,7 +38,7 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
         ("trainer.resume_from_path", "/elsewhere/global_step_3", "run_dir"),
         (f"{ACTOR}.checkpoint.async_save", True, "whole"),
         ("critic.checkpoint.async_save", True, "whole"),
-        ("trainer.v1.trainer_mode", "sync", "placement"),
+        ("trainer.v1.trainer_mode", "sync", "engine_urls"),
         ("transfer_queue.enable", False, "TransferQueue"),
         ("algorithm.filter_groups.enable", True, "no_signal = 'drop'"),
         ("algorithm.use_pf_ppo", True, "advantages of others"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol import request as extent
 from ajet_proxy.core.protocol.request import EACH, check, check_text
-from ajet_proxy.settings import Config
+from ajet_proxy.io.capture.front import FrontSettings
 from ajet_sdk.errors import TooLarge
 
 USER = {"role": "user", "content": "hello"}
@@ -223,7 +223,7 @@ def test_a_text_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert apart == [text, json.dumps("," * 3000)]
 
 
-DEFAULT = Config().max_messages
+DEFAULT = FrontSettings().max_messages
 CHAT = {"model": "m", "messages": [USER]}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {
     "type": "object", "properties": {f"p{place}": {"type": "string", "description": "x: y, z"} for place in range(30)},

@@ -55,7 +55,7 @@ def test_only_a_rate_over_the_limit_warns() -> None:
     assert drift.rate == 1.0
     line = drift.alert("m", 0.5)
     assert line is not None
-    for words in ("model 'm'", f"{LEAST} of the last {LEAST} turns (100.0%)", "drift_limit 50.0%",
+    for words in ("model 'm'", f"{LEAST} of the last {LEAST} turns (100.0%)", "over the limit of 50.0%",
                   f"retokenized 1, template {LEAST - 1}"):
         assert words in line
     assert drift.alert("m", 1.0) is None

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.ledger.events import CallLost
-from ajet_proxy.io.control.traces import MISSING, Traces, exporting
-from ajet_proxy.settings import ConfigError
+from ajet_proxy.io.control.traces import MISSING, PLACES, Traces, exporting
 from tests.kit.engine_faults import Fault
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ledger_rig import LedgerRig
@@ -97,8 +96,8 @@ async def test_the_daemon_makes_spans_and_sends_the_last_one_when_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans = Spans()
-    monkeypatch.setattr("ajet_proxy.daemon.exporting", lambda: spans.provider)
-    async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",), traces=True) as client:
+    monkeypatch.setattr("ajet_proxy.daemon.exporting", lambda environ: spans.provider)
+    async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
         stub.faults.append(Fault("status", status=500))
         assert (await client.chat("run-1")).status == 500
         assert (await client.chat("run-2")).status == 200
@@ -114,18 +113,25 @@ async def test_the_daemon_makes_spans_and_sends_the_last_one_when_it_ends(
 
 
 @needs_library
-def test_spans_go_where_opentelemetrys_own_variables_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "mine")
-    provider = exporting()
+@pytest.mark.parametrize("name", PLACES)
+def test_spans_go_where_opentelemetrys_own_variables_say(name: str) -> None:
+    provider = exporting({name: "http://127.0.0.1:9", "OTEL_SERVICE_NAME": "mine"})
     assert provider.resource.attributes["service.name"] == "mine"
     provider.shutdown()
 
 
+def test_without_a_place_to_send_them_or_where_they_are_turned_off_there_are_none() -> None:
+    assert exporting({}) is exporting({PLACES[0]: ""}) is None
+    assert exporting({PLACES[0]: "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "TRUE"}) is None
+
+
 @pytest.mark.skipif(HERE, reason="the library is here: run tests/proxy/io/control/test_traces.py in .venv")
-async def test_without_the_library_the_setting_is_an_error_that_says_what_to_install(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="in a clone of ajet"):
-        exporting()
-    with pytest.raises(ConfigError) as raised:
-        async with serving(tmp_path, traces=True):
-            pass
-    assert str(raised.value) == MISSING
+@pytest.mark.parametrize("name", PLACES)
+async def test_without_the_library_a_line_says_what_to_install_and_the_daemon_works(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(name, "http://user:password@127.0.0.1:9")
+    async with EngineStub() as stub, serving(tmp_path, upstream=(f"stub={stub.url}",)) as client:
+        assert (await client.chat("run-1")).status == 200
+    said = [record.getMessage() for record in caplog.records if "OpenTelemetry" in record.getMessage()]
+    assert said == [MISSING.format(name)] and "in a clone of ajet" in MISSING

@@ -8,6 +8,7 @@ import gzip
 import json
 import zlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ import pytest
 
 from ajet_proxy.core.protocol import request
 from ajet_proxy.core.protocol.routes import CAPTURED
+from ajet_proxy.io.capture import listeners
+from ajet_proxy.io.capture.front import FrontSettings
+from ajet_proxy.io.control import routes
 from ajet_proxy.io.storage.limits import resident_bytes
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, serving
@@ -78,8 +82,10 @@ async def test_what_is_packed_is_not_longer_than_a_body_may_be(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("path", ROUTES)
-async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path) -> None:
-    async with serving(tmp_path, client_timeout=0.4) as client:
+async def test_a_body_that_dribbles_is_refused(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "FrontSettings", partial(FrontSettings, client_timeout=0.4))
+    monkeypatch.setattr(routes, "PATIENCE_S", 0.4)
+    async with serving(tmp_path) as client:
         host, _, port = client.app.url.removeprefix("http://").rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 1000\r\n\r\n".encode())
@@ -97,6 +103,12 @@ USER = {"role": "user", "content": "hello"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
+@pytest.fixture
+def at_most_10_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "FrontSettings", partial(FrontSettings, max_messages=10))
+
+
+@pytest.mark.usefixtures("at_most_10_messages")
 @pytest.mark.parametrize(("path", "asked"), [
     ("/v1/chat/completions", {"messages": [USER] * 11}),
     ("/v1/chat/completions", {"messages": [{"role": "assistant", "tool_calls": [CALL] * 20}, USER]}),
@@ -106,7 +118,7 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{
 ])  # fmt: skip
 async def test_a_request_of_too_many_messages_is_refused(path: str, asked: dict[str, Any], tmp_path: Path) -> None:
     """What is looked at message by message would hold up everybody else."""
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_messages=10) as client:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         answer = await client.ask("POST", path, {"model": "stub", **asked})
         assert answer.status == 413
         shape = {"type", "message"} if path == "/v1/messages" else {"type", "message", "code", "param"}
@@ -120,6 +132,7 @@ async def test_a_request_of_too_many_messages_is_refused(path: str, asked: dict[
 MANY = {"messages": [USER], "metadata": {str(name): 0 for name in range(300)}}
 
 
+@pytest.mark.usefixtures("at_most_10_messages")
 @pytest.mark.parametrize("path", [*CAPTURED, "/v1/embeddings"])
 async def test_a_body_of_too_many_names_is_refused_before_any_of_it_is_made(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -128,18 +141,19 @@ async def test_a_body_of_too_many_names_is_refused_before_any_of_it_is_made(
     def unread(*_: Any, **__: Any) -> None:
         raise AssertionError("it was read")
 
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_messages=10) as client:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         monkeypatch.setattr(request, "scan", unread)
         answer = await client.ask("POST", path, {"model": "stub", **MANY})
         assert answer.status == 413 and "more than 300 names" in answer.json["error"]["message"]
         assert not stub.requests
 
 
+@pytest.mark.usefixtures("at_most_10_messages")
 async def test_arguments_of_too_many_names_are_not_read(tmp_path: Path) -> None:
     arguments = json.dumps({str(name): 0 for name in range(300)})
     calls = [CALL | {"function": {"name": "f", "arguments": arguments}}]
     said = {"messages": [{"role": "assistant", "tool_calls": calls}, USER]}
-    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), max_messages=10) as client:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         answer = await client.ask("POST", "/v1/chat/completions", {"model": "stub", **said})
         assert (answer.status, answer.json["error"]["code"]) == (413, "too_many_messages")
 

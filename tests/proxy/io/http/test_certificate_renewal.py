@@ -13,8 +13,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from ajet_proxy.io.http import tls
-from ajet_proxy.settings import Config, ConfigError
+from ajet_proxy.settings import Config
 from ajet_sdk.routes import PREFIX
+from ajet_sdk.settings import ConfigError
 from tests.kit.certificates import Authority, Pair
 from tests.proxy.serving import Client, serving
 

@@ -16,8 +16,9 @@ import pytest
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.daemon import App
 from ajet_proxy.io.http import keyring
-from ajet_proxy.settings import Config, ConfigError
+from ajet_proxy.settings import Config
 from ajet_sdk.routes import PREFIX, ROUTES
+from ajet_sdk.settings import ConfigError
 from tests.kit.certificates import Authority, Pair
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.serving import CHAT, Client, serving

@@ -11,8 +11,8 @@ import pytest
 from ajet_proxy.core.identity.keys import Claims, Keys, key_id
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.runtime.clock import Clock
-from ajet_proxy.settings import ConfigError
 from ajet_sdk.errors import Unauthorized
+from ajet_sdk.settings import ConfigError
 from tests.proxy.serving import eventually, serving
 
 
