@@ -143,7 +143,7 @@ async def test_a_call_enters_the_files_of_the_walk_in_its_order(tmp_path: Path) 
     async with EngineStub(drift=True) as stub, serving(tmp_path / "data", upstream=(stub.url,)) as client:
         with closing(Link(client.app.url)) as link:
             daemons = Daemons([link])
-            history, keeper = History.from_state({}, daemons.urls), Keeper(daemons, config.lease_s)
+            history, keeper = History.from_state({}, daemons.urls), Keeper(daemons, 300.0)
             progress = Progress(config.run_dir, config.total_steps, lambda line: None)
             run = Run(config, daemons, learner, history, keeper, progress)
             await in_a_thread(run.start)
