@@ -218,7 +218,7 @@ class HttpFront:
         """The caller's key, found before the body is read, which costs memory."""
         url, headers = incoming.http.rel_url, incoming.headers
         if holds_key(url.raw_query_string):  # which servers on the way write down
-            raise BadRequest("a key has no place in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
+            raise BadRequest("a key must not be in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
         if headers.came_through(self._settings.daemon):
             raise LoopDetected(LOOP, code="loop_detected")
         for name, meant in headers.misspelt.items():

@@ -43,9 +43,8 @@ from ajet_proxy.io.capture.continuity import Continuity
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
 from ajet_proxy.io.capture.reward_header import Rewards
-from ajet_proxy.io.engines.chat_route import ChatRoutes
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.engines.probe import EngineProbe
+from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe
 from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.engines.same_text import SameText
 from ajet_proxy.io.engines.upstream import EngineRequest, Forwarding, Upstream

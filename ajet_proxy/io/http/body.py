@@ -150,13 +150,13 @@ class Unpacking:
     def finish(self) -> None:
         """Nothing follows: `BadRequest` unless that is the end. A body of no bytes has none."""
         if self._stream is not None:
-            raise self._bad("ends before its end")
+            raise self._bad("ends too early")
 
     def _member(self, first: int) -> Any:
         """What reads a member that begins with the byte `first`, as the decompressors of `zlib` do."""
         self._members += 1
         if self._members > (MOST_MEMBERS if self._coding == "gzip" else 1):
-            raise self._bad("goes on behind its end")
+            raise self._bad("continues after its end")
         return CODINGS[self._coding](first)
 
     def _bad(self, what: str) -> BadRequest:

@@ -62,7 +62,7 @@ def _context(config: Config) -> ssl.SSLContext:
 
 
 def _passphrase() -> str:
-    raise OSError("the key is encrypted, and nobody is there to be asked; give one without a passphrase")
+    raise OSError("the key is encrypted, and nobody can type a passphrase; give one without a passphrase")
 
 
 def renewed(make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> ssl.SSLContext:
@@ -106,7 +106,7 @@ def demand(http: web.BaseRequest) -> None:
     """`Forbidden` for a client that showed no certificate."""
     if subject(http) is None:
         raise Forbidden(
-            "this route takes a client certificate besides the key: show one of the CA in the proxy's tls_client_ca "
+            "this route also needs a client certificate: show one of the CA in the proxy's tls_client_ca "
             "(ajet-trainer: tls_cert and tls_key)", code="client_certificate_required",
         )
 
