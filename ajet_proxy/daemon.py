@@ -3,7 +3,7 @@
 Order matters. The data directory's lock comes first, because two proxies on one journal would destroy it; then the
 replay of the journal, so that the state is whole before anyone can ask for it; then the sockets; then the word to
 systemd. On SIGTERM the same steps run backwards: nobody new is let in, requests held at the gate are answered 503 (the
-trainer that would open it cannot reach us any more), calls in flight finish, and the journal is closed last.
+trainer that would open it cannot reach us by then), calls in flight finish, and the journal is closed last.
 """
 
 from __future__ import annotations

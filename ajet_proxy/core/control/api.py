@@ -20,21 +20,9 @@ from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.views import Tokens, Wanted, overview, parts, record, records, status
+from ajet_sdk import routes
 from ajet_sdk.errors import BadRequest, Forbidden
-from ajet_sdk.routes import (
-    Abort,
-    Ack,
-    Empty,
-    Extend,
-    GateClose,
-    GateOpen,
-    Lease,
-    OpenEpisode,
-    Policy,
-    Reward,
-    check_id,
-    parse,
-)
+from ajet_sdk.routes import check_id, parse
 
 MAX_RECORDS = 1000
 MAX_ID = 200
@@ -113,7 +101,7 @@ def handle(
 
 
 def _open_episode(context: _Context) -> Answer:
-    claims, state, body = context.request.claims, context.state, context.body(OpenEpisode)
+    claims, state, body = context.request.claims, context.state, context.body(routes.OpenEpisode)
     for name in ("task", "model", "agent"):
         _check_length(name, getattr(body, name), MAX_LABEL)
     if claims.episode is not None:
@@ -174,7 +162,7 @@ def _get_episode(context: _Context) -> Answer:
 
 
 def _reward(context: _Context) -> Answer:
-    episode, body = context.own(), context.body(Reward)
+    episode, body = context.own(), context.body(routes.Reward)
     _check_length("id", body.id, MAX_ID, least=1)
     _check_length("agent", body.agent, MAX_LABEL)
     _check_length("note", body.note, MAX_WORDS)
@@ -189,18 +177,18 @@ def _check_length(name: str, value: str | None, most: int, *, least: int = 0) ->
 
 
 def _seal(context: _Context) -> Answer:
-    episode, _ = context.own(), context.body(Empty)
+    episode, _ = context.own(), context.body(routes.Empty)
     return Answer(200, context.commands.seal(episode, at=context.at), lambda: _state(context.state, episode))
 
 
 def _abort(context: _Context) -> Answer:
-    episode, body = context.own(), context.body(Abort)
-    body = Abort(body.reason and body.reason[:MAX_WORDS])  # often an exception's text, and an abort must come through
+    episode, body = context.own(), context.body(routes.Abort)
+    body = routes.Abort(body.reason and body.reason[:MAX_WORDS])  # often an exception's text: it is cut, not refused
     return Answer(200, context.commands.abort(episode, body, at=context.at), lambda: _state(context.state, episode))
 
 
 def _heartbeat(context: _Context) -> Answer:
-    episode, _ = context.own(), context.body(Empty)
+    episode, _ = context.own(), context.body(routes.Empty)
     return Answer(200, context.commands.heartbeat(episode, at=context.at), lambda: _state(context.state, episode))
 
 
@@ -213,24 +201,24 @@ def _state(state: State, episode: str) -> dict[str, Any]:
 
 def _lease(context: _Context) -> Answer:
     batch = context.new_id("batch")
-    events = context.commands.lease(context.body(Lease), batch=batch, at=context.at)
+    events = context.commands.lease(context.body(routes.Lease), batch=batch, at=context.at)
     if not any(isinstance(event, ev.BatchLeased) for event in events):
         return Answer(204, events, lambda: None)
     return Answer(200, events, lambda: {"batch": batch})
 
 
 def _ack(context: _Context) -> Answer:
-    events = context.commands.ack(context.id, context.body(Ack), at=context.at)
+    events = context.commands.ack(context.id, context.body(routes.Ack), at=context.at)
     return Answer(200, events, lambda: _batch(context))
 
 
 def _nack(context: _Context) -> Answer:
-    context.body(Empty)
+    context.body(routes.Empty)
     return Answer(200, context.commands.nack(context.id, at=context.at), lambda: _batch(context))
 
 
 def _extend(context: _Context) -> Answer:
-    events = context.commands.extend(context.id, context.body(Extend), at=context.at)
+    events = context.commands.extend(context.id, context.body(routes.Extend), at=context.at)
     return Answer(200, events, lambda: _batch(context))
 
 
@@ -240,11 +228,13 @@ def _batch(context: _Context) -> Body:
 
 
 def _gate_close(context: _Context) -> Answer:
-    return Answer(200, context.commands.gate_close(context.body(GateClose), at=context.at), lambda: _gate(context))
+    events = context.commands.gate_close(context.body(routes.GateClose), at=context.at)
+    return Answer(200, events, lambda: _gate(context))
 
 
 def _gate_open(context: _Context) -> Answer:
-    return Answer(200, context.commands.gate_open(context.body(GateOpen), at=context.at), lambda: _gate(context))
+    events = context.commands.gate_open(context.body(routes.GateOpen), at=context.at)
+    return Answer(200, events, lambda: _gate(context))
 
 
 def _gate(context: _Context) -> Body:
@@ -252,7 +242,7 @@ def _gate(context: _Context) -> Body:
 
 
 def _policy(context: _Context) -> Answer:
-    body = context.body(Policy)
+    body = context.body(routes.Policy)
 
     def show() -> Body:
         version, upstreams = context.state.policy_version(body.model), context.state.upstreams(body.model)

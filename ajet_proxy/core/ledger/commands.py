@@ -121,9 +121,8 @@ class Commands:
         taken_back: bool = False,
     ) -> Events:
         """`call` will never be trained, for `reason`, or for its episode's end. Nothing happens if it ended before; but
-        one that is complete is so no longer if it is `taken_back`: its client was not sent the end, or the engine
-        contradicted what it had told. An episode that has settled keeps it all the same: what may be delivered, or was,
-        does not change."""
+        a complete one is lost if it is `taken_back`: its client was not sent the end, or the engine contradicted what
+        it had told. A settled episode keeps even such a call: what may be delivered, or was, does not change."""
         known, entry, at = self.state.episode(episode), self._entry(episode, call), self._time(at)
         unsettled = known.state in ("open", "sealed")
         if entry.state != "running" and not (taken_back and entry.state == "complete" and unsettled):
@@ -186,7 +185,7 @@ class Commands:
         return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.state.policy_version(model), groups, model))
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
-        """The batch is trained. A returned one is acknowledged all the same while its episodes are as it had them."""
+        """The batch is trained. A returned one is acknowledged too, while its episodes are as it had them."""
         known = self.state.batch(batch)
         _check_version(body.policy_version, "policy_version")
         if not body.filtered.keys() <= set(known.episodes()):
@@ -240,7 +239,7 @@ class Commands:
     # -- time
 
     def expire(self, at: float) -> Events:
-        """What time alone makes true, of episodes `EXPIRED_AT_ONCE` at most: whoever asks asks again. An episode is
+        """What time alone makes true, of at most `EXPIRED_AT_ONCE` episodes: the caller asks again. An episode is
         idle only while nothing of it is in flight and the gate is open."""
         at = self._time(at)
         out: list[Event] = [
@@ -283,7 +282,7 @@ def _is_first(episode: Episode, turn: Turn) -> bool:
 
 
 def _late(episode: Episode, call: str, entry: CallEntry, marks: tuple[Mark, ...], at: float) -> Events:
-    """A call that a retry has replaced is answered all the same, and its client may go on from there."""
+    """A call that a retry has replaced is answered too, and its client may go on from there."""
     goes_on = marks and entry.reason == "retried" and episode.stored is None
     return (ev.CallLost(at, episode.id, call, "retried", marks),) if goes_on else ()
 

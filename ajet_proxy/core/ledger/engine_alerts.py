@@ -42,7 +42,7 @@ class EngineAlerts:
             )
 
     def keep(self, engines: Iterable[str]) -> None:
-        """No others than `engines`, named by their base URLs, are there any more."""
+        """Only `engines`, named by their base URLs, are there from now on."""
         bases = tuple(f"{engine}/" for engine in engines)
         for engine in [engine for engine in self._failures if not engine.startswith(bases)]:
             self.trusted.discard(engine)

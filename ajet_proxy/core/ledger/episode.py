@@ -178,18 +178,12 @@ class Episode:
             raise KeyError(call)
         return self.texts.whole(text, length)
 
-    def text_of(self, call: str) -> bytes:
-        """Prompt and sampled tokens of a complete call, while the episode is not merged."""
-        turn = self.calls[call].turn
-        assert turn is not None
-        return self.beginning(call, turn.end)
-
     def packed(self, call: str) -> Packed | None:
         """A complete call with its text, while the episode is not merged."""
         entry = self.calls.get(call)
         if entry is None or entry.turn is None or entry.text is None:
             return None
-        return Packed(entry.turn, self.text_of(call))
+        return Packed(entry.turn, self.texts.whole(entry.text, entry.turn.end))
 
     def complete(self, model: str, agent: str) -> list[Packed]:
         """The complete calls of `agent` to `model`, while the episode is not merged."""

@@ -79,7 +79,7 @@ class CallFinished(Struct, frozen=True):
 
 class CallLost(Struct, frozen=True):
     """A choice will never be trained. ``reason`` is from the closed list of contract §1.4. Its client may have the
-    answer all the same, and goes on from ``marks``."""
+    answer, and goes on from ``marks``."""
 
     at: float
     episode: str

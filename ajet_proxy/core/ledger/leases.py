@@ -3,13 +3,13 @@
 Idea: the groups that were complete first are looked at. What is in the way (shares that are stale, in which nothing is
 rewarded, or too large for a lease) is left out, until the first groups fit. Until then a reward can be corrected.
 
-How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs nothing beside
-it. A lease takes groups until the next one would go beyond `LEASE_BYTES`; whoever asked for more asks again. A group
+How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
+nothing. A lease takes groups until the next one would go beyond `LEASE_BYTES`; the trainer asks again for more. A group
 that alone is larger would come back with every lease, so its episodes that take more than their part are discarded.
 
 Invariant: what is dropped is taken by no lease, this one included. An episode of which another model's trainer has its
 share just now is left alone until that is over. One look costs what it looks at: it ends without a lease when it has
-dropped `MOST`, and whoever asked looks again, after others have had their turn. What `most_bytes` says of a lease's
+dropped `MOST`, and the caller looks again, after others have had their turn. What `most_bytes` says of a lease's
 episodes together is not less than the length of its frame.
 """
 
@@ -78,8 +78,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
 def _fits(
     episodes: Mapping[str, Episode], unusable: Container[Share], idle: set[Share], most: int, share: Share
 ) -> bool:
-    """Whether a lease can take `share`. One in which nothing is rewarded is `idle`, if it can be dropped now. Beside
-    `most` of them all others fit: no lease comes of this look any more."""
+    """Whether a lease can take `share`. One in which nothing is rewarded is `idle`, if it can be dropped now. Once
+    there are `most` of them all others fit: no lease comes of this look."""
     if share in unusable:
         return False
     model, name = share

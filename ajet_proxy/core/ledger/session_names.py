@@ -41,7 +41,7 @@ class SessionNames:
         self._latest[base] = number
 
     def left(self, episode: str) -> None:
-        """`episode` is no longer in memory."""
+        """`episode` has left memory."""
         base, number = _parts(episode)
         if self._latest.get(base) == number:
             del self._latest[base]

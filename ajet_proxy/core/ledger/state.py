@@ -60,19 +60,6 @@ class Archive(Protocol):
         """The heads of `limit` of them that were archived before the episode `before`, the latest first."""
 
 
-class Nowhere:
-    """The archive of a daemon that has archived nothing."""
-
-    def episode(self, name: str) -> Episode | None:
-        return None
-
-    def batch(self, name: str) -> LeasedBatch | None:
-        return None
-
-    def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
-        return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Gate:
     """While it is shut, requests for the model wait so that weights can change. Only the trainer moves it. It stays
@@ -116,13 +103,13 @@ class Serving:
 class State(Serving):
     """Everything the daemon remembers. Read it freely; only `apply` changes it.
 
-    An archived episode is no longer part of the state. It stays in ``leaving`` until whoever writes the archive says
-    that it is there, so that `find` always finds it.
+    An archived episode is not part of the state. It stays in ``leaving`` until it is known to be in the archive
+    (`arrived`), so that `find` always finds it.
     """
 
     def __init__(self, settings: LedgerSettings, archive: Archive | None = None) -> None:
         self.settings = settings
-        self.archive: Archive = archive or Nowhere()
+        self.archive = archive
         self.now = 0.0
         self.merge_policy: Policy = "strict"
         self.episodes: dict[str, Episode] = {}
@@ -196,7 +183,9 @@ class State(Serving):
     def find(self, episode: str) -> Episode | None:
         """`episode`, wherever it is by now."""
         known = self.episodes.get(episode) or self.leaving.get(episode)
-        return known if known is not None or not self.archived else self.archive.episode(episode)
+        if known is None and self.archived and self.archive is not None:
+            return self.archive.episode(episode)
+        return known
 
     def episode(self, episode: str) -> Episode:
         """`episode`, wherever it is by now, or `NotFound`."""
@@ -207,7 +196,9 @@ class State(Serving):
 
     def batch(self, batch: str) -> LeasedBatch:
         """`batch`, wherever it is by now, or `NotFound`."""
-        known = self.batches.get(batch) or self.leaving_batches.get(batch) or self.archive.batch(batch)
+        known = self.batches.get(batch) or self.leaving_batches.get(batch)
+        if known is None and self.archive is not None:
+            known = self.archive.batch(batch)
         if known is None:
             raise NotFound(f"no batch {batch}", code="unknown_batch")
         return known
@@ -313,7 +304,7 @@ class State(Serving):
         self._doubt(self.unsent.intersection(event.unknown))
 
     def _doubt(self, calls: Iterable[str]) -> None:
-        """Nobody will know any more whether the clients of `calls` were sent the end."""
+        """Nobody can know whether the clients of `calls` were sent the end."""
         for call in calls:
             self.episodes[self.episode_by_call[call]].calls[call].doubtful = True
             self.unsent.discard(call)
@@ -481,7 +472,7 @@ class State(Serving):
 
     def _started(self, event: ev.ProxyStarted) -> None:
         """Clocks begin anew: nobody could show a sign of life during the stop. If the machine's clock went back in the
-        meantime, what was counted from its old reading moves with it. Nobody knows any more who was sent an answer."""
+        meantime, what was counted from its old reading moves with it. Nobody knows who was sent an answer."""
         back = min(event.at - self.now, 0.0)
         self.now = event.at
         self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)

@@ -178,6 +178,8 @@ def _newest_first(state: State, wanted: Wanted) -> Iterator[Episode]:
     elif before is not None:
         known, after = iter(()), before
     yield from known
+    if state.archive is None:
+        return
     archived = state.archive.latest(wanted.state, wanted.task, after, wanted.limit + 1 + len(state.leaving))
     yield from (episode for episode in archived if episode.id not in state.leaving)
 

@@ -1,6 +1,6 @@
 """``/ajet/``: the owner's page, one document that asks the control routes for all it shows.
 
-A browser cannot send a key with an address, and a key in an address would end in histories and logs. So whoever comes
+A browser cannot send a key with an address, and a key in an address would end in histories and logs. So a caller
 without a key is answered 401 with the page itself, which holds no data: it asks for a key, keeps it in its own tab and
 sends it as a header. A program that takes no HTML gets the usual error.
 

@@ -1,7 +1,7 @@
 """Control routes that reach a worker: passed on to the process that has the ledger, and its answers passed back.
 
 They travel as HTTP on a socket file in the data directory, which nobody else can enter. So a long poll, a stream of
-events and a batch of any size take the same way, and whoever goes away ends the work at the other end too. What the
+events and a batch of any size take the same way, and a caller who goes away ends the work at the other end. What the
 ledger's process cannot see there (the caller's address, whether the caller spoke TLS, and whose certificate it showed)
 goes along in headers that no client can set. Who may do what is decided there; here only a body is not taken in from
 one who has no key.

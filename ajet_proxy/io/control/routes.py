@@ -214,7 +214,7 @@ class Control:
     async def _open_gate(self, request: api.Request) -> web.Response:
         """Let requests through, and wake the engines if they were frozen: until then requests wait there, and where the
         trainer has woken its engine already they need not wait for us. The new version stands before the first token
-        that it samples, and whoever opens an open gate wakes the engines again."""
+        that it samples, and opening an open gate wakes the engines again."""
         wanted = parse(routes.GateOpen, request.body)
         answer = self._decide(request, "")
         await self._store.commit(answer.events)

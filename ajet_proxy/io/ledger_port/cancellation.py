@@ -1,6 +1,6 @@
 """Requests that end before their answer does, because their episode is discarded meanwhile.
 
-What can no longer be trained must not hold a gate: an engine that hangs never answers, and its client may wait for
+What cannot be trained must not hold a gate: an engine that hangs never answers, and its client may wait for
 ever. So the task that serves such a request is cancelled, as it is when its client goes away, which ends the engine's
 work too; but the client is there and is told why.
 """
@@ -68,7 +68,7 @@ class DiscardWatch:
         self._watching.setdefault(episode, []).append(on_discard)
 
     def remove(self, episode: str, on_discard: OnDiscard) -> None:
-        """Not any more."""
+        """From now on it is not."""
         watching = self._watching[episode]
         watching.remove(on_discard)
         if not watching:

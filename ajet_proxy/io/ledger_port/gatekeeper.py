@@ -20,7 +20,7 @@ RETRY_AFTER_S = 5.0
 
 
 class Gatekeeper:
-    """Holds requests while `is_open` is False. Whoever changes what `is_open` reads calls `changed`."""
+    """Holds requests while `is_open` is False. Call `changed` when what `is_open` reads has changed."""
 
     def __init__(
         self, *, is_open: Callable[[], bool], hold_s: float, waited: Callable[[float], None] = lambda seconds: None
@@ -40,7 +40,7 @@ class Gatekeeper:
         self._change = asyncio.Event()
 
     def stop(self) -> None:
-        """Hold nobody any more: who waits, and who would have to, gets a 503 at once."""
+        """Hold nobody from now on: who waits, and who would have to, gets a 503 at once."""
         self._stopping = True
         self.changed()
 

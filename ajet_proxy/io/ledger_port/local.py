@@ -21,19 +21,9 @@ from yarl import URL
 from ajet_proxy.core.continuity.memory import UNKNOWN_HISTORY, Known, Memory, Sought
 from ajet_proxy.core.conversation.history import Beginnings
 from ajet_proxy.core.identity.ladder import Identity
+from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
 from ajet_proxy.core.ledger.episode import Episode, takes
-from ajet_proxy.core.ledger.events import (
-    CallFinished,
-    CallLost,
-    EpisodeDiscarded,
-    EpisodeOpened,
-    EpisodesArchived,
-    EpisodeSealed,
-    Event,
-    GateOpened,
-    PolicyAnnounced,
-)
 from ajet_proxy.core.ledger.retries import UnseenRequests
 from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames
 from ajet_proxy.core.protocol.dialect import Ask
@@ -54,7 +44,8 @@ from ajet_sdk.untold import UNTOLD
 logger = logging.getLogger(__name__)
 
 UNSURE = (*RUNGS, "lineage")
-"""Ways that name no episode for good: while a request waits for the gate, theirs may end and another one begin."""
+"""Ways whose names may come to stand for another episode: while a request waits for the gate, one may end
+and the next begin."""
 SENT_S = 0.25
 """So often it is put on record at most whose answers have been sent."""
 MAX_NOTED = 10
@@ -194,7 +185,7 @@ class LocalPort:
                 events = opening(episode=episode, calls=begun.calls, at=begun.started_at, unseen=unseen)
                 self._store.post(events)
                 entered = True
-                if retries and not any(isinstance(event, CallLost) for event in events):  # it repeats none known
+                if retries and not any(isinstance(event, ev.CallLost) for event in events):  # it repeats none known
                     self._unseen.let_in(name)
                 with self._running(begun, on_discard):
                     yield begun
@@ -240,7 +231,7 @@ class LocalPort:
         self._note_sent_later()
 
     def close(self) -> None:
-        """Note what is known; nobody is answered any more."""
+        """Note what is known; nobody is answered from now on."""
         if self._noting is not None:
             self._noting.cancel()
         self._note_sent()
@@ -287,22 +278,22 @@ class LocalPort:
         known = self._state.episodes.get(episode)
         return () if known is None else known.complete(model, agent)
 
-    def _heard(self, events: Sequence[Event]) -> None:
+    def _heard(self, events: Sequence[ev.Event]) -> None:
         """Nothing goes on in an episode that has ended, what runs in one that is discarded ends with it, names know
         what is in memory, and who waits at the gate looks again when it opens or an engine is announced."""
         for event in events:
-            if isinstance(event, EpisodeOpened):
+            if isinstance(event, ev.EpisodeOpened):
                 if event.identified_by in RUNGS:
                     self._names.opened(event.episode)
-            elif isinstance(event, EpisodesArchived):
+            elif isinstance(event, ev.EpisodesArchived):
                 for episode in event.episodes:
                     self._names.left(episode)
-            elif isinstance(event, EpisodeSealed | EpisodeDiscarded):
+            elif isinstance(event, (ev.EpisodeSealed, ev.EpisodeDiscarded)):
                 self._memory.forget(self._state.episodes[event.episode].calls)
-            elif isinstance(event, GateOpened | PolicyAnnounced):
+            elif isinstance(event, (ev.GateOpened, ev.PolicyAnnounced)):
                 self._gate.changed()
                 self._engine_alerts.keep(str(URL(url, encoded=True)).rstrip("/") for url in self._engines.all())
-            if isinstance(event, EpisodeDiscarded) and not event.models:
+            if isinstance(event, ev.EpisodeDiscarded) and not event.models:
                 self._discards.discarded(event.episode)
 
     def _current(self, identity: Identity) -> Identity:
@@ -329,7 +320,7 @@ class LocalPort:
             return replace(identity, episode=found[0]), _NOTHING
         return identity, {"may_continue": found[:MAX_NOTED]} if found else _NOTHING
 
-    def _decide(self, ending: Ending) -> tuple[Event, ...]:
+    def _decide(self, ending: Ending) -> tuple[ev.Event, ...]:
         """The events of one call's end, from which it is seen whether its engine tells what it sampled."""
         at, known = self._clock.now(), self._state.episodes.get(ending.episode)
         if isinstance(ending, Whole):
@@ -340,7 +331,7 @@ class LocalPort:
         try:
             if isinstance(ending, Whole):
                 events = self._commands.finish_call(ending.episode, ending.call, at=at, marks=ending.marks)
-                if not any(isinstance(event, CallFinished) for event in events):  # too late, and used all the same
+                if not any(isinstance(event, ev.CallFinished) for event in events):  # too late, but used
                     self.used(self._state.episode(ending.episode).tenant, ending.call.turn.end)
                 return events
             return self._commands.lose_call(

@@ -4,8 +4,8 @@ Idea: everything that a request needs of the daemon's one state is one short que
 HTTP is in it. So the front does not know whether the ledger is in its own process (`ajet_proxy.io.ledger_port.local`)
 or in another one (`ajet_proxy.io.ledger_port.remote`).
 
-Invariant: whoever leaves a ``begin`` block leaves no call running. `end` returns when the calls are on disk; where it
-raises, or whoever waits for it leaves, they are lost, because their client is not sent the end of its answer.
+Invariant: no call is running after its ``begin`` block. `end` returns when the calls are on disk. Where it raises, or
+is cancelled, they are lost, because their client is not sent the end of its answer.
 """
 
 from __future__ import annotations

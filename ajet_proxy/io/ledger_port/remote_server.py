@@ -1,7 +1,7 @@
 """The ledger's side of a worker's `RemotePort`: answers its questions by the `LedgerPort` of this process.
 
 Invariant: what a worker entered, it leaves. When the worker is gone, the calls that it had in flight are lost at once
-and the gate no longer counts them; what it was answered to be on disk is. It may have had requests that it never spoke
+and the gate does not count them; what it was answered to be on disk is. It may have had requests that it never spoke
 of.
 """
 

@@ -242,7 +242,7 @@ def _check(connection: sqlite3.Connection) -> bool:
 
 def _connected(path: Path) -> sqlite3.Connection | None:
     """For reading: what only reads must not become the one that writes. None while there are no tables. Where nobody
-    may write, as on a copy that is mounted for reading, SQLite has to be told not to lay its own files beside it."""
+    may write, as on a copy that is mounted for reading, SQLite has to be told not to lay its own files next to it."""
     if not path.exists():
         return None
     still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{NAME}-wal").exists()

@@ -40,7 +40,7 @@ def lock(data_dir: Path) -> int:
 
 
 def refuse_lost(data_dir: Path) -> None:
-    """`JournalDamaged` if there was a journal in `data_dir` and is none any more."""
+    """`JournalDamaged` if there was a journal in `data_dir` and is none now."""
     traces = [name for name in TRACES if (data_dir / name).exists()]
     if traces and (not has_journal(data_dir) or _is_blank(data_dir)):
         raise JournalDamaged(

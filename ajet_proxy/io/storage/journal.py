@@ -58,7 +58,7 @@ class JournalDamaged(AjetError):
 
 
 class JournalGone(OSError):
-    """The file that is written is no longer the journal's."""
+    """The file that is written is not the journal's."""
 
 
 def folder_of(data_dir: Path) -> Path:
@@ -256,7 +256,7 @@ class Journal:
         return self.appended - self.durable
 
     def _cut_tail(self, path: Path) -> None:
-        """End the last segment behind its last whole record; the rest is kept beside it for a person to look at."""
+        """End the last segment behind its last whole record; the rest is kept next to it for a person to look at."""
         self._end = max(self._end, len(MAGIC)) if path.stat().st_size >= len(MAGIC) else 0
         self._descriptor, self._path = os.open(path, os.O_RDWR), path
         if os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:

@@ -24,7 +24,8 @@ STATM = "/proc/{}/statm"
 
 
 class DaemonLimits:
-    """Measure with `measure`; `disk` and `memory` are the bytes used. A limit of 0 is none."""
+    """Measure with `measure`; `disk` and `memory` are the bytes used, `closed` tells what each limit that is reached
+    keeps out. A limit of 0 is none."""
 
     def __init__(
         self, data_dir: Path, *, max_disk: int, max_memory: int, metrics: Metrics,
@@ -49,15 +50,15 @@ class DaemonLimits:
         if limit:
             self._measured(limit - self.memory)
         closed = {name: closed_to(getattr(self, name), limit) for name, limit in self._limits.items()}
-        self._closed = {name: kinds for name, kinds in closed.items() if kinds}
+        self.closed = {name: kinds for name, kinds in closed.items() if kinds}
 
     def refused(self) -> dict[str, list[str]]:
         """For each limit that is reached, the events that are not taken in."""
-        return {name: [kind.__name__ for kind in kinds] for name, kinds in self._closed.items()}
+        return {name: [kind.__name__ for kind in kinds] for name, kinds in self.closed.items()}
 
     def check(self, events: Sequence[Event]) -> None:
         """`NotReady` if a limit has no room for one of `events`."""
-        for name, kinds in self._closed.items():
+        for name, kinds in self.closed.items():
             if any(isinstance(event, kinds) for event in events):
                 self._metrics.inc("ajet_refused_total", reason=name)
                 raise NotReady(

@@ -2,7 +2,7 @@
 
 A snapshot is a header, each episode, everything else, and how many episodes there were: MessagePack values one behind
 the other, in records framed like the journal's. Where one record ends and the next begins means nothing, so no episode
-is too large for one. It is written beside its place, made durable, read back by what a start reads it with, and then
+is too large for one. It is written next to its place, made durable, read back by what a start reads it with, and then
 renamed, so it is there whole and readable or not at all. Objects are maps of their fields: unknown fields are
 ignored and missing ones take their default, and what is added to the state later is kept without a word here, if its
 kind is in `KINDS`. What the state can derive is not written: who is unsettled, which batches are leased, whose a call

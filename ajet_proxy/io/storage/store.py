@@ -6,7 +6,7 @@ asked, and hand them to the journal's thread; `commit` returns when they, and ev
 A write costs the same for one record as for many. So what nobody waits for goes along with what somebody does, or after
 `LINGER_S`; and under load those who wait share a write every `WINDOW_S`.
 
-Invariant: whoever is told that something happened can rely on its being on disk. While the journal cannot write, no new
+Invariant: what anybody is told to have happened is on disk. While the journal cannot write, no new
 work is taken in (503); the end of work that was taken in before still counts, and waits for the disk. Nobody waits for
 longer than ``patience_s``.
 
@@ -119,7 +119,7 @@ class Store:
         """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses. Ends
         of calls are not refused at once: the disk has ``patience_s`` to take them.
 
-        After `NotReady` the events may have been applied all the same and reach the disk later: asking again is safe,
+        After `NotReady` the events may have been applied and reach the disk later: asking again is safe,
         because every command that is repeated is answered as done.
         """
         began = time.perf_counter()
@@ -163,7 +163,7 @@ class Store:
         """Raise what `post` would raise for `events` now; nothing changes."""
         if not self.healthy and not all(isinstance(event, ENDS) for event in events):
             raise self._not_ready()
-        if self.limits is not None:
+        if self.limits is not None and self.limits.closed:
             self.limits.check(events)
         if self.quotas is not None:
             self.quotas.check(events)

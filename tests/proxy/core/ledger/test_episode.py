@@ -235,8 +235,8 @@ def test_calls_are_read_from_the_text_that_they_share() -> None:
     episode = blank()
     for name, prompt in (("a", (1, 2)), ("b", (1, 2, 9, 4)), ("c", (8,))):
         told(episode, make_call(name, prompt, (9,)))
-    assert episode.text_of("a") == pack_tokens((1, 2, 9))
-    assert episode.text_of("b") == pack_tokens((1, 2, 9, 4, 9))
+    assert episode.beginning("a", 3) == pack_tokens((1, 2, 9))
+    assert episode.beginning("b", 5) == pack_tokens((1, 2, 9, 4, 9))
     assert episode.packed("b") == pack(make_call("b", (1, 2, 9, 4), (9,)))
     episode.calls["b"].turn = None
     assert episode.packed("b") is episode.packed("no") is None
