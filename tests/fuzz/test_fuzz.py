@@ -46,7 +46,7 @@ def keeps_ids(*_: object) -> None:
 
 
 def forgets_a_byte(self: SseParser) -> bytes:
-    rest, self._buffer, self._searched = self._buffer, b"", 0
+    rest, self.unfinished, self._searched = self.unfinished, b"", 0
     return rest[:-1]
 
 
@@ -55,7 +55,7 @@ def raises(*_: object) -> None:
 
 
 @pytest.mark.parametrize(("owner", "name", "broken"), [
-    (reading, "_hide", keeps_ids), (SseParser, "take", forgets_a_byte), (Exchange, "finish", raises),
+    (reading, "hide", keeps_ids), (SseParser, "take", forgets_a_byte), (Exchange, "finish", raises),
 ])  # fmt: skip
 def test_a_fault_in_the_core_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], owner: object, name: str, broken: object

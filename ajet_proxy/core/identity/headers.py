@@ -5,7 +5,7 @@ What is asked for more than once a request is read once.
 A client that sends a request again may say so: SDKs count their retries, others give both requests one key. What has
 another body is another request, whatever its key says. Only digests are kept of either. A count says less than a key:
 of several requests with equal bodies (a best of n), any may be the one that is sent again, and so may one that never
-became a call (`ajet_proxy.core.ledger.missed`).
+became a call (`ajet_proxy.core.ledger.retries`).
 """
 
 from __future__ import annotations

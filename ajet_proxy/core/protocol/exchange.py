@@ -203,9 +203,9 @@ class Exchange:
         """Bytes from the engine; what of them the client gets at once."""
         state = self.state
         if state in ("stream", "held", "watched"):
-            if state == "held" or self._parser.kept:
+            if state == "held" or self._parser.unfinished:
                 out = self._events(self._parser.feed(data))
-                return out if self._parser.kept <= MAX_EVENT else out + self._overlong()
+                return out if len(self._parser.unfinished) <= MAX_EVENT else out + self._overlong()
             out, end = self._reading.usual(data)
             return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
         if self.buffered:

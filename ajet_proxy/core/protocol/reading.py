@@ -15,7 +15,7 @@ empty finish reason is none, and an empty prompt tells nothing against another.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -229,13 +229,12 @@ class Reading(Reader):
             self._spoil(CAPTURE_FAILED)
             choices = None
         if self._hides_prompt:
-            _hide("prompt_token_ids", answer, edits)
+            hide(answer, ("prompt_token_ids",), edits)
         if len(self._prompts) == 1:  # of several, the answer as a whole cannot say which it tells
             self._learn(0, values)
         named: set[int] = set()
         for choice in choices or ():
-            for name in self._hidden:
-                _hide(name, choice, edits)
+            hide(choice, self._hidden, edits)
             try:
                 self._put_back(text, choice, edits)
                 self._add(choice, named)
@@ -305,9 +304,11 @@ class Reading(Reader):
         return self._hides_all and all(map(self._dialect.is_filler, choices))
 
 
-def _hide(name: str, owner: Spanned, edits: Edits) -> None:
-    if name in owner.spans and owner.values[name] is not None:
-        edits[owner.spans[name]] = "null"
+def hide(owner: Spanned, names: Iterable[str], edits: Edits) -> None:
+    """Add to `edits` that those of `names` are null which `owner` has."""
+    for name in names:
+        if name in owner.spans and owner.values[name] is not None:
+            edits[owner.spans[name]] = "null"
 
 
 def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:

@@ -31,6 +31,7 @@ from ajet_proxy.core.protocol.json_edits import (
     NUMBER,
     STRING,
     WHOLE,
+    Edits,
     Spanned,
     is_utf8,
     scan,
@@ -38,7 +39,7 @@ from ajet_proxy.core.protocol.json_edits import (
     scan_list,
     splice,
 )
-from ajet_proxy.core.protocol.reading import UNREADABLE, logprobs_of
+from ajet_proxy.core.protocol.reading import UNREADABLE, hide, logprobs_of
 from ajet_proxy.core.protocol.request import beyond_text
 from ajet_proxy.core.protocol.sse import SseEvent
 from ajet_proxy.core.tokens import are_tokens
@@ -142,7 +143,7 @@ class ResponseReading(Reader):
         text = event.data.decode()
         found = scan(text)
         kind = found.values.get("type")
-        edits: dict[tuple[int, int], str] = {}
+        edits: Edits = {}
         if self.ended and kind in _TELLING:
             self._lose(ENGINE_ERROR if kind == "response.failed" else CAPTURE_FAILED)
         elif kind == _ITEM:
@@ -175,17 +176,17 @@ class ResponseReading(Reader):
     def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
         return (self._answer,)
 
-    def _put_back(self, text: str, response: Spanned) -> dict[tuple[int, int], str]:
+    def _put_back(self, text: str, response: Spanned) -> Edits:
         """The places in a response object of what only the proxy asked for."""
-        edits: list[tuple[int, int]] = []
+        edits: Edits = {}
         if self._ask.hide_ids:
-            edits += _told(response, "input_messages", "output_messages")
+            hide(response, ("input_messages", "output_messages"), edits)
         if self._ask.hide_logprobs:
-            edits += _told(response, "top_logprobs")
+            hide(response, ("top_logprobs",), edits)
             for item in _objects(text, response, "output"):
                 for part in _objects(text, item, "content"):
-                    edits += _told(part, "logprobs")
-        return dict.fromkeys(edits, "null")
+                    hide(part, ("logprobs",), edits)
+        return edits
 
     def _learn(self, prompt: Any) -> None:
         """What an event tells of the prompt, which is told once or always alike."""
@@ -207,11 +208,6 @@ class ResponseReading(Reader):
         self.response_id = name if isinstance(name, str) else None
         self._answer = {"id": name, "output": response.get("output"), "shown": self._shown or None}
         self.ended = True
-
-
-def _told(found: Spanned, *names: str) -> list[tuple[int, int]]:
-    """Where the values of `names` stand that are not null."""
-    return [found.spans[name] for name in names if found.values.get(name) is not None]
 
 
 def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:

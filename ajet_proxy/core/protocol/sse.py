@@ -44,14 +44,15 @@ class SseParser:
     """Bytes in, whole events out."""
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self.unfinished = b""
+        """The bytes so far of an event that has begun and is not complete."""
         self._searched = 0
 
     def feed(self, data: bytes) -> list[SseEvent]:
         """The events that `data` completes."""
-        if not self._buffer and _is_one_event(data):
+        if not self.unfinished and _is_one_event(data):
             return [SseEvent(data, data[6:-2])]
-        buffer = self._buffer = self._buffer + data if self._buffer else data
+        buffer = self.unfinished = self.unfinished + data if self.unfinished else data
         plain = b"\r" not in buffer
         events = []
         at = 0
@@ -64,18 +65,13 @@ class SseParser:
                     break
             events.append(_event(buffer[at:end]))
             at = end
-        self._buffer = buffer[at:]
-        self._searched = max(0, len(self._buffer) - 3)
+        self.unfinished = buffer[at:]
+        self._searched = max(0, len(self.unfinished) - 3)
         return events
-
-    @property
-    def kept(self) -> int:
-        """The bytes so far of an event that has begun and is not complete."""
-        return len(self._buffer)
 
     def take(self) -> bytes:
         """Hand over the bytes of the event that is still incomplete, and forget them."""
-        rest, self._buffer, self._searched = self._buffer, b"", 0
+        rest, self.unfinished, self._searched = self.unfinished, b"", 0
         return rest
 
     def finish(self) -> list[SseEvent]:

@@ -4,16 +4,15 @@ A strict timeline ends where the engine reads its history as other tokens than w
 next prompt begins with the same text (`Turn.same_text`), the two become one: what was sampled stays as history, and the
 tokens that the engine read in its place are left out and counted.
 
-Invariant: no token is trained that was not sampled, and each that was is trained once, because only tokens of a prompt
-are left out. A timeline is continued once, by the earliest call that may, and only behind its last call. What a joined
-timeline does not promise is law 2: its later calls read other tokens of the same text.
-
-The core has no tokenizer: `find` asks for the text of token ids as it needs it, and its caller answers (see
-`ajet_proxy.io.engines.same_text`). What is compared is the text from shortly before the first token that differs,
+The core has no tokenizer: `find_same_text` asks for the text of token ids as it needs it, and its caller answers (see
+`ajet_proxy.io.engines.rendering`). What is compared is the text from shortly before the first token that differs,
 because a decoder may write a token otherwise at the beginning of a text than within it.
 
-Invariant: what is found is exact. The first tokens of the prompt, as many as are told, decode to the very text to which
-what the call read and sampled decodes. Text that ends in the middle of a character is never the same.
+Invariants: no token is trained that was not sampled, and each that was is trained once, because only tokens of a prompt
+are left out. A timeline is continued once, by the earliest call that may, and only behind its last call. What a joined
+timeline does not promise is law 2: its later calls read other tokens of the same text. What is found is exact: the
+first tokens of the prompt, as many as are told, decode to the very text to which what the call read and sampled
+decodes. Text that ends in the middle of a character is never the same.
 """
 
 from __future__ import annotations
@@ -29,6 +28,17 @@ from ajet_sdk.sample import Call
 
 COMPARED = 10_000
 """Of a longer stretch between the first and the last difference all tokens count as replaced."""
+TRIED = 8
+"""Calls whose text is asked for: those that share the most tokens with the prompt, of equal ones the latest first."""
+CONTEXT = 8
+"""Tokens before the first difference that are decoded with what is compared."""
+SLACK = 4
+"""Tokens that may share the last character of a text."""
+
+Found = tuple[str, int]
+Text = Callable[[str, Sequence[int]], str]
+"""The text of token ids under a model's name."""
+Decoding = Generator[tuple[int, ...], str, Found | None]
 
 
 def join(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
@@ -108,28 +118,12 @@ def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
     return len(other) - row.bit_count()
 
 
-# --- finding the same text
-
-TRIED = 8
-"""Calls whose text is asked for: those that share the most tokens with the prompt, of equal ones the latest first."""
-CONTEXT = 8
-"""Tokens before the first difference that are decoded with what is compared."""
-SLACK = 4
-"""Tokens that may share the last character of a text."""
-
-Found = tuple[str, int]
-Text = Callable[[str, Sequence[int]], str]
-"""The text of token ids under a model's name."""
-Decoding = Generator[tuple[int, ...], str, Found | None]
-
-
-def find(prompt: bytes, calls: Iterable[Packed]) -> Decoding:
+def find_same_text(prompt: bytes, calls: Iterable[Packed]) -> Decoding:
     """The call of `calls` (of one model and agent) whose prompt and sampled tokens are, as text, the beginning of
     `prompt`, with the number of the prompt's tokens that say it; None if there is none, or if the prompt begins with
     these very tokens. Yields token ids, and is sent their text."""
-    near = [(common_prefix(prompt, call.text), call) for call in calls]
-    near.sort(key=lambda found: (found[0], found[1].turn.rank), reverse=True)
-    for shared, call in near[:TRIED]:
+    near = sorted(((common_prefix(prompt, call.text), call.turn.rank, call) for call in calls), key=_near, reverse=True)
+    for shared, _, call in near[:TRIED]:
         if shared == count(call.text):
             return None
         start = max(0, shared - CONTEXT)
@@ -144,15 +138,20 @@ def find(prompt: bytes, calls: Iterable[Packed]) -> Decoding:
     return None
 
 
+def _near(item: tuple[int, tuple[float, str], Packed]) -> tuple[int, tuple[float, str]]:
+    return item[:2]
+
+
 def with_same_text(calls: Sequence[Call], text: Text) -> tuple[Call, ...]:
-    """`calls` of one episode, those that say nothing of their texts with what `find` finds among the earlier ones."""
+    """`calls` of one episode, those that say nothing of their texts with what `find_same_text` finds among the earlier
+    ones."""
     out: list[Call] = []
     kinds: dict[tuple[str, str], list[Packed]] = {}
     for call in sorted(calls, key=lambda call: (call.started_at, call.call)):
         earlier = kinds.setdefault((call.model, call.agent), [])
         if call.same_text is None and earlier:
-            found = _run(find(pack_tokens(call.prompt_token_ids), earlier), call.model, text)
-            call = dataclasses.replace(call, same_text=found)
+            search = find_same_text(pack_tokens(call.prompt_token_ids), earlier)
+            call = dataclasses.replace(call, same_text=_run(search, call.model, text))
         out.append(call)
         earlier.append(pack(call))
     return tuple(out)

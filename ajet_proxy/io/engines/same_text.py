@@ -16,7 +16,7 @@ import aiohttp
 from msgspec.structs import replace
 
 from ajet_proxy.core.tokens import pack_tokens
-from ajet_proxy.core.trajectory.repair import Found, find
+from ajet_proxy.core.trajectory.repair import Found, find_same_text
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
 from ajet_sdk.errors import AjetError
@@ -36,8 +36,8 @@ class SameText:
         self._request = request
 
     async def find(self, prompt: Sequence[int], calls: Iterable[Packed], *, model: str) -> Found | None:
-        """`core.trajectory.repair.find`, asked of the engine under the name `model`."""
-        search = find(pack_tokens(prompt), calls)
+        """`core.trajectory.repair.find_same_text`, asked of the engine under the name `model`."""
+        search = find_same_text(pack_tokens(prompt), calls)
         try:
             async with asyncio.timeout(LIMIT_S):
                 ids = next(search)

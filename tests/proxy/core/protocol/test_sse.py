@@ -112,8 +112,8 @@ def test_the_last_event_may_lack_its_blank_line() -> None:
 def test_taking_forgets() -> None:
     parser = SseParser()
     parser.feed(b"data: half")
-    assert parser.kept == len(b"data: half")
-    assert parser.take() == b"data: half" and not parser.kept
+    assert parser.unfinished == b"data: half"
+    assert parser.take() == b"data: half" and not parser.unfinished
     assert parser.feed(b"data: x\n\n") == [SseEvent(b"data: x\n\n", b"x")]
 
 
