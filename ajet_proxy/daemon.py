@@ -37,10 +37,10 @@ from ajet_proxy.io.control.routes import Control
 from ajet_proxy.io.control.traces import Traces, exporting
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.http import keyring
+from ajet_proxy.io.http import keyring, tls
+from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.audit import AuditLog, audited
 from ajet_proxy.io.http.errors import error_middleware, refuse_foreign_pages
-from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.intercept.authority import AuthorityError
 from ajet_proxy.io.intercept.tunnels import Interception, Tunnels
@@ -115,7 +115,7 @@ class App:
         store = await self._open_store(data_dir, clock, metrics)
         state = store.state
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
-        gate = Gatekeeper(is_open=lambda: not state.gate_now.shut, hold_s=config.gate_hold_s, waited=waited)
+        gate = Gatekeeper(is_open=state.gate_is_open, hold_s=config.gate_hold_s, waited=waited)
         engines = Engines(config.upstreams, state.upstreams, state.models)
         keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         ledger_port = LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
@@ -143,7 +143,7 @@ class App:
             engine_control=EngineControl(key=config.upstream_key), interception=self.interception,
             workers=workers, config=config, budget=budget, listening=self.listening,
         )
-        secured, around = front.tls(config), audit(headers=headers_as_sent)
+        secured, around = tls.listening(config), audit(headers=headers_as_sent)
         if workers is None:
             application = front.application(config, keys, around)
             control.add_routes(application)

@@ -26,8 +26,9 @@ from ajet_proxy.io.capture import listeners as front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import ControlRelay
 from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.http import tls
+from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.audit import audited
-from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemotePort
 from ajet_proxy.io.ledger_port.worker_connection import WorkerConnection
 from ajet_proxy.io.runtime.clock import Clock
@@ -109,7 +110,7 @@ class Worker:
         ).add_routes(application)
         self._runner = front.runner(config, application)
         await self._runner.setup()
-        secured = front.tls(config)
+        secured = tls.listening(config)
         for address in addresses:
             await web.TCPSite(
                 self._runner, *address, ssl_context=secured, backlog=front.BACKLOG, reuse_port=True

@@ -6,7 +6,7 @@ the one before it, ignore unknown fields and never unpickle anything.
 
 Invariant: `decode_batch(encode_batch(b))` equals `b` after its logprobs are rounded to float32.
 
-Next: ajet_trainer/link.py
+Next: ajet_trainer/admission.py
 """
 
 from __future__ import annotations

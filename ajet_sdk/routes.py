@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.limits import KEY_PREFIX as KEY_PREFIX
+from ajet_sdk.limits import check_id as check_id
 
 PREFIX = "/ajet/v1"
 HEADER_PREFIX = "x-ajet-"
@@ -38,22 +39,11 @@ EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "d
 DISCARD_REASONS = (
     "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_call", "stale", "filtered", "evicted",
 )
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
-KEY_PREFIX = "ajet-"
 MAX_NESTING = 32
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""
 MAX_REWARD = 1e12
 """No reward is larger, on either side of 0: sums of as many as there are, and their squares, stay finite numbers."""
-
-
-def check_id(value: str, name: str = "episode") -> str:
-    """`value` if it can name an episode (1 to 200 of ``A-Z a-z 0-9 . _ : @ -``, not starting like a key)."""
-    if not _ID.match(value) or value.startswith(KEY_PREFIX):
-        raise BadRequest(
-            f"{name} must be 1 to 200 letters, digits or . _ : @ - and may not begin with {KEY_PREFIX!r}", param=name
-        )
-    return value
 
 
 @dataclass(frozen=True, slots=True)

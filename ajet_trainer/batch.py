@@ -6,7 +6,7 @@ token: what follows that one teaches nothing, and estimators that go by tokens f
 logprobs and mask are the engine's own, copied and never recomputed. Every row carries the reward of its session; how an
 estimator turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
 
-Next: ajet_trainer/step.py
+Next: ajet_trainer/verl_backend/trainer.py
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ ajet's among them, say nothing: asyncio's TLS hangs up on a certificate that it 
 a few hang-ups in a row on a trainer that shows a certificate count as a refusal too. A proxy that is starting again
 refuses connections in between.
 
-Next: ajet_trainer/admission.py
+Next: ajet_proxy/core/trajectory/samples.py
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ crashes test, is the same for verl and for a script in a test.
 - However a step ends, the gate does not stay closed: `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
 
-Next: ajet_trainer/verl_backend/trainer.py
+Next: ajet_trainer/link.py
 """
 
 from __future__ import annotations

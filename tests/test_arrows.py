@@ -18,6 +18,11 @@ EFFECTS = {
 }  # fmt: skip
 HEAVY = {"ray", "safetensors", "tensordict", "torch", "transfer_queue", "transformers", "verl", "vllm"}
 PURE = modules("ajet_proxy/core")
+DOOR_TO_AIOHTTP = Path("ajet_proxy/io/http/aiohttp_internals.py")
+PUBLIC_AIOHTTP = {"aiohttp", "aiohttp.web", "aiohttp.abc", "aiohttp.http_exceptions"}
+NOT_TO_BE_SUBCLASSED = {
+    "aiohttp.TCPConnector", "aiohttp.ClientSession", "web.AppRunner", "web.Server", "web.RequestHandler",
+}  # fmt: skip
 
 
 CORE = {
@@ -119,6 +124,31 @@ def test_banned_calls(module: Path) -> None:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             called = ast.unparse(node.value.func)
             assert not called.endswith(("create_task", "ensure_future")), f"line {node.lineno}: keep the task's handle"
+
+
+@pytest.mark.parametrize("module", [module for module in modules("ajet_proxy") if module != DOOR_TO_AIOHTTP], ids=ids)
+def test_what_aiohttp_does_not_promise_is_used_in_one_module(module: Path) -> None:
+    """As far as the source tells: a private attribute is one that its own module, or the standard library, defines."""
+    if "aiohttp" not in tops(module):
+        return
+    found, used = {"_exit", "_replace", "_asdict"}, dict[str, int]()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)  # in __slots__
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
+            used[node.attr] = node.lineno
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("aiohttp"):
+            assert node.module in PUBLIC_AIOHTTP, f"line {node.lineno}"
+            assert not any(alias.name.startswith("_") for alias in node.names), f"line {node.lineno}"
+    assert not {name: line for name, line in used.items() if name not in found}, f"these belong in {DOOR_TO_AIOHTTP}"
+    bases = {ast.unparse(b) for node in ast.walk(tree(module)) if isinstance(node, ast.ClassDef) for b in node.bases}
+    assert not bases & NOT_TO_BE_SUBCLASSED, f"such classes belong in {DOOR_TO_AIOHTTP}"
 
 
 def test_importing_the_sdk_loads_nothing_heavy() -> None:

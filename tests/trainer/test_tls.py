@@ -68,7 +68,7 @@ def test_a_name_that_is_not_in_the_certificate_is_told_from_a_ca_that_is_unknown
 
 
 def test_without_one_the_first_meeting_says_so(site: Site) -> None:
-    with pytest.raises(Forbidden, match=r"https://127\..* takes a client certificate besides the key.*tls_cert"):
+    with pytest.raises(Forbidden, match=r"https://127\..* also needs a client certificate.*tls_cert"):
         meet(replace(site.config, tls_cert=""))
 
 

@@ -13,7 +13,7 @@ engine sampled and stopped at, or in the middle of a turn, where the answer was 
 calls tools is cut in the middle of a turn only behind a call that is closed: one that is open the template would close,
 and the tail does not have that.
 
-Next: ajet_proxy/core/protocol/exchange.py
+Next: ajet_proxy/io/capture/relay.py
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ opens no other. Names that were made for us (path, header) must be valid; names 
 mapped to a valid id where they are not, always to the same one. Which episode it is that nothing names, `lineage`,
 shows in what is asked: see `ajet_proxy.core.conversation.history`.
 
-Next: ajet_proxy/core/protocol/chat.py
+Next: ajet_proxy/core/protocol/exchange.py
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec import Struct
 from ajet_proxy.core.identity.headers import Headers, RewardDirective
 from ajet_proxy.core.identity.keys import Claims, check_scope
 from ajet_sdk.errors import Forbidden
-from ajet_sdk.routes import KEY_PREFIX, check_id
+from ajet_sdk.limits import KEY_PREFIX, check_id
 
 MAX_SESSION = 10_000
 """A ``user_id`` of more characters is not looked into."""

@@ -7,7 +7,7 @@ none that a command returned. The store applies and journals the events of one c
 Invariant: a replay of the events is the live state. No clock and no randomness: times and ids come in as arguments.
 Commands see time never running backwards, whatever the caller's clock does.
 
-Next: ajet_sdk/frame.py
+Next: ajet_proxy/io/storage/store.py
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ Invariant: an episode is in exactly one state. Its calls in flight number ``runn
 ``sealed``, its calls are known by their timelines, from which every one can be read back. What calls, and timelines,
 begin with in common is kept once (`ajet_proxy.core.ledger.texts`).
 
-Next: ajet_proxy/core/trajectory/samples.py
+Next: ajet_proxy/core/ledger/commands.py
 """
 
 from __future__ import annotations

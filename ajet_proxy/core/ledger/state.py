@@ -223,6 +223,9 @@ class State(Serving):
             return "open"
         return "closing" if self.calls["running"] else "closed"
 
+    def gate_is_open(self) -> bool:
+        return not self.gate_now.shut
+
     def only_model(self) -> str:
         """The one that a request means which names none, if a single one was announced; else ""."""
         return next(iter(self.served)) if len(self.served) == 1 else ""

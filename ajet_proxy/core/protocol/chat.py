@@ -12,7 +12,7 @@ Prompts that are more than text, and answers that are searched for and not sampl
 With ``include_reasoning: false`` a vLLM that has a parser withholds the ids even of a request that asks for them, so
 the engine is asked with it true (see `hidden_reasoning`).
 
-Next: ajet_proxy/core/continuity/memory.py
+Next: ajet_proxy/io/ledger_port/local.py
 """
 
 from __future__ import annotations

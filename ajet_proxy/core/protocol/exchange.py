@@ -30,7 +30,7 @@ can know of them. What cannot be read passes as it came and its calls are lost: 
 went wrong. Nor does it wait for what an engine may say behind the finish. What is in one piece with the finish counts
 before the calls are `settled`. What cannot be read behind it tells nothing of them.
 
-Next: ajet_proxy/core/trajectory/timeline.py
+Next: ajet_proxy/core/protocol/chat.py
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 from ajet_proxy.core.protocol.cache_salt import salted
-from ajet_proxy.core.protocol.dialect import Dialect, with_versions
+from ajet_proxy.core.protocol.dialect import Ask, Dialect, with_versions
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.sse import SseEvent, SseParser
 from ajet_proxy.core.trajectory.call import CAPTURE_FAILED, NO_CHAT_ROUTE, REFUSED, TRUNCATED, UNASKABLE, Lost, Outcome
@@ -69,22 +69,27 @@ _BUFFERED = ("document", "lost document")
 _UNSETTLED = ("waiting", "document", "stream")
 
 
+def question(dialect: Dialect, asked: Request, max_choices: int) -> Ask:
+    """What `dialect` asks for besides what is `asked`; `BadRequest` for more than `max_choices`, of which each would be
+    a call."""
+    if dialect.choices(asked.fields) > max_choices:
+        raise BadRequest(
+            f"a request may ask for {max_choices} choices at most, n times its prompts (the proxy's max_choices)",
+            code="too_many_choices", param="n",
+        )
+    return dialect.ask(asked.fields)
+
+
 class Exchange:
     """One request and its answer. Feed it the engine's bytes; it gives the client's."""
 
     def __init__(
-        self, dialect: Dialect, asked: Request, *, model: str | None = None, versions: bool = False,
-        max_choices: int = 1024,
+        self, dialect: Dialect, asked: Request, *, ask: Ask | None = None, model: str | None = None,
+        versions: bool = False,
     ) -> None:
-        """`asked` is the client's request as `dialect` has translated it; `model`, if given, replaces its model. With
-        `versions` the engine is one that `tells_versions`. `BadRequest` for more than `max_choices`, of which each
-        would be a call."""
-        if dialect.choices(asked.fields) > max_choices:
-            raise BadRequest(
-                f"a request may ask for {max_choices} choices at most, n times its prompts (the proxy's max_choices)",
-                code="too_many_choices", param="n",
-            )
-        ask = dialect.ask(asked.fields)
+        """`asked` is the client's request as `dialect` has translated it, and `ask` its `question` if that is known;
+        `model`, if given, replaces its model. With `versions` the engine is one that `tells_versions`."""
+        ask = ask or dialect.ask(asked.fields)
         if versions:
             ask = with_versions(ask, asked.fields)
         named = asked.naming(model)

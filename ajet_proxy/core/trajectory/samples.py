@@ -6,7 +6,7 @@ concern it: those without a scope, those of its agent, and those of a call it ho
 
 A sample is named ``EPISODE/INDEX``, counted in the order of first calls, so that equal sets of calls give equal names.
 
-Next: ajet_proxy/core/ledger/commands.py
+Next: ajet_sdk/frame.py
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ that sampled nothing before the others: calls without samples at one prompt form
 The tree of ends is not built token by token: it is read off the sorted ends, in which every text stands right before
 its extensions. So the cost is a sort of byte strings.
 
-Next: ajet_proxy/core/ledger/episode.py
+Next: ajet_trainer/step.py
 """
 
 from __future__ import annotations

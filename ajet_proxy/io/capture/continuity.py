@@ -12,6 +12,8 @@ time, the rendering must be seen to be what the engine reads on the request's ow
 the reported prompt must be the one that was sent, or the engine gets no more. Where the history holds reasoning that a
 parser of the engine may look for in the prompt, one token shows whether it finds the same. Whatever fails, the request
 goes out as it came, and the record says why.
+
+Next: ajet_proxy/core/continuity/memory.py
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -11,12 +9,9 @@ from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Keys
 from ajet_proxy.io.capture.front import FrontSettings
-from ajet_proxy.io.http import client_certificates
-from ajet_proxy.io.http.certificate_renewal import renewed
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages
-from ajet_proxy.io.http.server import MAX_HEADER, Runner
 from ajet_proxy.settings import Config
-from ajet_sdk.settings import ConfigError
 
 BACKLOG = 4096
 
@@ -43,33 +38,6 @@ def settings(config: Config, daemon: str) -> FrontSettings:
         read_timeout=config.read_timeout, max_body=config.max_body, continuity=config.continuity == "auto",
         pauses=config.gate_mode == "pause",
     )
-
-
-def tls(config: Config) -> ssl.SSLContext | None:
-    """What the front's connections are secured with, if they are: the files of `config` as they are at the time."""
-    if config.tls_cert is None:
-        return None
-    files = [file for file in (config.tls_cert, config.tls_key, config.tls_client_ca) if file is not None]
-    return renewed(partial(_context, config), files)
-
-
-def _context(config: Config) -> ssl.SSLContext:
-    assert config.tls_cert is not None
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(config.tls_cert, config.tls_key, password=_passphrase)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"cannot use tls_cert {config.tls_cert} with tls_key {config.tls_key}: {error}") from error
-    if config.tls_client_ca is not None:
-        try:
-            client_certificates.ask_clients(context, config.tls_client_ca)
-        except OSError as error:
-            raise ConfigError(f"cannot use tls_client_ca {config.tls_client_ca}: {error}") from error
-    return context
-
-
-def _passphrase() -> str:
-    raise OSError("the key is encrypted, and nobody can type a passphrase; give one without a passphrase")
 
 
 def _own_names(config: Config) -> tuple[str, ...] | None:

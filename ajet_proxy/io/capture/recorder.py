@@ -1,11 +1,13 @@
 """The calls of one exchange in the ledger: begun, then ended exactly once.
 
-Ending is durable: `end` returns when the journal has it, and only then may the client see the end of its answer. Tokens
-that came without logprobs are scored before that, and only under the weights that sampled them. Losing does not wait,
-because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls.
+Ending is durable: `record` returns when the journal has it, and only then may the client see the end of its answer.
+Tokens that came without logprobs are scored before that, and only under the weights that sampled them. Losing does not
+wait, because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls.
 
 Invariant: a call stays complete only if its client was `sent` the end of its answer, and if the engine did not
-contradict it behind that (`take_back`); whoever relays the answer says so.
+contradict it behind that (`take_back`). The relay says so.
+
+Next: ajet_proxy/io/capture/continuity.py
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, scorer: Scorer, texts: Detokenizer, ledger_port: LedgerPort,
-        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (), finished: Finished | None = None,
+        self, origin: Origin, *, scorer: Callable[[], Scorer], texts: Callable[[], Detokenizer],
+        ledger_port: LedgerPort,
+        marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
     ) -> None:
-        """`finished` is told of each whole choice before it is recorded, and has the last word on where it came from.
-        """
+        """`scorer` and `texts` make what asks the engine more about a choice, which few choices need."""
         self.origin = origin
         self.engine = ""
         """Who answered: the address of the engine's route."""
@@ -54,7 +56,8 @@ class Recorder:
         self._texts = texts
         self._ledger_port = ledger_port
         self._marks = marks
-        self._finished = finished
+        self.finished: Finished | None = None
+        """Is told of each whole choice before it is recorded, and has the last word on where it came from."""
         self._version = origin.policy_version
         self._weights: object = None
         self._changes: list[Change] = []
@@ -74,7 +77,7 @@ class Recorder:
             self._version = version
             self._changes.append(Change(version, exchange.sampled))
 
-    async def end(self, outcomes: Sequence[Outcome]) -> None:
+    async def record(self, outcomes: Sequence[Outcome]) -> None:
         """Record `outcomes`; returns when they are on disk."""
         if self.ended:
             return
@@ -107,7 +110,7 @@ class Recorder:
             self._ledger_port.lose(lost)
 
     async def _scored(self, choice: Unscored) -> Captured | Lost:
-        outcome = await self._scorer.score(choice) if self._same_weights() else None
+        outcome = await self._scorer().score(choice) if self._same_weights() else None
         return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
 
     async def _repeated(self, outcome: Outcome) -> Found | None:
@@ -116,7 +119,7 @@ class Recorder:
             return None
         model = self.origin.model or outcome.model
         calls = await self._ledger_port.complete(self.origin.episode, model, self.origin.agent)
-        return await self._texts.find_same_text(outcome.prompt_token_ids, calls, model=model) if calls else None
+        return await self._texts().find_same_text(outcome.prompt_token_ids, calls, model=model) if calls else None
 
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""
@@ -129,7 +132,7 @@ class Recorder:
         if isinstance(outcome, Lost):
             self.lost.add(outcome.index)
             return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine)
-        if self._finished is not None:
-            origin = self._finished(origin, outcome)
+        if self.finished is not None:
+            origin = self.finished(origin, outcome)
         call = to_packed(outcome, origin, self._changes, self._same_text.get(outcome.index))
         return Whole(origin.episode, call, marks, self.engine)

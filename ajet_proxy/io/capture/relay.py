@@ -1,10 +1,15 @@
 """An engine's answer on its way to the client: captured, or passed through as it is.
 
+A captured answer leaves in two parts. `relay` passes on what comes until it is known what became of the calls, and
+keeps back what completes the answer. `release` lets that go, and what follows. Between the two, `pipeline` has the
+calls recorded.
+
 Invariant: bytes leave in the order in which they came, and those that complete a captured answer leave only after the
-`Recorder` has made its calls durable. Calls whose client went away before those were written to it are lost. A client
-that goes away ends the engine's request at once. What follows the end of an answer leaves as it comes; calls that it
-contradicts are taken back. An answer that breaks off breaks off for the client too, and so does one that the disk does
-not take in time: nothing is made up to end it well.
+`Recorder` has made its calls durable. Calls whose client went away before those were written to it are lost. What
+follows the end of an answer leaves as it comes; calls that it contradicts are taken back. An answer that breaks off
+breaks off for the client too, and so does one that the disk does not take in time: nothing is made up to end it well.
+
+Next: ajet_proxy/core/trajectory/timeline.py
 """
 
 from __future__ import annotations
@@ -12,28 +17,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Final, Protocol
+from typing import Final, Protocol, Self
 
 import aiohttp
 from aiohttp import web
-from msgspec.structs import replace
 
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.exchange import Exchange
-from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, EPISODE_DISCARDED, STALLED
-from ajet_proxy.io.capture.flow_control import Flow
-from ajet_proxy.io.capture.keep_alive import KeepAlive
+from ajet_proxy.core.protocol.usage import Tail
+from ajet_proxy.core.trajectory.call import DISCONNECTED, EPISODE_DISCARDED, STALLED
 from ajet_proxy.io.capture.recorder import Recorder
+from ajet_proxy.io.capture.streaming import KeepAlive, Shortcut
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, as_written, leading_back, response_headers, sendable
-from ajet_proxy.io.http.server import Unmeasured, stalled
+from ajet_proxy.io.http.aiohttp_internals import stalled, unread
+from ajet_proxy.io.http.body import Unmeasured
 from ajet_proxy.io.ledger_port.cancellation import called_off
 from ajet_sdk.errors import EngineError, EngineTimeout
 from ajet_sdk.routes import HEADER_CALL, HEADER_EPISODE
 
-_NO_ROUTE: Final = (404, 405, 501)
-"""How an engine says that it does not have a route."""
-REFUSED: Final = (400, 403, 422)
-"""How an engine says that it does not take a field, or not from everybody."""
 MAX_NAMED: Final = 100
 """An answer names so many of its calls at most: clients refuse headers of more than about 8 kB."""
 _BROKEN: Final = (aiohttp.ClientError, TimeoutError)
@@ -55,7 +56,7 @@ class Streamed(Unmeasured):
         self.lacking = _lacking(headers)
 
 
-class Document(web.Response):
+class WholeAnswer(web.Response):
     """An engine's answer in one piece, with the engine's headers, `body` in place of its body, and perhaps `status`.
     Its ``sent`` is called when all of it has left, ``unsent`` if the client goes away before that."""
 
@@ -84,67 +85,179 @@ def _lacking(headers: Mapping[str, str]) -> list[str]:
 
 async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
     """A signal of the application: take out again what aiohttp adds to every answer and this engine did not send."""
-    if isinstance(response, Streamed | Document):
+    if isinstance(response, Streamed | WholeAnswer):
         for name in response.lacking:
             response.headers.pop(name, None)
 
 
-async def captured(
-    http: web.Request, request: EngineRequest, exchange: Exchange, recorder: Recorder, upstream: Sender,
-    *, keep_alive_s: float, own: EngineRequest | None = None, heard: Callable[[bytes], None] | None = None,
-) -> web.StreamResponse:
-    """Send `request`, give the client what `exchange` makes of the answer, and record its calls. A stream whose engine
-    is silent for `keep_alive_s` (0: however long) is kept alive in the client's protocol. `own` is what an engine is
-    asked that has no route for `request`. `heard` gets an answer that is not captured."""
-    try:
-        answer, asked = await _ask(request, exchange, upstream, own)
-        recorder.engine = str(answer.url).partition("?")[0]
+class _Relay:
+    """One captured answer. A context, which closes the answer when it is left. `relay` passes on what comes until the
+    exchange is settled. `release` is for when the calls are recorded: what was kept back leaves, and all that follows.
+    """
+
+    def __init__(
+        self, http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange,
+        recorder: Recorder, tail: Tail | None, keep_alive_s: float,
+    ) -> None:
+        """`answer` is the engine's to `request`; `exchange` has seen its headers. `tail` gets an answer that is not
+        captured. A stream whose engine is silent for `keep_alive_s` (0: however long) is kept alive in the client's
+        protocol."""
+        self._http = http
+        self._answer = answer
+        self._request = request
+        self._exchange = exchange
+        self._recorder = recorder
+        self._keep_alive_s = keep_alive_s
+        self._tail = tail
+        self._open = ExitStack()
+        """What ends with the answer."""
+        self._open.callback(answer.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def _address(self, response: web.StreamResponse) -> None:
+        """The headers that are ours."""
+        if self._answer.status < 400:
+            response.headers[HEADER_EPISODE] = self._recorder.origin.episode
+            response.headers[HEADER_CALL] = ",".join(self._recorder.origin.calls[:MAX_NAMED])
+        _lead_back(self._http, self._answer, self._request, response)
+
+
+class WholeRelay(_Relay):
+    """An answer in one piece, kept back as a whole."""
+
+    _body: bytes | None = None
+    _error: Exception | None = None
+
+    async def relay(self) -> None:
+        if not self._exchange.settled:
+            await self._read()
+
+    async def release(self) -> web.StreamResponse:
+        if self._body is None and self._error is None:
+            await self._read()
+        if isinstance(self._error, TimeoutError):
+            raise EngineTimeout(
+                "the engine stopped in the middle of its answer", code="engine_timeout"
+            ) from self._error
+        if self._body is None:
+            raise EngineError("the engine's answer broke off", code="engine_broken") from self._error
+        response = WholeAnswer(self._answer, self._body, self._exchange.status)
+        response.unsent = lambda: self._recorder.lose(why_gone(self._http))
+        response.sent = self._recorder.sent
+        self._address(response)
+        return response
+
+    async def _read(self) -> None:
         try:
-            exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
-            if exchange.settled:
-                await recorder.end(exchange.outcomes)
-            told = heard if exchange.skip is not None else None
-            if exchange.buffered:
-                document = await _document(answer, exchange, recorder, told)
-                document.unsent, document.sent = lambda: recorder.lose(_gone(http)), recorder.sent
-                _lead_back(http, answer, asked, document)
-                return document
-            response = Streamed(answer, keep_length=exchange.settled)
-            _lead_back(http, answer, asked, response)
-            return await _stream(http, answer, response, exchange, recorder, keep_alive_s, told)
-        finally:
-            answer.close()
-    except (asyncio.CancelledError, ConnectionError):
-        recorder.lose(_gone(http))
-        raise
-    except BaseException:
-        recorder.lose(ENGINE_ERROR)
-        raise
+            data = await self._answer.read()
+        except _BROKEN as error:
+            self._error = error
+            self._exchange.abort()
+            return
+        if self._tail is not None:
+            self._tail.feed(data)
+        self._exchange.feed(data)
+        self._body = b"".join(self._exchange.finish())
+        self._recorder.note_version(self._exchange)
 
 
-def _gone(http: web.Request) -> str:
+class StreamRelay(_Relay):
+    """An answer that leaves as it comes, except for its end."""
+
+    _shortcut: Shortcut | None = None
+    _take: Callable[[bytes], list[bytes]]
+    """What the client gets of a piece of the answer."""
+    _rest: list[bytes] | None = None
+    """What the client gets once no more comes."""
+    _is_cut = False
+
+    async def relay(self) -> None:
+        if self._exchange.settled:  # nothing of it is captured
+            return
+        shortcut = await self._begin()
+        while not self._exchange.settled:
+            await self._pass_on()
+            if not self._exchange.settled:
+                await shortcut.run()
+
+    async def release(self) -> web.StreamResponse:
+        if self._shortcut is None:
+            await self._begin()
+        elif self._rest is None:
+            await self._write_end(self._exchange.release())
+        while self._rest is None:
+            await self._pass_on()
+            if self._exchange.contradicted is not None:
+                self._recorder.take_back(self._exchange.contradicted)
+        self._open.close()
+        await self._write_end(self._rest)
+        if not self._is_cut:
+            await self._response.write_eof()
+            return self._response
+        return _cut(self._http, self._response)
+
+    async def _begin(self) -> Shortcut:
+        """Send the headers, and get ready for the body."""
+        http, exchange, recorder, tail = self._http, self._exchange, self._recorder, self._tail
+        self._response = response = Streamed(self._answer, keep_length=exchange.settled)
+        self._address(response)
+        await response.prepare(http)
+        silence = self._open.enter_context(KeepAlive(response, exchange, self._keep_alive_s))
+
+        def take(data: bytes) -> list[bytes]:
+            silence.looks = 0
+            if tail is not None:
+                tail.feed(data)
+            recorder.note_version(exchange)
+            return exchange.feed(data)
+
+        self._take = take
+        self._shortcut = self._open.enter_context(
+            Shortcut(http, self._answer, response, take=take, enough=lambda: exchange.settled)
+        )
+        return self._shortcut
+
+    async def _pass_on(self) -> None:
+        """Wait for what comes next, and write what the client gets of it at once."""
+        try:
+            data = await self._answer.content.readany()
+        except _BROKEN:
+            self._is_cut = True
+            self._rest = [*self._exchange.feed(unread(self._answer)), *self._exchange.abort()]
+            return
+        if data:
+            await _write(self._response, self._take(data))
+        else:
+            self._rest = self._exchange.finish()
+
+    async def _write_end(self, parts: list[bytes]) -> None:
+        """Write what the client gets of a whole answer, or what follows that."""
+        await _write(self._response, parts)
+        self._recorder.sent()
+
+
+Relay = WholeRelay | StreamRelay
+
+
+def relaying(
+    http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange, recorder: Recorder,
+    tail: Tail | None, *, keep_alive_s: float,
+) -> Relay:
+    """The relay of `answer`, of which `exchange` gets the headers."""
+    recorder.engine = str(answer.url).partition("?")[0]
+    exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
+    kind = WholeRelay if exchange.buffered else StreamRelay
+    return kind(http, answer, request, exchange, recorder, tail, keep_alive_s)
+
+
+def why_gone(http: web.Request) -> str:
     """Why the client of `http` gets no end of its answer."""
     return EPISODE_DISCARDED if called_off(http) else STALLED if stalled(http) else DISCONNECTED
-
-
-async def _ask(
-    request: EngineRequest, exchange: Exchange, upstream: Sender, instead: EngineRequest | None
-) -> tuple[aiohttp.ClientResponse, EngineRequest]:
-    """The engine's answer to `request`, or to what it is asked if it does not take that; and what it was asked."""
-    answer = await upstream.send(request)
-    if answer.status in REFUSED and exchange.retreat():
-        answer.close()
-        return await upstream.send(replace(request, body=exchange.upstream_body)), request
-    if answer.status in _NO_ROUTE and instead is not None:
-        with ExitStack() as refused:
-            refused.callback(answer.close)
-            own = await upstream.send(instead)
-            if own.status not in _NO_ROUTE:
-                exchange.pass_by()
-                return own, instead
-            own.close()
-            refused.pop_all()
-    return answer, request
 
 
 async def passed(
@@ -160,7 +273,7 @@ async def passed(
             try:
                 data = await answer.content.readany()
             except _BROKEN:
-                await _write(response, [_left(answer)])
+                await _write(response, [unread(answer)])
                 return _cut(http, response)
             if not data:
                 break
@@ -172,10 +285,8 @@ async def passed(
         answer.close()
 
 
-async def retold(
-    request: EngineRequest, upstream: Upstream, show: Callable[[bytes], bytes]
-) -> web.StreamResponse:
-    """Send `request` and give the client what `show` makes of an answer in one piece."""
+async def stored(request: EngineRequest, upstream: Upstream, show: Callable[[bytes], bytes]) -> web.StreamResponse:
+    """Send `request`, which fetches a response that the engine keeps, and give the client what `show` makes of it."""
     answer = await upstream.send(request)
     try:
         body = await answer.read()
@@ -183,86 +294,7 @@ async def retold(
         raise EngineError("the engine's answer broke off", code="engine_broken") from error
     finally:
         answer.close()
-    return Document(answer, show(body) if answer.status == 200 else body, None)
-
-
-async def _document(
-    answer: aiohttp.ClientResponse, exchange: Exchange, recorder: Recorder, heard: Callable[[bytes], None] | None
-) -> Document:
-    """An answer in one piece, kept back as a whole."""
-    try:
-        data = await answer.read()
-        if heard is not None:
-            heard(data)
-        exchange.feed(data)
-    except _BROKEN as error:
-        exchange.abort()
-        await recorder.end(exchange.outcomes)
-        if isinstance(error, TimeoutError):
-            raise EngineTimeout("the engine stopped in the middle of its answer", code="engine_timeout") from error
-        raise EngineError("the engine's answer broke off", code="engine_broken") from error
-    body = b"".join(exchange.finish())
-    recorder.note_version(exchange)
-    await recorder.end(exchange.outcomes)
-    response = Document(answer, body, exchange.status)
-    if answer.status < 400:
-        _name(response, recorder)
-    return response
-
-
-async def _stream(
-    http: web.Request, answer: aiohttp.ClientResponse, response: Streamed, exchange: Exchange, recorder: Recorder,
-    keep_alive_s: float, heard: Callable[[bytes], None] | None,
-) -> web.StreamResponse:
-    """An answer that leaves as it comes, except for its end."""
-    if answer.status < 400:
-        _name(response, recorder)
-    await response.prepare(http)
-    silence = KeepAlive(response, exchange, keep_alive_s)
-
-    def take(data: bytes) -> list[bytes]:
-        silence.looks = 0
-        if heard is not None:
-            heard(data)
-        recorder.note_version(exchange)
-        return exchange.feed(data)
-
-    with silence, Flow(http, answer, response, take=take, enough=lambda: exchange.settled) as flow:
-        while True:
-            try:
-                data = await answer.content.readany()
-            except _BROKEN:
-                rest = [*exchange.feed(_left(answer)), *exchange.abort()]
-                await _record(exchange, recorder)
-                await _write_end(response, rest, recorder)
-                return _cut(http, response)
-            if not data:
-                break
-            await _write(response, take(data))
-            if not exchange.settled:
-                await flow.run()
-            if exchange.settled and not recorder.ended:
-                await recorder.end(exchange.outcomes)
-                await _write_end(response, exchange.release(), recorder)
-            elif exchange.contradicted is not None:
-                recorder.take_back(exchange.contradicted)
-        rest = exchange.finish()
-        await _record(exchange, recorder)
-    await _write_end(response, rest, recorder)
-    await response.write_eof()
-    return response
-
-
-async def _record(exchange: Exchange, recorder: Recorder) -> None:
-    """Nothing more comes: record the calls, or take back those that are recorded and were contradicted since."""
-    await recorder.end(exchange.outcomes)
-    if exchange.contradicted is not None:
-        recorder.take_back(exchange.contradicted)
-
-
-def _left(answer: aiohttp.ClientResponse) -> bytes:
-    """What came before an answer broke off and was not read yet: aiohttp tells of the break first, and keeps it."""
-    return answer.content._read_nowait(-1)
+    return WholeAnswer(answer, show(body) if answer.status == 200 else body, None)
 
 
 def _lead_back(
@@ -277,20 +309,9 @@ def _lead_back(
         )
 
 
-def _name(response: web.StreamResponse, recorder: Recorder) -> None:
-    response.headers[HEADER_EPISODE] = recorder.origin.episode
-    response.headers[HEADER_CALL] = ",".join(recorder.origin.calls[:MAX_NAMED])
-
-
 async def _write(response: web.StreamResponse, parts: list[bytes]) -> None:
     if data := b"".join(parts):
         await response.write(data)
-
-
-async def _write_end(response: web.StreamResponse, parts: list[bytes], recorder: Recorder) -> None:
-    """Write what the client gets of a whole answer, or what follows that."""
-    await _write(response, parts)
-    recorder.sent()
 
 
 def _cut(http: web.Request, response: web.StreamResponse) -> web.StreamResponse:

@@ -23,9 +23,9 @@ from ajet_proxy.core.identity.keys import Keys, key_in
 from ajet_proxy.io.capture import relay
 from ajet_proxy.io.engines.upstream import HOP_BY_HOP, EngineRequest, as_written
 from ajet_proxy.io.http import body as body_of
-from ajet_proxy.io.http import client_certificates
+from ajet_proxy.io.http import tls
+from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
 from ajet_proxy.io.http.errors import Handler
-from ajet_proxy.io.http.server import PATIENCE_S
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_sdk.errors import NotReady
@@ -76,7 +76,7 @@ class ControlRelay:
             if name.lower() not in _OURS and is_text(value)
         )
         headers[PEER], headers[SCHEME] = http.remote or "", http.scheme
-        if (shown := client_certificates.subject(http)) is not None:
+        if (shown := tls.subject(http)) is not None:
             headers[CERTIFICATE] = quote(shown)
         request = EngineRequest(http.method, http.rel_url.raw_path_qs, headers, body or None, model="", sticky="")
         return await relay.passed(http, request, self)
@@ -101,5 +101,5 @@ async def relayed(http: web.Request, handler: Handler) -> web.StreamResponse:
     shown = headers.pop(CERTIFICATE, None)
     request = http.clone(headers=headers, **told)
     if shown is not None:
-        request[client_certificates.SUBJECT] = unquote(shown)
+        request[tls.SUBJECT] = unquote(shown)
     return await handler(request)

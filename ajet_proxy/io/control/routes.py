@@ -28,9 +28,9 @@ from ajet_proxy.io.control.dashboard import add_page
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http import body as body_of
-from ajet_proxy.io.http import client_certificates
+from ajet_proxy.io.http import tls
+from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
 from ajet_proxy.io.http.audit import BEGUN, SUBJECT
-from ajet_proxy.io.http.server import PATIENCE_S, Unmeasured
 from ajet_proxy.io.intercept.tunnels import Interception
 from ajet_proxy.io.ledger_port.gatekeeper import RETRY_AFTER_S, Gatekeeper
 from ajet_proxy.io.runtime.clock import Clock
@@ -50,6 +50,8 @@ KEY_TTL_S = 7 * 86400.0
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
+KEY_TTL_S = 7 * 86400.0
+"""An episode's key lives this long, or as long as the episode may be open."""
 
 
 class Control:
@@ -95,7 +97,7 @@ class Control:
             claims = self._claims(http)
             check_scope(claims, route.scope)
             if self._config.tls_client_ca is not None and route.scope == "trainer":
-                client_certificates.demand(http)
+                tls.demand(http)
             most = MAX_OPENING if route.name == "open_episode" else body_of.MAX_CONTROL
             body = await self._decode(http, most) if route.body is not None else None
             request = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
@@ -129,7 +131,7 @@ class Control:
         """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
         `ajet_sdk.routes.parse` checks."""
         most = min(self._config.max_body, most)
-        raw = await body_of.read(http, max_body=most, limit_s=self._client_timeout, budget=self._budget)
+        raw = await body_of.read(http, max_body=most, limit_s=PATIENCE_S, budget=self._budget)
         if not raw.strip():
             return None
         try:
@@ -341,7 +343,7 @@ async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse
     body = answer.body
     if body is None or not any(isinstance(value, Iterator) for value in body.values()):
         return web.json_response(body, status=answer.status)
-    response = Unmeasured(status=answer.status)
+    response = body_of.Unmeasured(status=answer.status)
     response.content_type, response.charset = "application/json", "utf-8"
     await response.prepare(http)
     written = _written(body)

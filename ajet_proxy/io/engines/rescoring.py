@@ -26,19 +26,19 @@ LIMIT_S = 60.0
 
 
 class Scorer:
-    """Scores the choices of one `request`; `salt` is its ``cache_salt``."""
+    """Scores the choices of one `request`; `cache_salt` is that of its exchange."""
 
-    def __init__(self, upstream: Upstream, request: EngineRequest, salt: Any, metrics: Metrics) -> None:
+    def __init__(self, upstream: Upstream, request: EngineRequest, cache_salt: Any, metrics: Metrics) -> None:
         self._upstream = upstream
         self._request = request
-        self._salt = salt
+        self._cache_salt = cache_salt
         self._metrics = metrics
 
     async def score(self, choice: Unscored) -> Captured | Lost:
         """`choice` with its logprobs."""
         self._metrics.inc("ajet_scored_calls_total")
         model = self._request.model or choice.model
-        body = scoring.question(choice, model=model, salt=self._salt)
+        body = scoring.question(choice, model=model, salt=self._cache_salt)
         try:
             async with asyncio.timeout(LIMIT_S):
                 answer = await self._upstream.send(replace(self._request, target=scoring.TARGET, body=body))

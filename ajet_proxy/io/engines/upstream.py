@@ -2,7 +2,7 @@
 
 vLLM closes an idle connection after 5 seconds; ours are given up after 4, and a request that meets a connection closed
 in that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. Whether a byte came
-is seen where bytes come in (`Way`), because aiohttp's errors do not tell. An engine that cannot be reached is left
+is seen where bytes come in (`Tap`), because aiohttp's errors do not tell. An engine that cannot be reached is left
 alone for a while and the next is tried; any other failure is the caller's to see, because the engine may have begun to
 generate.
 
@@ -14,25 +14,23 @@ answer takes unless one is configured, because it would be a bias against long e
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from contextvars import ContextVar
-from time import monotonic
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import aiohttp
+from aiohttp import web
 from msgspec import Struct
 from multidict import CIMultiDict
 from yarl import URL
 
-from ajet_proxy.core.identity.headers import is_text
+from ajet_proxy.core.identity.headers import Headers, is_text
 from ajet_proxy.core.identity.keys import holds_key
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.http.decompression import coding_of
-from ajet_proxy.io.http.server import MAX_HEADER
+from ajet_proxy.io.http.aiohttp_internals import LATEST, MAX_HEADER, Pool, break_off, tap_of
+from ajet_proxy.io.http.body import coding_of
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
@@ -75,77 +73,6 @@ class _Away(NamedTuple):
     pause: float
 
 
-class Way(asyncio.BaseProtocol):
-    """Stands between a connection and aiohttp's `reader` of it: notes whether anything came back, tells who follows an
-    answer, and sees to it that an answer breaks off with its connection."""
-
-    def __init__(self, reader: asyncio.Protocol) -> None:
-        self._reader = reader
-        self.reused = False
-        self.listen()
-
-    def listen(self) -> None:
-        """A request is written: nothing came back to it yet."""
-        self.heard = False
-        self.since = monotonic()
-        self.content: aiohttp.StreamReader | None = None
-        """The body of the answer that comes."""
-        self._told: Callable[[], None] | None = None
-        self.data_received = self._first
-
-    def follow(self, told: Callable[[], None]) -> None:
-        """Have `told` called whenever the reader has got something, until `leave` or the connection's next request."""
-        self._told = told
-        self.data_received = self._followed
-
-    def leave(self, told: Callable[[], None]) -> None:
-        if self._told == told:
-            self._told = None
-            self.data_received = self._reader.data_received
-
-    def _followed(self, data: bytes) -> None:
-        self._reader.data_received(data)
-        if self._told is not None:
-            self._told()
-
-    def _first(self, data: bytes) -> None:
-        self.heard = True
-        self.data_received = self._reader.data_received  # the rest goes there at once: a call less for each piece
-        self._reader.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self._reader.eof_received()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._reader.connection_lost(exc)
-        if self.content is not None:
-            break_off(self.content)
-
-    def pause_writing(self) -> None:
-        self._reader.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._reader.resume_writing()
-
-
-_WAY: ContextVar[Way | None] = ContextVar("way")
-"""The connection that the request of this task was written to last."""
-
-
-def way_of(answer: aiohttp.ClientResponse) -> Way | None:
-    """The way that `answer` comes; None once it is all there, when others may have the connection, or broken off."""
-    connection = answer.connection
-    way = None if connection is None or connection.transport is None else connection.transport.get_protocol()
-    return way if isinstance(way, Way) else None
-
-
-def break_off(content: aiohttp.StreamReader) -> None:
-    """Nothing more comes of `content`. aiohttp tells it so, but for chunks whose framing is broken: it closes the
-    connection, and whoever reads would wait for ever."""
-    if not content.is_eof() and content.exception() is None:
-        content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
-
-
 def watched(address: aiohttp.AddrInfoType) -> socket.socket:
     """A socket for `address` whose connection breaks off some two minutes after the other host is gone."""
     family, kind, protocol, *_ = address
@@ -153,23 +80,6 @@ def watched(address: aiohttp.AddrInfoType) -> socket.socket:
     for option in watching():
         made.setsockopt(*option)
     return made
-
-
-class Pool(aiohttp.TCPConnector):
-    """A connection pool that tells which connection a request got."""
-
-    async def connect(self, *request: Any, **more: Any) -> Any:
-        connection = await super().connect(*request, **more)
-        if (transport := connection.transport) is not None:
-            way = transport.get_protocol()
-            if isinstance(way, Way):
-                way.reused = True
-                way.listen()
-            else:
-                way = Way(cast(asyncio.Protocol, way))
-                transport.set_protocol(way)
-            _WAY.set(way)
-        return connection
 
 
 class Upstream:
@@ -214,7 +124,7 @@ class Upstream:
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The engine's answer as soon as its headers are there; `EngineError` or `EngineTimeout` if none comes."""
-        failure: AjetError = NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
+        failure: AjetError | None = None
         for url in self.order(request.model, request.sticky):
             if (away := self._away.get(url)) is not None:  # while this request looks, others leave the engine alone
                 until = self._clock.now() + COOLDOWN_S + (self._timeout.sock_connect or 0.0)
@@ -230,7 +140,7 @@ class Upstream:
                 if self._away.pop(url, None) is not None:
                     logger.warning("the engine at %s is back", url)
                 return answer
-        raise failure
+        raise failure or NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
 
     def _leave_alone(self, url: str, why: AjetError, *, longer: bool) -> None:
         """Others are asked before an engine that could not be reached, `longer` each time if to find that out took
@@ -242,14 +152,12 @@ class Upstream:
         self._away[url] = _Away(self._clock.now() + pause, pause)
 
     async def _send_to(self, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
-        _WAY.set(None)
+        LATEST.set(None)
         try:
             return await self._request(self._pooled, url, request)
         except aiohttp.ClientConnectionError as error:
-            way = _WAY.get()
-            if way is None or way.heard or not way.reused or isinstance(error, TimeoutError):
-                raise
-            if monotonic() - way.since > AT_ONCE_S:
+            tap = LATEST.get()
+            if tap is None or tap.heard or not tap.reused or isinstance(error, TimeoutError) or tap.age() > AT_ONCE_S:
                 raise
         self._metrics.inc("ajet_upstream_retries_total")
         return await self._request(self._fresh, url, request)
@@ -262,8 +170,8 @@ class Upstream:
             request.method, URL(url + request.target, encoded=True), data=request.body, headers=request.headers,
             allow_redirects=False,
         )
-        if (way := way_of(answer)) is not None:
-            way.content = answer.content
+        if (tap := tap_of(answer)) is not None:
+            tap.content = answer.content
         elif answer.connection is not None:
             break_off(answer.content)
         return answer
@@ -285,6 +193,31 @@ class Upstream:
         if isinstance(error, aiohttp.ClientResponseError):
             what = "gave an answer that is not HTTP, or whose head is too long"
         return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
+
+
+class Forwarding:
+    """How clients' requests go on to the engines: without keys of ours (`is_ours`), with `upstream_key` in place of any
+    other, and under the name of this `daemon`."""
+
+    def __init__(self, *, daemon: str, upstream_key: str | None, is_ours: Callable[[str], bool]) -> None:
+        self._daemon = daemon
+        self._upstream_key = upstream_key
+        self._is_ours = is_ours
+
+    def request(
+        self, http: web.Request, headers: Headers, path: str, body: bytes | None, *, model: str = "",
+        sticky: str = "", identity: bool = True,
+    ) -> EngineRequest:
+        """The request of `http` for the engine's route `path`, with its query and those of its `headers` that count."""
+        query = http.rel_url.raw_query_string
+        return EngineRequest(
+            method=http.method, target=f"{path}?{query}" if query else path,
+            headers=request_headers(
+                headers.sent.items(), is_ours=self._is_ours, upstream_key=self._upstream_key, identity=identity,
+                daemon=self._daemon,
+            ),
+            body=body, model=model, sticky=sticky,
+        )
 
 
 def request_headers(

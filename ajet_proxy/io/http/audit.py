@@ -27,7 +27,7 @@ from aiohttp import web
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Keys, key_id
 from ajet_proxy.core.identity.ladder import key_of, split_path
-from ajet_proxy.io.http import client_certificates
+from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.errors import Handler
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.routes import HEADER_EPISODE, HEADER_REWARD, PREFIX, ROUTES, check_id
@@ -145,7 +145,7 @@ def audited(
 
 
 def _certificate(http: web.Request) -> dict[str, str]:
-    shown = client_certificates.subject(http)
+    shown = tls.subject(http)
     return {} if shown is None else {"certificate": shown}
 
 

@@ -104,7 +104,7 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
     """A middleware: where no key is needed, a web page of another site must not use its visitor's browser to reach us.
 
     Browsers say in ``Origin`` which site a page is from; only pages of this machine may. They leave it out when a page
-    reads from its own site, and whoever owns a site's name can let it mean this machine (DNS rebinding): so a request
+    reads from its own site, and the owner of a site's name can let it mean this machine (DNS rebinding): so a request
     must also call us by an address, ``localhost`` or one of `names` (None: by any name).
     """
 

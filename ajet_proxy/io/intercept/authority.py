@@ -1,6 +1,6 @@
 """The interceptor's certificate authority on disk: who may read it, how long it holds, and what programs must trust.
 
-mitmproxy makes the authority once, in a directory of its own; whoever reads its key can stand in for any host that a
+mitmproxy makes the authority once, in a directory of its own. A reader of its key can stand in for any host that a
 program of ours believes in. So before each start the key must be its owner's alone. One that others can read is
 refused and not quietly repaired: only the operator can know whether somebody has read it.
 

@@ -1,6 +1,8 @@
 """The `LedgerPort` of the process that has the ledger.
 
 Its answers are the ledger's, and what it is told becomes events, which `Store` puts on disk.
+
+Next: ajet_proxy/core/ledger/episode.py
 """
 
 from __future__ import annotations

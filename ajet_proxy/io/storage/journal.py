@@ -14,6 +14,8 @@ Invariant: what `durable` counts survives a kill and a power cut. When the disk 
 file is cut back to its last durable record and all that is pending is written again, in order, until it works. Nothing
 counts as durable in a file that a start would not find: around each write, and as often when there is none, the writer
 looks whether its segment still stands at its path, as long as it left it. Put back there, it goes on.
+
+Next: ajet_proxy/io/capture/recorder.py
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ A write costs the same for one record as for many. So what nobody waits for goes
 Invariant: what anybody is told to have happened is on disk. While the journal cannot write, no new
 work is taken in (503); the end of work that was taken in before still counts, and waits for the disk. Nobody waits for
 longer than ``patience_s``.
+
+Next: ajet_proxy/io/storage/journal.py
 """
 
 from __future__ import annotations

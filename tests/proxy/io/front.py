@@ -21,8 +21,8 @@ from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, E
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.capture.front import FrontSettings, HttpFront
 from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger
-from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import VALUES, Facts, RemotePort

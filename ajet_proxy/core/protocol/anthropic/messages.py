@@ -4,9 +4,6 @@ vLLM has this route itself and answers it by translating to chat and back, but i
 does the translating (`request`, `answer`), asks the chat route as `chat` does, and captures the call from its answer.
 The client gets, event for event, what vLLM's own translation would have made of it. Two things vLLM decides by the
 model's chat template: they are a `Template`, which is found out by asking the engine.
-
-An engine may speak the protocol and have no chat route: then request and answer pass as they are (`Passthrough`), and
-no call comes of them, because there is nobody to ask for ids.
 """
 
 from __future__ import annotations
@@ -20,9 +17,7 @@ from ajet_proxy.core.protocol.anthropic.request import to_chat
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.dialect import Ask, Dialect
-from ajet_proxy.core.protocol.reading import Reading
 from ajet_proxy.core.protocol.request import Request
-from ajet_proxy.core.trajectory.call import NO_CHAT_ROUTE
 from ajet_sdk.errors import BadRequest
 
 
@@ -48,21 +43,6 @@ class Messages(Dialect):
 
     def reader(self, ask: Ask) -> MessagesReading:
         return MessagesReading(CHAT, ask)
-
-
-class Passthrough(Dialect):
-    """The `Dialect` that asks for what `dialect` carries, on the client's own route."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self.name = dialect.name
-        self.path = self.target = dialect.path
-        self.keep_alive = dialect.keep_alive
-
-    def ask(self, request: Mapping[str, Any]) -> Ask:
-        return Ask(skip=NO_CHAT_ROUTE)
-
-    def reader(self, ask: Ask) -> Reading:
-        return Reading(CHAT, ask)
 
 
 MESSAGES = Messages()

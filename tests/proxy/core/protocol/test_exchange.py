@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol import exchange as machine
 from ajet_proxy.core.protocol.dialect import Ask
-from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.reading import Reading
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
@@ -307,10 +307,10 @@ def test_a_request_asks_for_no_more_choices_than_it_may(path: str, asked: dict[s
     """However many it asks for, nothing is made of them before that is known."""
     dialect, request = CAPTURED[path], Request(json.dumps(asked).encode())
     if choices < 10:
-        assert Exchange(dialect, request, max_choices=choices).choices == choices
+        assert Exchange(dialect, request, ask=question(dialect, request, choices)).choices == choices
     most = min(choices - 1, 1024)
     with pytest.raises(BadRequest, match=rf"{most} choices at most, .* \(the proxy's max_choices\)") as caught:
-        Exchange(dialect, request, max_choices=most)
+        question(dialect, request, most)
     assert (caught.value.code, caught.value.param) == ("too_many_choices", "n")
 
 
@@ -341,6 +341,12 @@ def test_the_engines_answer_to_the_clients_own_request_is_not_translated(
     assert running.settled and not running.buffered and not running.patient
     assert reasons(running.outcomes) == [reason] * 2
     assert running.feed(b"data: any\n") + running.abort() == [b"data: any\n"]
+
+
+def test_a_request_that_is_not_carried_goes_out_as_it_is() -> None:
+    body = b'{ "model": "m", "messages": [{"role": "user", "content": [{"type": "document"}]}] }'
+    running = Exchange(Shout(), Request(body), ask=Ask(skip="no_chat_route"), versions=True)
+    assert (running.upstream_body, running.altered, running.choices) == (body, (), 1)
 
 
 def test_an_error_is_translated_too() -> None:

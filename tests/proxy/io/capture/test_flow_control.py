@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 from aiohttp.base_protocol import BaseProtocol
 
-from ajet_proxy.io.capture.flow_control import Flow
-from ajet_proxy.io.engines.upstream import Way
+from ajet_proxy.io.capture.streaming import Shortcut
+from ajet_proxy.io.http.aiohttp_internals import Tap
 
 CHUNKED = {"Transfer-Encoding": "chunked"}
 
@@ -68,11 +68,11 @@ class Scene:
     ) -> None:
         self.reader, self.client, self.ended = Reader(), Client(), False
         self.content = self.reader.content
-        self.way = Way(self.reader)
+        self.way = Tap(self.reader)
         http: Any = SimpleNamespace(transport=self.client if client else None)
         answer: Any = Incoming(self.content, self.way if pooled else self.reader)
         response: Any = SimpleNamespace(headers=CHUNKED if headers is None else headers)
-        self.flow = Flow(http, answer, response, take=take, enough=lambda: self.ended)
+        self.flow = Shortcut(http, answer, response, take=take, enough=lambda: self.ended)
 
     def come(self, data: bytes) -> None:
         self.way.data_received(data)
@@ -252,7 +252,7 @@ async def test_whoever_has_left_hears_no_more() -> None:
 async def test_leaving_late_disturbs_nobody_who_has_the_connection_by_then() -> None:
     """aiohttp gives a connection back as soon as its answer is all there, which is before the task leaves."""
     reader = Reader()
-    way, heard = Way(reader), []
+    way, heard = Tap(reader), []
     way.follow(lambda: heard.append("first"))
 
     def second() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.io.capture.keep_alive import LOOKS, KeepAlive
+from ajet_proxy.io.capture.streaming import LOOKS, KeepAlive
 
 
 class Exchange:

@@ -45,7 +45,7 @@ def port_of(store: MemoryStore) -> LocalPort:
     ledger, clock = store.state, Clock()
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
     engines = Engines({}, ledger.upstreams, ledger.models)
-    return LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type]
+    return LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=Metrics())  # type: ignore[arg-type,return-value]
 
 
 def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
@@ -54,7 +54,7 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
         tenant="", body_hash="", idempotency_key=None, retries=0,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    return Recorder(origin, scorer=scoring, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type]
+    return Recorder(origin, scorer=lambda: scoring, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type,return-value]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -68,7 +68,7 @@ async def test_every_choice_ends_and_the_task_is_named_once() -> None:
     store = MemoryStore()
     recorder = begun(store)
     assert not recorder.ended
-    await recorder.end(WHOLE)
+    await recorder.record(WHOLE)
     assert recorder.ended and ends(store) == ["c0", "c1"]
     assert [event.task for event in store.durable if isinstance(event, TaskNamed)] == [prompt_hash((1, 2))]
 
@@ -76,8 +76,8 @@ async def test_every_choice_ends_and_the_task_is_named_once() -> None:
 async def test_the_first_end_counts() -> None:
     store = MemoryStore()
     recorder = begun(store)
-    await recorder.end((WHOLE[0], Lost(1, "no_logprobs")))
-    await recorder.end(WHOLE)
+    await recorder.record((WHOLE[0], Lost(1, "no_logprobs")))
+    await recorder.record(WHOLE)
     recorder.sent()
     recorder.lose()
     assert ends(store) == ["c0", "c1: no_logprobs"]
@@ -86,7 +86,7 @@ async def test_the_first_end_counts() -> None:
 async def test_what_is_whole_is_lost_once_if_its_client_was_not_sent_the_end() -> None:
     store = MemoryStore()
     recorder = begun(store)
-    await recorder.end((WHOLE[0], Lost(1, "no_logprobs")))
+    await recorder.record((WHOLE[0], Lost(1, "no_logprobs")))
     recorder.lose("stalled")
     recorder.lose()
     assert ends(store) == ["c0", "c1: no_logprobs", "c0: stalled"]
@@ -96,7 +96,7 @@ async def test_what_is_whole_is_lost_once_if_its_client_was_not_sent_the_end() -
 async def test_what_the_engine_contradicts_is_taken_back_once_although_the_end_was_sent() -> None:
     store = MemoryStore()
     recorder = begun(store)
-    await recorder.end((WHOLE[0], Lost(1, "no_logprobs")))
+    await recorder.record((WHOLE[0], Lost(1, "no_logprobs")))
     recorder.sent = True
     recorder.take_back("capture_failed")
     recorder.take_back("engine_error")
@@ -110,22 +110,22 @@ async def test_losing_takes_every_choice() -> None:
     recorder = begun(store)
     recorder.lose()
     recorder.lose("engine_error")
-    await recorder.end(WHOLE)
+    await recorder.record(WHOLE)
     assert ends(store) == ["c0: disconnected", "c1: disconnected"]
 
 
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
     origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
-    recorder = Recorder(origin, scorer=None, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type]
-    await recorder.end(WHOLE[:1])
+    recorder = Recorder(origin, scorer=None, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type,return-value]
+    await recorder.record(WHOLE[:1])
     assert recorder.ended and store.durable == []
 
 
 async def test_tokens_without_logprobs_are_scored_before_they_count() -> None:
     store = MemoryStore()
     scoring = Scoring(store)
-    await begun(store, scoring).end((WHOLE[0], RAW))
+    await begun(store, scoring).record((WHOLE[0], RAW))
     assert scoring.asked == [RAW]
     assert ends(store) == ["c0", "c1"]
 
@@ -133,12 +133,12 @@ async def test_tokens_without_logprobs_are_scored_before_they_count() -> None:
 async def test_other_weights_cannot_score() -> None:
     store = MemoryStore()
     during = Scoring(store, new_weights=True)
-    await begun(store, during).end((WHOLE[0], RAW))
+    await begun(store, during).record((WHOLE[0], RAW))
     assert len(during.asked) == 1 and ends(store) == ["c0", "c1: weights_changed"]
     late = MemoryStore()
     recorder = begun(late, scoring := Scoring(late))
     announce(late, 1)
-    await recorder.end((WHOLE[0], RAW))
+    await recorder.record((WHOLE[0], RAW))
     assert scoring.asked == [] and ends(late) == ["c0", "c1: weights_changed"]
 
 
@@ -147,5 +147,5 @@ async def test_weights_that_came_and_went_are_other_weights() -> None:
     recorder = begun(store, scoring := Scoring(store))
     announce(store, 1)
     recorder.note_version(Exchange(CAPTURED["/v1/completions"], Request(b'{"n":2}')))
-    await recorder.end((Unscored(0, "m", (1,), (2,), "stop"), RAW))
+    await recorder.record((Unscored(0, "m", (1,), (2,), "stop"), RAW))
     assert scoring.asked == [] and ends(store) == ["c0: weights_changed", "c1: weights_changed"]

@@ -12,8 +12,8 @@ from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Keys
 from ajet_proxy.io.control.relay import CERTIFICATE, PEER, SCHEME, ControlRelay, relayed
+from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware
-from ajet_proxy.io.http.server import Runner
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics

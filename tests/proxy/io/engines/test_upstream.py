@@ -25,6 +25,7 @@ from ajet_proxy.io.engines.upstream import (
     request_headers,
     response_headers,
 )
+from ajet_proxy.io.http import aiohttp_internals
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.errors import AjetError, EngineError, EngineTimeout, NotReady
@@ -230,7 +231,7 @@ async def test_a_reused_connection_that_ends_without_a_byte_is_tried_once_more(m
 
 async def test_what_an_engine_may_have_worked_on_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter((0.0, 0.0, 10.0, 10.0 + AT_ONCE_S + 0.1))
-    monkeypatch.setattr(module, "monotonic", lambda: next(times))
+    monkeypatch.setattr(aiohttp_internals, "monotonic", lambda: next(times))
     async with engine("answer", "close", "answer") as (url, connections), upstream(url) as (made, metrics):
         assert await answer(made) == b"ok"
         with pytest.raises(EngineError):

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from cryptography.hazmat.primitives import serialization
 
-from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.http import tls
 from ajet_proxy.settings import Config
 from ajet_sdk.routes import PREFIX
 from ajet_sdk.settings import ConfigError
@@ -101,4 +101,4 @@ def test_nobody_is_asked_for_the_passphrase_of_a_key(tmp_path: Path) -> None:
     pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
     Path(pair.key).write_bytes(pem)
     with pytest.raises(ConfigError, match=r"with tls_key .*: the key is encrypted.*without a passphrase"):
-        front.tls(Config(tls_cert=pair.cert, tls_key=pair.key))
+        tls.listening(Config(tls_cert=pair.cert, tls_key=pair.key))

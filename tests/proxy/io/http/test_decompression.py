@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.io.http import decompression as unpacking
-from ajet_proxy.io.http.decompression import CODINGS, PIECE, Unpacking, coding_of
+from ajet_proxy.io.http import body as unpacking
+from ajet_proxy.io.http.body import CODINGS, PIECE, Unpacking, coding_of
 from ajet_sdk.errors import BadRequest
 
 

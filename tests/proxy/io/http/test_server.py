@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 
 from ajet_proxy.io.capture import listeners as front
-from ajet_proxy.io.http import server
-from ajet_proxy.io.http.server import Runner
+from ajet_proxy.io.http import aiohttp_internals as server
+from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.settings import Config
 from ajet_sdk.sockets import WATCH
 from tests.kit.engine_stub import EngineStub

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.anthropic.messages import MESSAGES, Messages, Passthrough
+from ajet_proxy.core.protocol.anthropic.messages import Messages
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
@@ -87,20 +87,3 @@ def test_a_body_that_is_nested_too_deeply_is_refused() -> None:
     request.fields["tools"] = [{"name": "t", "input_schema": deep}]
     with pytest.raises(BadRequest, match="nested"):
         Messages().translate(request)
-
-
-# --- test passthrough
-
-
-BODY = b'{ "model": "m", "messages": [{"role": "user", "content": [{"type": "document"}]}] }'
-
-
-def test_nothing_is_changed_and_nothing_is_captured() -> None:
-    dialect = Passthrough(MESSAGES)
-    exchange = Exchange(dialect, dialect.translate(Request(BODY)))
-    assert (dialect.name, dialect.path, exchange.target) == ("messages", "/v1/messages", "/v1/messages")
-    assert (exchange.upstream_body, exchange.altered) == (BODY, ())
-    assert exchange.keep_alive == MESSAGES.keep_alive
-    exchange.on_headers(200, "application/json")
-    assert [getattr(lost, "reason", "") for lost in exchange.outcomes] == ["no_chat_route"]
-    assert exchange.feed(b'{"any": 1}') + exchange.finish() == [b'{"any": 1}']

@@ -1,12 +1,16 @@
-"""The short way of a stream: from the engine's connection to the client's, within the callback that bytes come with.
+"""A stream between the engine's connection and the client's: its pieces, and what is said while there are none.
 
 Most of a stream is pieces of one token, and what such a piece costs is for the most part waking the task that relays
-it. So that task sleeps while there is nothing to decide. Whatever is not an everyday piece wakes it, and it reads on by
-itself: the end or a break, calls to be recorded, a client that reads more slowly than the engine writes.
+it. So that task sleeps while there is nothing to decide, and `Shortcut` writes pieces within the callback that they
+come with. Whatever is not an everyday piece wakes the task, and it reads on by itself: the end or a break, calls to be
+recorded, a client that reads more slowly than the engine writes.
 
 Invariant: the client gets the same bytes in the same order on either way. The short one begins behind the first bytes
 that aiohttp has written, writes only while the client's transport keeps nothing back, and frames what it writes as
 aiohttp does (RFC 9112, section 7.1).
+
+While the engine is silent, `KeepAlive` says something that the client's protocol ignores. It has one timer a stream,
+which counts how often it ran out since something came: a chunk costs no more than setting that to zero.
 """
 
 from __future__ import annotations
@@ -19,10 +23,53 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
-from ajet_proxy.io.engines.upstream import way_of
+from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.io.http.aiohttp_internals import tap_of
+
+LOOKS = 4
+"""The timer runs out so often in the time after which silence is filled, which may last longer by one part of it."""
 
 
-class Flow:
+class KeepAlive:
+    """Writes ``exchange.keep_alive`` to `response` whenever nothing has come for `every_s` seconds (0: never) and the
+    client has whole events. A context; nothing is written any more once it is left."""
+
+    def __init__(self, response: web.StreamResponse, exchange: Exchange, every_s: float) -> None:
+        self._response = response
+        self._exchange = exchange
+        self._every_s = every_s
+        self._loop = asyncio.get_running_loop()
+        self.looks = 0
+        """How often was looked since something came: to be set to zero when something does."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._writing: asyncio.Task[None] | None = None
+        self._left = False
+
+    def __enter__(self) -> Self:
+        if self._every_s:
+            self._timer = self._loop.call_later(self._every_s / LOOKS, self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self.looks += 1
+        if self.looks > LOOKS:
+            self.looks = 1
+            if self._writing is None or self._writing.done():
+                self._writing = self._loop.create_task(self._write())
+        self._timer = self._loop.call_later(self._every_s / LOOKS, self._look)
+
+    async def _write(self) -> None:
+        if self._exchange.patient and not self._left:
+            with suppress(ConnectionError):  # the handler is told of that, too
+                await self._response.write(self._exchange.keep_alive)
+
+
+class Shortcut:
     """Carries the pieces of `answer` to the client of `http` while the task waits in `run`; a context. `take` gives
     what the client gets of a piece, and `enough` says that the task has something to do."""
 
@@ -52,18 +99,18 @@ class Flow:
 
         Raises what `take` raises.
         """
-        way = way_of(self._answer)
-        if way is None or self._client is None or not self._chunked or self._content.exception() is not None:
+        tap = tap_of(self._answer)
+        if tap is None or self._client is None or not self._chunked or self._content.exception() is not None:
             return
         self._woken = self._loop.create_future()
         if self._end is None:
             self._end = self._loop.create_task(self._await_end())
-        way.follow(self._came)
+        tap.follow(self._came)
         try:
             self._came()  # what came while the task was writing
             await self._woken
         finally:
-            way.leave(self._came)
+            tap.leave(self._came)
 
     def _came(self) -> None:
         """Something came, or the task begins to wait: carry all that is there."""

@@ -1,0 +1,300 @@
+"""A captured request from step to step. `Pipeline.capture` is the table of contents; each step is one method or module.
+
+=========  ===========================================================================================================
+identify   whose episode it is (`core.identity.ladder`); a reward that rides on the request is on record first
+translate  what the engine's route is asked, and whether it can be asked at all
+begin      the request waits at the gate, and its calls begin in the ledger (`io.ledger_port`)
+continue   the exchange is built, once: with the sampled ids as its prompt where its history is the same text
+send       the engine's answer begins
+relay      the client gets what comes, until it is known what became of the calls (`io.capture.relay`)
+record     the calls are on disk (`io.capture.recorder`)
+release    the client gets the end
+=========  ===========================================================================================================
+
+Invariant: whatever ends a request early, each of its calls ends in the ledger, as lost with a reason.
+
+Next: ajet_proxy/core/identity/ladder.py
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from typing import Any, Final
+
+from aiohttp import ClientResponse, web
+from msgspec.structs import replace
+
+from ajet_proxy.core.conversation.history import History, Mark, deferred, marks_of
+from ajet_proxy.core.identity.headers import Headers, retry_keys
+from ajet_proxy.core.identity.keys import Claims
+from ajet_proxy.core.identity.ladder import Identity, identify
+from ajet_proxy.core.protocol.anthropic.messages import Messages
+from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
+from ajet_proxy.core.protocol.chat import Chat, wants_no_reasoning
+from ajet_proxy.core.protocol.dialect import Ask, Dialect
+from ajet_proxy.core.protocol.exchange import Exchange, question
+from ajet_proxy.core.protocol.hidden_reasoning import trial, withholds
+from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.usage import Tail
+from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Captured, Origin, Outcome
+from ajet_proxy.io.capture.continuity import Continuity
+from ajet_proxy.io.capture.recorder import Recorder
+from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
+from ajet_proxy.io.capture.reward_header import Rewards
+from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe
+from ajet_proxy.io.engines.rendering import Detokenizer
+from ajet_proxy.io.engines.rescoring import Scorer
+from ajet_proxy.io.engines.upstream import EngineRequest, Forwarding, Upstream
+from ajet_proxy.io.ledger_port.cancellation import CallOff
+from ajet_proxy.io.ledger_port.port import Begun, CallRequest, LedgerPort
+from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_sdk.errors import BadRequest
+
+NO_ROUTE: Final = (404, 405, 501)
+"""How an engine says that it does not have a route."""
+REFUSED: Final = (400, 403, 422)
+"""How an engine says that it does not take a field, or not from everybody."""
+PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
+"""An engine without a chat route is asked what the client asked, on the client's own route."""
+
+
+class Incoming:
+    """A client's request on its way. Each step adds what it finds; what is set stays as it is."""
+
+    __slots__ = (
+        "ask", "begun", "body", "claims", "dialect", "exchange", "headers", "history", "http", "identity", "recorder",
+        "request", "retry", "sender", "tail", "translated", "upstream_request",
+    )  # fmt: skip
+    claims: Claims
+    body: bytes
+    request: Request
+    """The body as it was read."""
+    identity: Identity
+    dialect: Dialect
+    translated: Request
+    """The request as the engine's route takes it."""
+    ask: Ask
+    """What the engine is asked for besides, and how many calls come of it."""
+    history: Callable[[], History | None]
+    """Needed where the answer ends; before that only if nothing names the episode."""
+    retry: Mapping[str, Any]
+    """By what the request is known when it is sent again."""
+    begun: Begun
+    exchange: Exchange
+    upstream_request: EngineRequest
+    recorder: Recorder
+    sender: Sender
+    tail: Tail | None
+    """The end of an answer that is not captured, which tells how many tokens it took."""
+
+    def __init__(self, http: web.Request, headers: Headers) -> None:
+        """`headers` are those of `http` that count."""
+        self.http = http
+        self.headers = headers
+        self.tail = None
+
+    def identify(self, body: Mapping[str, Any] | None) -> Identity:
+        """Whose it is, by its path, key and headers, and by the fields of its `body` if they are known."""
+        return identify(path=self.http.rel_url.raw_path, headers=self.headers, body=body, claims=self.claims)
+
+
+class Pipeline:
+    """What all captured requests share."""
+
+    def __init__(
+        self, *, ledger_port: LedgerPort, rewards: Rewards, upstream: Upstream, engines: Engines,
+        forwarding: Forwarding, metrics: Metrics, keep_alive_s: float, pauses: bool, continuity: bool,
+        max_choices: int,
+    ) -> None:
+        self._ledger_port = ledger_port
+        self._rewards = rewards
+        self._upstream = upstream
+        self._forwarding = forwarding
+        self._metrics = metrics
+        self._keep_alive_s = keep_alive_s
+        self._pauses = pauses
+        self._max_choices = max_choices
+        self._continuity = Continuity(upstream, ledger_port=ledger_port, metrics=metrics) if continuity else None
+        self._chat_routes = ChatRoutes(upstream, engines)
+        self._templates = EngineProbe(upstream, engines, questions, template_of, otherwise=Template())
+        self._withholds = EngineProbe(upstream, engines, trial, withholds, otherwise=True)
+        self._tell_versions: set[str] = set()
+        """The routes on which an engine has shown that it can say which weights sampled each token."""
+
+    async def capture(self, incoming: Incoming) -> web.StreamResponse:
+        """Ask the engine on the agent's behalf, and record the calls that come of it."""
+        await self._identify(incoming)
+        await self._translate(incoming)
+        async with CallOff(incoming.http) as call_off, self._begin(incoming, call_off) as incoming.begun:
+            await self._continue(incoming)
+            with self._calls_end(incoming), await self._send(incoming) as answer:
+                await answer.relay()
+                await incoming.recorder.record(incoming.exchange.outcomes)
+                return await answer.release()
+
+    async def _identify(self, incoming: Incoming) -> None:
+        incoming.identity = identity = incoming.identify(incoming.request.fields)
+        if identity.reward is not None and identity.episode is not None:
+            incoming.identity = await self._rewards.record(incoming.http, identity, incoming.body, call=True)
+        incoming.request.check_size()
+
+    async def _translate(self, incoming: Incoming) -> None:
+        """`BadRequest` for what the engine's route cannot be asked."""
+        dialect, identity = incoming.dialect, incoming.identity
+        carried = await self._carry(incoming)
+        route = dialect.target if carried else dialect.path
+        fields, exact = incoming.translated.fields, self._continuity is not None
+        incoming.history = deferred(route, fields, identity.scope, exact=exact)
+        scope = identity.scope if identity.episode is None else b""
+        incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
+        if identity.reward is not None and identity.episode is None:
+            incoming.identity = await self._rewards.record(
+                incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
+            )
+        incoming.ask = question(dialect, incoming.translated, self._max_choices) if carried else PASSED_BY
+
+    async def _carry(self, incoming: Incoming) -> bool:
+        """Put the request as the engine's route takes it, if the engine has that route."""
+        dialect, request = incoming.dialect, incoming.request
+
+        def look(path: str) -> EngineRequest:
+            return replace(self._request(incoming, path, None, request.model, sticky=""), method="GET")
+
+        incoming.translated = request
+        if dialect.path == dialect.target:
+            return True
+        if self._chat_routes.lack(request.model):
+            return False
+        try:
+            incoming.translated = dialect.translate(request)
+        except BadRequest:
+            async with self._ledger_port.enter(request.model):
+                if not await self._chat_routes.look(dialect, request.model, look):
+                    raise
+            return False
+        return True
+
+    def _begin(self, incoming: Incoming, call_off: CallOff) -> AbstractAsyncContextManager[Begun]:
+        identity = incoming.identity
+        history = incoming.history() if identity.episode is None else None
+        request = CallRequest(
+            identity, history, incoming.retry, incoming.request.model, incoming.ask.choices, incoming.dialect.path
+        )
+        return self._ledger_port.begin(request, call_off.now)
+
+    async def _continue(self, incoming: Incoming) -> None:
+        begun, identity = incoming.begun, incoming.identity
+        await self._suit(incoming)
+        incoming.exchange = exchange = Exchange(
+            incoming.dialect, incoming.translated, ask=incoming.ask, model=begun.episode_model,
+            versions=incoming.dialect.target in self._tell_versions,
+        )
+        if self._pauses and incoming.ask is not PASSED_BY:
+            exchange.under(begun.policy_version, begun.gate_since)
+        origin = Origin(
+            calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
+            started_at=begun.started_at, policy_version=begun.policy_version,
+            identified_by=identity.identified_by, altered=exchange.altered,
+        )
+        incoming.upstream_request = request = self._request(
+            incoming, exchange.target, exchange.upstream_body, begun.model, sticky=begun.episode
+        )
+        incoming.recorder = recorder = Recorder(
+            origin, scorer=lambda: Scorer(self._upstream, request, exchange.cache_salt, self._metrics),
+            texts=lambda: Detokenizer(self._upstream, request), ledger_port=self._ledger_port,
+            marks=self._marks(incoming.history, exchange),
+        )
+        incoming.sender = self._upstream
+        if self._continuity is not None:
+            incoming.sender = turn = self._continuity.turn(exchange, origin, incoming.history)
+            recorder.finished = turn.finished
+
+    async def _suit(self, incoming: Incoming) -> None:
+        """Translate anew where the engines of the model decide for themselves what the request means."""
+        begun, fields = incoming.begun, incoming.request.fields
+
+        def ask(path: str, body: bytes) -> EngineRequest:
+            return self._request(incoming, path, body, begun.model, sticky=begun.episode)
+
+        if incoming.ask is PASSED_BY:
+            return
+        if isinstance(incoming.dialect, Messages) and depends_on_template(fields):
+            incoming.dialect = Messages(await self._templates.of(begun.model, ask))
+        elif isinstance(incoming.dialect, Chat) and wants_no_reasoning(fields):
+            incoming.dialect = Chat(withholds=await self._withholds.of(begun.model, ask))
+        else:
+            return
+        incoming.translated = incoming.dialect.translate(incoming.request)
+        incoming.ask = question(incoming.dialect, incoming.translated, self._max_choices)
+
+    async def _send(self, incoming: Incoming) -> Relay:
+        exchange, request = incoming.exchange, incoming.upstream_request
+        answer = None if incoming.ask is PASSED_BY else await incoming.sender.send(request)
+        if answer is not None and answer.status in REFUSED and exchange.retreat():
+            answer.close()
+            answer = await incoming.sender.send(replace(request, body=exchange.upstream_body))
+        elif answer is None or (answer.status in NO_ROUTE and incoming.dialect.path != incoming.dialect.target):
+            answer, request = await self._pass_by(incoming, answer)
+        incoming.tail = None if exchange.skip is None else Tail()
+        return relaying(
+            incoming.http, answer, request, exchange, incoming.recorder, incoming.tail, keep_alive_s=self._keep_alive_s
+        )
+
+    async def _pass_by(
+        self, incoming: Incoming, refused: ClientResponse | None
+    ) -> tuple[ClientResponse, EngineRequest]:
+        """The answer to the client's own request, and that request; if the engine has neither route, what it `refused`.
+        """
+        body = incoming.request.with_fields(incoming.request.naming(incoming.begun.episode_model))
+        asked = incoming.upstream_request
+        request = self._request(incoming, incoming.dialect.path, body, asked.model, asked.sticky)
+        with ExitStack() as to_close:
+            if refused is not None:
+                to_close.callback(refused.close)
+            answer = await self._upstream.send(request)
+            if refused is None or answer.status not in NO_ROUTE:
+                incoming.exchange.pass_by()
+                self._chat_routes.note(request.model)
+                return answer, request
+            answer.close()
+            to_close.pop_all()
+            return refused, asked
+
+    @contextmanager
+    def _calls_end(self, incoming: Incoming) -> Iterator[None]:
+        """However this is left, the calls have ended, and what lost ones used is counted for their tenant."""
+        recorder, exchange = incoming.recorder, incoming.exchange
+        try:
+            yield
+        except (asyncio.CancelledError, ConnectionError):
+            recorder.lose(why_gone(incoming.http))
+            raise
+        except BaseException:
+            recorder.lose(ENGINE_ERROR)
+            raise
+        finally:
+            if recorder.lost:
+                told = 0 if incoming.tail is None else incoming.tail.tokens()
+                if used := told or sum(exchange.sampled[place] for place in recorder.lost):
+                    self._ledger_port.used(incoming.claims.tenant, used)
+        if exchange.tells_versions:
+            self._tell_versions.add(exchange.target)
+
+    def _marks(
+        self, history: Callable[[], History | None], exchange: Exchange
+    ) -> Callable[[Outcome], tuple[Mark, ...]]:
+        """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
+
+        def marks(outcome: Outcome) -> tuple[Mark, ...]:
+            if exchange.response_id is not None:
+                self._ledger_port.keep(exchange.response_id, exchange.ask)
+            captured = outcome if isinstance(outcome, Captured) else None
+            return marks_of(history(), exchange.answers[outcome.index], captured)
+
+        return marks
+
+    def _request(self, incoming: Incoming, path: str, body: bytes | None, model: str, sticky: str) -> EngineRequest:
+        return self._forwarding.request(incoming.http, incoming.headers, path, body, model=model, sticky=sticky)

@@ -1,0 +1,247 @@
+"""The only module that uses aiohttp beyond its public interface, and why each part is needed.
+
+- `Runner`: connections of a class of our own, which cut off clients that stop reading, and say what is no HTTP in the
+  shape of contract §5.8.
+- `Pool` and `Tap`: which connection a request got, whether a byte came back, and pieces without waking a task.
+- `break_off`, `unread`: answers that break off with their connection, and what had come of them.
+
+None of this is promised. `TRIED` are the versions that it was tried with, and ``pyproject.toml`` asks for no others.
+``tests/proxy/io/http/test_aiohttp_internals.py`` says which part a newer one has changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextvars import ContextVar
+from time import monotonic
+from typing import Any, Final, cast
+
+import aiohttp
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+
+from ajet_proxy.io.http.errors import error_response
+from ajet_sdk.errors import AjetError, BadRequest
+from ajet_sdk.sockets import UNTAKEN_S, watching
+
+TRIED: Final = ">=3.14,<3.15"
+PROGRESS = 1 << 20
+"""Bytes."""
+PATIENCE_S = 120.0
+MAX_HEADER = 64 << 10
+"""Bytes of a header, or of a request line."""
+
+
+class Runner(web.AppRunner):
+    """Serves an application, as `web.AppRunner` does. A client may keep us waiting for `patience_s`. Bodies come as
+    they were packed; `body` unpacks them.
+
+    Why: a runner offers no public way to have its connections made by another class."""
+
+    def __init__(self, app: web.Application, *, patience_s: float = PATIENCE_S, **options: Any) -> None:
+        super().__init__(app, auto_decompress=False, **options)
+        self._patience_s = patience_s
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        server = _Server(
+            made.request_handler, request_factory=made.request_factory, handler_cancellation=made.handler_cancellation,
+            loop=made._loop, **made._kwargs,
+        )
+        server.patience_s = self._patience_s
+        return server
+
+
+def stalled(http: web.BaseRequest) -> bool:
+    """Whether the client of `http` was cut off because it read no more."""
+    return isinstance(http.protocol, _Connection) and http.protocol.stalled
+
+
+class _Server(web.Server):
+    patience_s: float
+
+    def __call__(self) -> web.RequestHandler:
+        connection = _Connection(self, loop=self._loop, **self._kwargs)
+        connection.patience_s = self.patience_s
+        return connection
+
+
+class _Connection(web.RequestHandler):
+    """A client's connection.
+
+    What aiohttp's parser refuses never reaches the application, so the one place where errors become answers
+    (`errors`) does not see it: `handle_error` asks that place. What was sent is not repeated in the answer, because it
+    may hold a key.
+
+    A client that does not finish the head of its first request, or stops reading its answer, costs memory, and the
+    latter keeps a gate from draining. Both are cut off after `patience_s`. For reading, that is measured between the
+    transport's call to pause and its call to resume, so a client that reads costs nothing. One that reads a large
+    answer slowly is left in peace while `PROGRESS` of it goes out in each `patience_s`.
+    """
+
+    __slots__ = ("_deadline", "_unsent", "patience_s", "stalled")
+    patience_s: float
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.stalled = False
+        found = transport.get_extra_info("socket")
+        if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
+            for option in watching(max(UNTAKEN_S, self.patience_s)):
+                found.setsockopt(*option)
+        self._deadline = self._loop.call_later(self.patience_s, self._unasked)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._deadline.cancel()
+
+    def _unasked(self) -> None:
+        """The time for the first request's head is over; aiohttp sees to those that follow."""
+        if not self._request_count:
+            self.force_close()
+
+    def _watch(self) -> None:
+        """Give the client its time to read on."""
+        self._deadline.cancel()
+        self._unsent = self._waiting()
+        self._deadline = self._loop.call_later(self.patience_s, self._unread)
+
+    def _unread(self) -> None:
+        if self._waiting() <= self._unsent - PROGRESS:
+            self._watch()
+            return
+        self.stalled = True
+        if isinstance(self.transport, asyncio.Transport):
+            self.transport.abort()
+
+    def _waiting(self) -> int:
+        """Bytes that the client has not read."""
+        return self.transport.get_write_buffer_size() if isinstance(self.transport, asyncio.Transport) else 0
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # it logs, and raises where an answer has begun
+        answer = error_response(request.path, _error(exc))
+        answer.force_close()
+        return answer
+
+
+def _error(error: BaseException | None) -> AjetError:
+    if isinstance(error, LineTooLong):
+        return BadRequest("the request line or a header is longer than allowed", code="header_too_large")
+    if isinstance(error, HttpProcessingError):
+        return BadRequest("the request is not HTTP/1.1 as it should be", code="bad_http")
+    return AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")
+
+
+class Tap(asyncio.BaseProtocol):
+    """Stands between an engine's connection and aiohttp's `reader` of it: notes whether anything came back, tells who
+    follows an answer, and sees to it that an answer breaks off with its connection.
+
+    Why: aiohttp's errors do not tell whether a byte came back, its `StreamReader` wakes a task for each piece, and it
+    does not tell a reader of chunks whose framing is broken that nothing more comes."""
+
+    def __init__(self, reader: asyncio.Protocol) -> None:
+        self._reader = reader
+        self.reused = False
+        self.listen()
+
+    def listen(self) -> None:
+        """A request is written: nothing came back to it yet."""
+        self.heard = False
+        self.since = monotonic()
+        self.content: aiohttp.StreamReader | None = None
+        """The body of the answer that comes."""
+        self._told: Callable[[], None] | None = None
+        self.data_received = self._first
+
+    def age(self) -> float:
+        """For how many seconds the request has been written."""
+        return monotonic() - self.since
+
+    def follow(self, told: Callable[[], None]) -> None:
+        """Have `told` called whenever the reader has got something, until `leave` or the connection's next request."""
+        self._told = told
+        self.data_received = self._followed
+
+    def leave(self, told: Callable[[], None]) -> None:
+        if self._told == told:
+            self._told = None
+            self.data_received = self._reader.data_received
+
+    def _followed(self, data: bytes) -> None:
+        self._reader.data_received(data)
+        if self._told is not None:
+            self._told()
+
+    def _first(self, data: bytes) -> None:
+        self.heard = True
+        self.data_received = self._reader.data_received  # the rest goes there at once: a call less for each piece
+        self._reader.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._reader.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reader.connection_lost(exc)
+        if self.content is not None:
+            break_off(self.content)
+
+    def pause_writing(self) -> None:
+        self._reader.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._reader.resume_writing()
+
+
+LATEST: ContextVar[Tap | None] = ContextVar("tap")
+"""The connection that the request of this task was written to last."""
+
+
+def tap_of(answer: aiohttp.ClientResponse) -> Tap | None:
+    """The tap on the connection that `answer` comes over; None once the answer is all there or broken off, when others
+    may have the connection."""
+    connection = answer.connection
+    tap = None if connection is None or connection.transport is None else connection.transport.get_protocol()
+    return tap if isinstance(tap, Tap) else None
+
+
+def break_off(content: aiohttp.StreamReader) -> None:
+    """Nothing more comes of `content`. aiohttp tells it so, but for chunks whose framing is broken: it closes the
+    connection, and a reader would wait for ever."""
+    if not content.is_eof() and content.exception() is None:
+        content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
+
+
+class Pool(aiohttp.TCPConnector):
+    """A connection pool that tells which connection a request got."""
+
+    async def connect(self, *request: Any, **more: Any) -> Any:
+        connection = await super().connect(*request, **more)
+        if (transport := connection.transport) is not None:
+            tap = transport.get_protocol()
+            if isinstance(tap, Tap):
+                tap.reused = True
+                tap.listen()
+            else:
+                tap = Tap(cast(asyncio.Protocol, tap))
+                transport.set_protocol(tap)
+            LATEST.set(tap)
+        return connection
+
+
+def unread(answer: aiohttp.ClientResponse) -> bytes:
+    """What came of `answer` before it broke off and was not read yet: aiohttp tells of the break first, and keeps it.
+    """
+    return answer.content._read_nowait(-1)

@@ -1,0 +1,127 @@
+"""TLS where clients come in: certificates that are renewed while the daemon runs, and those that clients show.
+
+A renewal replaces files, two of them: certificate and key. A handshake uses what the files hold at that moment: Python
+asks a callback at the beginning of each one (``SSLContext.sni_callback``), which may put another context in place of
+the listener's.
+
+With `tls_client_ca` the front asks every client for a certificate, takes a connection without one, and ends one whose
+certificate is not of that CA. So agents go on without, on the same port, while the routes of scope ``trainer`` demand
+one, besides the key: a stolen key alone closes no gate and takes no batch.
+
+Invariants: a context comes into use as a whole or not at all. Files that do not go together, as between the replacing
+of the two, leave the earlier context in use until they change again, and the log says so. `subject` is a name that the
+CA has signed, or None. What is refused in the handshake is said in the log, because asyncio tells nobody of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from ajet_proxy.io.runtime.file_versions import file_versions
+from ajet_proxy.settings import Config
+from ajet_sdk.errors import Forbidden
+from ajet_sdk.settings import ConfigError
+
+logger = logging.getLogger(__name__)
+
+SUBJECT = web.RequestKey("certificate", str)
+"""The subject of the certificate that a worker process was shown."""
+SHORT = {
+    "commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU", "countryName": "C",
+    "localityName": "L", "stateOrProvinceName": "ST", "domainComponent": "DC", "userId": "UID",
+}  # fmt: skip
+
+
+def listening(config: Config) -> ssl.SSLContext | None:
+    """What secures the front's connections, if anything does: the files of `config` as they are at each handshake."""
+    if config.tls_cert is None:
+        return None
+    files = [file for file in (config.tls_cert, config.tls_key, config.tls_client_ca) if file is not None]
+    return renewed(partial(_context, config), files)
+
+
+def _context(config: Config) -> ssl.SSLContext:
+    assert config.tls_cert is not None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key, password=_passphrase)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"cannot use tls_cert {config.tls_cert} with tls_key {config.tls_key}: {error}") from error
+    if config.tls_client_ca is not None:
+        try:
+            ask_clients(context, config.tls_client_ca)
+        except OSError as error:
+            raise ConfigError(f"cannot use tls_client_ca {config.tls_client_ca}: {error}") from error
+    return context
+
+
+def _passphrase() -> str:
+    raise OSError("the key is encrypted, and nobody can type a passphrase; give one without a passphrase")
+
+
+def renewed(make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> ssl.SSLContext:
+    """A context to listen with, whose handshakes are those of what `make` makes of `files` by then. What is wrong with
+    them now is `make`'s `ConfigError`."""
+    seen = file_versions(files)
+    listening = current = make()
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal seen, current
+        if (now := file_versions(files)) != seen:
+            seen = now
+            try:
+                current = make()
+            except ConfigError as error:
+                logger.error("the certificate stays as it was: %s", error)
+            else:
+                logger.info("took up the changed certificate %s", files[0])
+        connection.context = current
+
+    listening.sni_callback = choose
+    return listening
+
+
+def ask_clients(context: ssl.SSLContext, ca_file: str) -> None:
+    """Have `context` ask clients for a certificate of the CA in `ca_file` (PEM); `OSError` if that is none."""
+    context.load_verify_locations(cafile=ca_file)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    context.sslobject_class = _Outspoken
+
+
+def subject(http: web.BaseRequest) -> str | None:
+    """Whose certificate the client showed, such as ``CN=trainer,O=Example``; None if it showed none."""
+    if SUBJECT in http:
+        return http[SUBJECT]
+    shown = http.get_extra_info("peercert")
+    return _name(shown) if shown else None
+
+
+def demand(http: web.BaseRequest) -> None:
+    """`Forbidden` for a client that showed no certificate."""
+    if subject(http) is None:
+        raise Forbidden(
+            "this route also needs a client certificate: show one of the CA in the proxy's tls_client_ca "
+            "(ajet-trainer: tls_cert and tls_key)", code="client_certificate_required",
+        )
+
+
+def _name(shown: dict[str, Any]) -> str:
+    parts: Iterable[tuple[str, str]] = (pair for name in shown.get("subject", ()) for pair in name)
+    return ",".join(f"{SHORT.get(kind, kind)}={value}" for kind, value in parts) or f"serial {shown['serialNumber']}"
+
+
+class _Outspoken(ssl.SSLObject):
+    """The server's side of a connection, which says why it refuses a certificate."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLCertVerificationError as error:
+            logger.warning("a client was refused for its certificate: %s", error.verify_message)
+            raise
