@@ -13,9 +13,10 @@
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
+# make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test test-page test-integrations lint bench bench-litellm idle-close soak gate conformance fuzz faults clean
+.PHONY: setup quickstart proof test test-page test-integrations lint bench bench-litellm idle-close soak gate conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -79,6 +80,11 @@ faults:
 	@.ci/setup daemon
 	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS)) $(if $(WORKERS),--workers $(WORKERS))
 
+dist:
+	@.ci/setup daemon
+	@rm -rf dist
+	@.ci/dist
+
 clean:
-	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-litellm .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
+	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-litellm .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
