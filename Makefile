@@ -1,7 +1,9 @@
 # make setup       builds .venv and .venv-engine (the other targets do it too, once)
 # make quickstart  trains a real language model from an unmodified agent, on this machine
 # make proof       repeats the quick start with several seeds and against a control that does not learn
+# make pictures    the owner's page as the README shows it, from the newest run in runs/ (RUN=DIR: another; needs Chromium)
 # make test        lint, types, and all tests in both environments but those of the next two
+# make test-fast   lint, types, and the tests of the core, the SDK and the pages: the edit loop
 # make test-integrations  each framework and program of integrations/, in an environment of its own
 # make test-page   the owner's page in headless Chromium (Debian's package chromium)
 # make lint        ruff and mypy alone
@@ -13,9 +15,10 @@
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
+# make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof test test-page test-integrations lint bench bench-litellm idle-close soak gate conformance fuzz faults clean
+.PHONY: setup quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,8 +33,14 @@ quickstart: setup
 proof: setup
 	@.venv-engine/bin/ajet-trainer quickstart --proof
 
+pictures: setup
+	@.venv/bin/python -m tests.kit.pictures $(RUN)
+
 test:
 	@.ci/run
+
+test-fast:
+	@.ci/run fast
 
 test-page:
 	@.ci/setup daemon
@@ -79,6 +88,11 @@ faults:
 	@.ci/setup daemon
 	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS)) $(if $(WORKERS),--workers $(WORKERS))
 
+dist:
+	@.ci/setup daemon
+	@rm -rf dist
+	@.ci/dist
+
 clean:
-	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-litellm .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build *.egg-info
+	rm -rf .venv .venv-engine .venv-integrations .venv-conformance .venv-litellm .venv-uv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

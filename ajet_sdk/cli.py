@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from ajet_sdk import __version__
 from ajet_sdk.errors import AjetError
 from ajet_sdk.output import Copies, open_streams, say
 
@@ -67,7 +66,7 @@ def proxy_option(command: F) -> F:
 
 
 @click.group(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, message="%(prog)s %(version)s")
+@click.version_option(package_name="ajet", prog_name="ajet", message="%(prog)s %(version)s")
 def ajet() -> None:
     """Run agents through an ajet proxy, and reward them.
 

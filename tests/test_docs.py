@@ -22,7 +22,7 @@ from ajet_trainer.cli import cli as trainer_command
 from ajet_trainer.config import SETTINGS as TRAINER_SETTINGS
 from ajet_trainer.config import Config as TrainerConfig
 from tests.kit.english import faults, paragraphs
-from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, words
+from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, tables, words
 from tests.kit.source import FOLDERS, PACKAGES, ROOT, modules, tree
 from tests.test_arrows import CORE, IO
 
@@ -92,6 +92,15 @@ def test_what_contributors_are_told_of_is_there() -> None:
     assert [name for name in named if name not in defined] == []
     known = sections(CONTRACT.read_text())
     assert [number for number in re.findall(r"§(\d[\d.]*\d|\d)", text) if number not in known] == []
+
+
+def test_ten_changes_have_a_question_and_an_answer_whose_files_are_there() -> None:
+    text = (ROOT / "docs" / "contributing-questions.md").read_text()
+    asked, _, answered = text.partition("## Answers")
+    rows = {cells[0]: words(" ".join(cells)) for table in tables(answered) for cells in table}
+    assert list(rows) == re.findall(r"^(\d+)\. ", asked, re.MULTILINE) == [str(number) for number in range(1, 11)]
+    assert all(rows.values())
+    assert [path for paths in rows.values() for path in paths if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -93,9 +93,9 @@ class Page:
         scheme = "dark" if dark else "light"
         await self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
-    async def picture(self, path: Path) -> None:
-        """A PNG of the whole page."""
-        said = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    async def picture(self, path: Path, *, whole: bool = True) -> None:
+        """A PNG of the whole page, or of what is in view."""
+        said = await self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         await asyncio.to_thread(path.write_bytes, base64.b64decode(said["data"]))
 
 

@@ -32,7 +32,8 @@ class ProxyFailed(RuntimeError):
 class ProxyProcess:
     """``with ProxyProcess(upstream, data_dir) as proxy: proxy.url``; its output is in `data_dir`'s sibling ``.log``.
 
-    A later one of `options` wins over ours; `inside` begins the command, to run it in a namespace.
+    A later one of `options` wins over ours; `inside` begins the command, to run it in a namespace; `program` is the
+    `ajet-proxy` of another environment.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class ProxyProcess:
         env: Mapping[str, str] | None = None,
         port: int | None = None,
         inside: Sequence[str] = (),
+        program: Path = PROXY,
     ) -> None:
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -51,7 +53,7 @@ class ProxyProcess:
         self.log = data_dir.with_suffix(".log")
         upstreams = ["--upstream", upstream] if upstream else []
         listen = ["--listen", f"127.0.0.1:{self.port}"]
-        self._command = [*inside, str(PROXY), "serve", *upstreams, *listen, "--data-dir", str(data_dir), *options]
+        self._command = [*inside, str(program), "serve", *upstreams, *listen, "--data-dir", str(data_dir), *options]
         clean = {name: value for name, value in os.environ.items() if not name.startswith("AJET_")}
         self._env = clean | {"PYTHONUNBUFFERED": "1"} | dict(env or {})
         self._process: subprocess.Popen[bytes] | None = None

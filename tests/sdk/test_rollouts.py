@@ -213,7 +213,10 @@ def test_tasks_may_be_endless(stub: ControlStub) -> None:
     assert [attempt.task for attempt in itertools.islice(rollouts_at(itertools.count(), 2), 4)] == [0, 0, 1, 1]
 
 
-def test_stopping_aborts_what_is_open_and_begins_no_more(stub: ControlStub) -> None:
+def test_stopping_aborts_what_is_open_and_begins_no_more(
+    stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ajet_sdk.rollouts.STOP_DEADLINE_S", 1.0)  # its agents do not end within it
     started, go_on = threading.Semaphore(0), threading.Event()
     stopped: list[bool] = []
 

@@ -75,12 +75,11 @@ def daemon() -> Iterator[str]:
     "word",
     [
         "algorithm.adv_estimator=remax",
-        "algorithm.adv_estimator=gdpo",
-        "algorithm.adv_estimator=optimal_token_baseline",
         "algorithm.filter_groups.enable=true",
     ],
 )
 def test_what_would_end_a_step_is_refused_before_ray_starts(word: str, daemon: str, tmp_path: Path) -> None:
+    """What else is refused, and with which words: `test_refused`."""
     status, out, err = run(tmp_path, f"proxy_url={daemon}", "trainer.device=cpu", word)
     assert (status, out.splitlines()) == (2, ["looking for the proxy", "importing verl"])
     assert err.startswith(f"ajet-trainer: {word.partition('=')[0]} ")

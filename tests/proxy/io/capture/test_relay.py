@@ -139,7 +139,7 @@ async def test_each_event_leaves_as_soon_as_it_is_there() -> None:
 @pytest.mark.parametrize(("keep_alive", "said"), [(0.1, True), (0, False), (9.0, False)])
 async def test_a_silent_stream_is_kept_alive_between_events(keep_alive: float, said: bool) -> None:
     body = body_for(CHAT, stream=True, max_tokens=3)
-    async with EngineStub(delay_s=0.6, split_seed=2) as stub, Front(stub.url, keep_alive=keep_alive) as front:
+    async with EngineStub(delay_s=0.3, split_seed=2) as stub, Front(stub.url, keep_alive=keep_alive) as front:
         answer = await send(f"{front.url}/e/x{CHAT}", body=body)
     events = answer.body.split(b"\n\n")
     comments = [place for place, event in enumerate(events) if event == DIALECT.keep_alive.strip()]
