@@ -21,7 +21,7 @@ from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import identify
 from ajet_proxy.core.protocol.dialect import Ask
-from ajet_proxy.core.protocol.exchange import Exchange
+from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.core.tokens import pack_tokens
@@ -81,7 +81,7 @@ def _request(case: Case, dice: random.Random) -> None:
         return  # the front passes it on as it is
     _look(path, request)
     try:
-        exchange = Exchange(CAPTURED[path], request)
+        exchange = Exchange(CAPTURED[path], request, ask=question(CAPTURED[path], request, 1024))
     except BadRequest as error:
         _too_many(case, error.code, direct)
         return

@@ -108,7 +108,7 @@ def check(there: Path, package: str, wheel: Path, without: Sequence[str] = ()) -
 
 def test_the_wheel_alone_is_the_sdk_and_its_command(wheel: Path, tmp_path: Path) -> None:
     there = install(wheel, "", DAEMON, ["3.10", "3.11", "3.12"], tmp_path)
-    check(there, "ajet_sdk", wheel, without=["msgpack"])  # for frames, which the proxy writes and the trainer reads
+    check(there, "ajet_sdk", wheel, without=["msgpack", "tomli", "tomllib"])  # for frames and settings: the extras'
     for program, extra in (("ajet-proxy", "proxy"), ("ajet-trainer", "trainer")):
         done = subprocess.run([there / program, "run"], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode != 0
@@ -119,11 +119,11 @@ def test_the_wheel_alone_is_the_sdk_and_its_command(wheel: Path, tmp_path: Path)
 
 def test_the_proxy_runs_from_the_wheel_and_traces_are_added(wheel: Path, tmp_path: Path) -> None:
     there = install(wheel, "[proxy]", DAEMON, ["3.12", "3.13"], tmp_path)
-    check(there, "ajet_proxy", wheel, without=["opentelemetry", "pyarrow"])
+    check(there, "ajet_proxy", wheel, without=["opentelemetry", "pyarrow", "tomli"])
     serve(there, wheel, tmp_path / "plain")
     install(wheel, "[proxy,traces]", DAEMON, ["3.12", "3.13"], tmp_path)
-    check(there, "ajet_proxy", wheel, without=["pyarrow"])
-    serve(there, wheel, tmp_path / "traced", "--traces")
+    check(there, "ajet_proxy", wheel, without=["pyarrow", "tomli"])
+    serve(there, wheel, tmp_path / "traced")
 
 
 def serve(there: Path, wheel: Path, data: Path, *options: str) -> None:

@@ -74,7 +74,7 @@ def question(dialect: Dialect, asked: Request, max_choices: int) -> Ask:
     a call."""
     if dialect.choices(asked.fields) > max_choices:
         raise BadRequest(
-            f"a request may ask for {max_choices} choices at most, n times its prompts (the proxy's max_choices)",
+            f"a request may ask for {max_choices} choices at most, n times its prompts",
             code="too_many_choices", param="n",
         )
     return dialect.ask(asked.fields)

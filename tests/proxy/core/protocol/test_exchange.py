@@ -309,7 +309,7 @@ def test_a_request_asks_for_no_more_choices_than_it_may(path: str, asked: dict[s
     if choices < 10:
         assert Exchange(dialect, request, ask=question(dialect, request, choices)).choices == choices
     most = min(choices - 1, 1024)
-    with pytest.raises(BadRequest, match=rf"{most} choices at most, .* \(the proxy's max_choices\)") as caught:
+    with pytest.raises(BadRequest, match=rf"{most} choices at most, n times") as caught:
         question(dialect, request, most)
     assert (caught.value.code, caught.value.param) == ("too_many_choices", "n")
 
