@@ -150,7 +150,7 @@ async def test_a_journal_that_is_taken_away_is_noticed_and_never_begun_anew(
             await until(lambda: http.post(chat, json=CHAT | {"seed": 3}), 200)
         else:
             assert proxy.stop() == 1
-            with pytest.raises(ProxyFailed, match="holds no journal, and compacting beside it"):
+            with pytest.raises(ProxyFailed, match="holds no journal, and compacting next to it"):
                 proxy.start()
             (tmp_path / "away").rename(folder)
             proxy.start()

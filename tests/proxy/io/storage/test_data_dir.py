@@ -46,7 +46,7 @@ def test_a_directory_that_lost_its_journal_is_refused(tmp_path: Path, emptied: b
         (tmp_path / "journal").mkdir()
     before = sorted(tmp_path.rglob("*"))
     for _ in range(2):
-        with pytest.raises(JournalDamaged, match=r"no journal, and compacting beside it .* restore it") as caught:
+        with pytest.raises(JournalDamaged, match=r"no journal, and compacting next to it .* restore it") as caught:
             Store.open(tmp_path, SETTINGS)
         assert caught.value.code == "journal_missing" and "\n" not in caught.value.message
     with pytest.raises(JournalDamaged, match="holds no journal"):
@@ -58,7 +58,7 @@ def test_a_directory_that_lost_its_journal_is_refused(tmp_path: Path, emptied: b
 
 def test_an_archive_without_a_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "archive.sqlite").touch()
-    with pytest.raises(JournalDamaged, match=r"archive\.sqlite beside it"):
+    with pytest.raises(JournalDamaged, match=r"archive\.sqlite next to it"):
         Store.open(tmp_path, SETTINGS)
     with pytest.raises(AjetError):
         list(replay_lines(tmp_path))
@@ -101,7 +101,7 @@ def test_a_snapshot_without_the_segment_behind_it_is_refused(tmp_path: Path) -> 
     used(tmp_path)
     (path,) = segments(tmp_path)
     path.rename(path.with_name("00000001.snapshot"))
-    with pytest.raises(JournalDamaged, match=r"00000002\.log is missing, which begins where the snapshot"):
+    with pytest.raises(JournalDamaged, match=r"00000002\.log is missing; it begins where the snapshot"):
         Store.open(tmp_path, SETTINGS)
 
 
@@ -112,7 +112,7 @@ def test_a_first_segment_without_its_beginning_was_another_one(tmp_path: Path) -
     begin(tmp_path)
     for left in (b"", b"\0" * 100):
         segments(tmp_path)[0].write_bytes(left)
-        with pytest.raises(JournalDamaged, match="holds no journal, and compacting beside it"):
+        with pytest.raises(JournalDamaged, match="holds no journal, and compacting next to it"):
             begin(tmp_path)
     (tmp_path / COMPACTING).unlink()
     begin(tmp_path)
