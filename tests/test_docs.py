@@ -108,6 +108,17 @@ def test_every_link_leads_somewhere(page: Path) -> None:
     assert list(broken_links(page, page.read_text())) == []
 
 
+def test_the_files_that_the_architecture_page_names_are_there() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    rooms = {room: page.partition(f"**`{room}`**")[2].partition("\n\n**`")[0] for room in ("core", "io")}
+    for room, text in rooms.items():
+        for package, row in re.findall(r"^\| `(\w+)` \| [^|]*\| (.*) \|$", text, re.MULTILINE):
+            here = ROOT / "ajet_proxy" / room / package
+            folder = here if here.is_dir() else here.parent
+            there = {path.name for path in folder.iterdir()} | {"worker.py"}
+            assert set(re.findall(r"`(\w+\.py)`", row)) <= there, package
+
+
 def test_the_index_names_every_page_once() -> None:
     index = ROOT / "docs" / "README.md"
     named = re.findall(r"^- \[[^\]]*\]\(([\w/.-]+\.md)\): ", index.read_text(), re.MULTILINE)
