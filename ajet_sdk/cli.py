@@ -1,7 +1,6 @@
 """``ajet``: the agent's side on the command line.
 
 Only click is loaded to parse arguments and to print help; the rest of the SDK is loaded by the command that needs it.
-Every fault ends in one line on stderr: exit 2 for bad usage, 1 for failure, and never a traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import click
 
 from ajet_sdk import __version__
 from ajet_sdk.errors import AjetError
-from ajet_sdk.output import Copies, open_streams, say
+from ajet_sdk.output import INTERRUPTED, Copies, run_command, say
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
@@ -32,8 +31,6 @@ LOOK_S = 5.0
 RUN_S = 600.0
 """How long `ajet run` waits for one that went away: by then programs have worked for their rewards."""
 EVERY_MAX_S = 86400.0
-INTERRUPTED = 130
-"""What a shell reports for a command that Ctrl-C ended."""
 
 
 @contextmanager
@@ -284,35 +281,14 @@ def run_and_tell(
 def main() -> NoReturn:
     import signal
 
-    open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
             signal.signal(number, signal.default_int_handler)  # to be asked to end is to be interrupted
-    run_command()
+    run_command(ajet, "ajet", "it comes with ajet", explain=explain, interrupted=("ajet: interrupted", INTERRUPTED))
 
 
-def run_command() -> NoReturn:
-    """Runs the command of this process's arguments, and ends the process."""
-    try:
-        code = ajet.main(prog_name="ajet", standalone_mode=False)
-        sys.stdout.flush()
-    except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx is not None else "ajet"
-        end(f"{path}: {error.format_message()} (see '{path} --help')", 2)
-    except click.ClickException as error:
-        end(f"ajet: {error.format_message()}", error.exit_code)
-    except AjetError as error:
-        end(f"ajet: {error.message}", 1)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush fails again
-        sys.exit(1)
-    except OSError as error:
-        end(f"ajet: {error}", 1)
-    except (KeyboardInterrupt, click.Abort):
-        end("ajet: interrupted", INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def end(line: str, code: int) -> NoReturn:
-    say(" ".join(line.split()))
-    sys.exit(code)
+def explain(error: Exception) -> str | None:
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        path = error.ctx.command_path
+        return f"{path}: {error.format_message()} (see '{path} --help')"
+    return f"ajet: {error}" if isinstance(error, OSError) else None

@@ -30,6 +30,8 @@ class AjetError(Exception):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
+    exit_code: ClassVar[int] = 1
+    """What a command ends with that fails by it."""
 
     def __init__(
         self, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None

@@ -36,6 +36,8 @@ TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no":
 class ConfigError(BadRequest):
     """A configuration that cannot be used; the message is one line and names the key."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
