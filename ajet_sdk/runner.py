@@ -194,10 +194,17 @@ class ProgramAgent:
         self, argv: Sequence[str], env: Mapping[str, str], episode: Episode, reader: LastNumber
     ) -> tuple[int, float | None]:
         """Runs one command of the episode to its end: its exit code, and the last number that it printed."""
+
+        def on_line(stream: str, line: bytes) -> None:
+            if stream == "stdout":
+                reader.feed(line)
+            if self._on_output is not None:
+                self._on_output(episode, stream, line)
+
         with self._lock:
             if self._stopped.is_set():
                 raise Conflict(INTERRUPTED)
-            child = self._start(argv, env, episode, reader)
+            child = Child(argv, env, on_line, cwd=self._program.cwd, files=self._program.files)
             self._running[episode.id] = child
         code = child.wait()
         with self._lock:
@@ -208,22 +215,6 @@ class ProgramAgent:
         if self._stopped.is_set():
             raise Conflict(INTERRUPTED)
         return code, reader.value
-
-    def _start(self, argv: Sequence[str], env: Mapping[str, str], episode: Episode, reader: LastNumber) -> Child:
-        show = self._on_output
-
-        def on_stdout(line: bytes) -> None:
-            reader.feed(line)
-            if show is not None:
-                show(episode, "stdout", line)
-
-        def on_stderr(line: bytes) -> None:
-            if show is not None:
-                show(episode, "stderr", line)
-
-        return Child(
-            argv, env, cwd=self._program.cwd, on_stdout=on_stdout, on_stderr=on_stderr, files=self._program.files
-        )
 
     def _watch(self) -> None:
         """Ends programs whose episodes are discarded already."""

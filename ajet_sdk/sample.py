@@ -11,15 +11,24 @@ exists is a record that is whole.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.limits import are_logprobs
 
+LOGPROB_SLACK = 1e-3
+"""A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
 PolicySpans = tuple[tuple[int, int], ...]
 """Runs of ``(policy version, number of sampled tokens)``, in order."""
+
+
+def are_logprobs(values: Sequence[float]) -> bool:
+    """Whether `values` can be logprobs, as the 32-bit floats that a trainer gets: finite, and above 0 by no more than
+    rounding makes. (vLLM tells -inf as -9999.)"""
+    narrow = array("f", values)
+    return math.isfinite(sum(narrow)) and max(narrow, default=0.0) <= LOGPROB_SLACK
 
 
 def _ints(value: Any, name: str) -> tuple[int, ...]:
