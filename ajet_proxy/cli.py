@@ -159,9 +159,11 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
     For each fault it says what to do.
     """
     config = _load(file, flags)
+    import asyncio
+
     from ajet_proxy import doctor as checks
 
-    findings = checks.run(config)
+    findings = asyncio.run(checks.examine(config))
     click.echo(checks.as_json(findings) if as_json else checks.as_text(findings))
     if any(finding.level == "fault" for finding in findings):
         sys.exit(1)

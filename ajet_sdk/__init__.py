@@ -18,33 +18,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ajet_sdk import aio as aio
-    from ajet_sdk import errors as errors
-    from ajet_sdk.client import Client as Client
-    from ajet_sdk.episodes import Episode as Episode
-    from ajet_sdk.episodes import abort as abort
-    from ajet_sdk.episodes import episode as episode
-    from ajet_sdk.episodes import reward as reward
-    from ajet_sdk.errors import AjetError as AjetError
-    from ajet_sdk.errors import ProxyUnreachable as ProxyUnreachable
-    from ajet_sdk.results import RunResult as RunResult
-    from ajet_sdk.results import RunResults as RunResults
-    from ajet_sdk.rollouts import run as run
+    from ajet_sdk import aio, errors
+    from ajet_sdk.client import Client
+    from ajet_sdk.episodes import Episode, abort, episode, reward
+    from ajet_sdk.errors import AjetError, ProxyUnreachable
+    from ajet_sdk.results import RunResult, RunResults
+    from ajet_sdk.rollouts import run
 
 __version__ = "0.1.0"
-_HOME = {
-    "AjetError": "errors",
-    "Client": "client",
-    "Episode": "episodes",
-    "ProxyUnreachable": "errors",
-    "RunResult": "results",
-    "RunResults": "results",
-    "abort": "episodes",
-    "episode": "episodes",
-    "reward": "episodes",
-    "run": "rollouts",
-}
-__all__ = sorted([*_HOME, "aio", "errors"])
+__all__ = [
+    "AjetError", "Client", "Episode", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio", "episode",
+    "errors", "reward", "run",
+]
+_HOME = {"Client": "client", "run": "rollouts"}
+_HOME |= dict.fromkeys(("AjetError", "ProxyUnreachable"), "errors")
+_HOME |= dict.fromkeys(("Episode", "abort", "episode", "reward"), "episodes")
+_HOME |= dict.fromkeys(("RunResult", "RunResults"), "results")
 
 
 def __getattr__(name: str) -> Any:

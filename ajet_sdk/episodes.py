@@ -88,23 +88,21 @@ def rewarding(target: Target, episode: str, reward: routes.Reward, patience: Pat
 
 def aborting(target: Target, episode: str, reason: str | None, patience: Patience) -> Talk[None]:
     """Gives the episode up; an episode that was aborted before stays so."""
-    try:
-        reply = yield from request(target, "abort", routes.Abort(reason), id=episode, patience=patience)
-        _told(target, reply)
-    except Conflict:
-        record = yield from reading(target, episode, False, patience)
-        if (record.get("state"), record.get("reason")) != ("discarded", "aborted"):
-            raise
+    yield from _settling(target, "abort", routes.Abort(reason), episode, patience)
 
 
 def sealing(target: Target, episode: str, patience: Patience) -> Talk[None]:
     """No more will come; an episode that was sealed before stays so."""
+    yield from _settling(target, "seal", routes.Empty(), episode, patience)
+
+
+def _settling(target: Target, name: str, body: Any, episode: str, patience: Patience) -> Talk[None]:
     try:
-        reply = yield from request(target, "seal", routes.Empty(), id=episode, patience=patience)
-        _told(target, reply)
+        _told(target, (yield from request(target, name, body, id=episode, patience=patience)))
     except Conflict:
         record = yield from reading(target, episode, False, patience)
-        if record.get("state") in ("open", "discarded"):
+        aborted = (record.get("state"), record.get("reason")) == ("discarded", "aborted")
+        if not (aborted if name == "abort" else record.get("state") not in ("open", "discarded")):
             raise
 
 
@@ -144,49 +142,31 @@ class EpisodeLife:
     """The part of an episode that does no I/O. Both `Episode` classes carry out its operations, each by its client."""
 
     def __init__(self, client: Any, opened: Opened, *, owns_client: bool = False) -> None:
-        self._client, self._opened, self._owns_client = client, opened, owns_client
+        self._client, self._added, self._owns_client = client, opened.env, owns_client
         self._target = replace(client.target, key=opened.api_key or client.target.key)
         self._patience: Patience = client.patience
         self.outcome: Outcome | None = None
         """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
-
-    @property
-    def id(self) -> str:
-        return self._opened.episode
-
-    @property
-    def task(self) -> str | None:
-        return self._opened.task
-
-    @property
-    def base_url(self) -> str:
+        self.id, self.task = opened.episode, opened.task
+        self.base_url = opened.base_url
         """What OpenAI clients call ``base_url``: ends in ``/v1``."""
-        return self._opened.base_url
-
-    @property
-    def api_key(self) -> str:
+        self.api_key = opened.api_key
         """The key of this one episode."""
-        return self._opened.api_key
-
-    @property
-    def policy_version(self) -> int:
+        self.policy_version = opened.policy_version
         """The policy version that served when the episode was opened."""
-        return self._opened.policy_version
 
     def env(self) -> dict[str, str]:
         """The variables that let a program in any language find its model and its episode (contract §3.5)."""
-        opened = self._opened
-        anthropic = opened.base_url.removesuffix("/").removesuffix("/v1")
         return {
-            "OPENAI_BASE_URL": opened.base_url,
-            "OPENAI_API_BASE": opened.base_url,
-            "OPENAI_API_KEY": opened.api_key,
-            "ANTHROPIC_BASE_URL": anthropic,
-            "ANTHROPIC_API_KEY": opened.api_key,
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/").removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
             "AJET_PROXY_URL": self._target.url,
-            "AJET_EPISODE": opened.episode,
-            "AJET_TASK": opened.task or "",
-            **opened.env,
+            "AJET_EPISODE": self.id,
+            "AJET_TASK": self.task or "",
+            **self._added,
         }
 
     def __repr__(self) -> str:

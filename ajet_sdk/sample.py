@@ -157,14 +157,10 @@ class Call:
             same_text=_same_text(record.get("same_text")),
         )
 
-    def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
-        """The JSON object of contract §6.1; without `tokens`, counts stand in for ids and logprobs."""
-        return call_json(self, self.episode, {
-            "prompt_token_ids": list(self.prompt_token_ids), "token_ids": list(self.token_ids),
-            "logprobs": list(self.logprobs),
-        } if tokens else {
-            "prompt_tokens": len(self.prompt_token_ids), "sampled_tokens": len(self.token_ids),
-        })  # fmt: skip
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of contract §6.1."""
+        lists = ("prompt_token_ids", "token_ids", "logprobs")
+        return call_json(self, self.episode, {name: list(getattr(self, name)) for name in lists})
 
 
 def call_json(call: Any, episode: str, tokens: Mapping[str, Any]) -> dict[str, Any]:
