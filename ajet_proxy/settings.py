@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger import quotas
 from ajet_proxy.core.ledger.quotas import Quota
 from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk.address import is_key, server
-from ajet_sdk.settings import ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml
+from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml
 
 NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
 MIN_SECRET = 16
@@ -183,9 +183,9 @@ SETTINGS = Settings(Config, prefix="AJET_", removed={
 
 def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
     """The configuration from all places, checked; `flags` holds only what was given on the command line."""
-    values = {} if file is None else SETTINGS.in_table(read_toml(file), file)
+    values = {} if file is None else SETTINGS.read(read_toml(file), FILE, f"{file}: ")
     values |= SETTINGS.in_environment({n: env[n] for n in env if not n.startswith(OF_TRAINER)}, OF_AGENTS)
-    values |= SETTINGS.in_words(flags, "", flag)
+    values |= SETTINGS.read(flags, COMMAND_LINE, "", flag)
     if not values.get("data_dir"):
         values["data_dir"] = default_data_dir(env)
     config = Config(**SETTINGS.with_secrets(values))

@@ -124,7 +124,8 @@ def run(
         await_proxy(client)
         found = stack.enter_context(intercepting(client)) if intercept else None
         what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files)
-        return run_and_tell(client, what, task, repeat, parallel, is_eval, agent, model, quiet)
+        how = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval}
+        return run_and_tell(client, what, task, quiet, **how)
 
 
 @ajet.command(context_settings={"ignore_unknown_options": True})
@@ -241,22 +242,17 @@ def await_proxy(client: Client) -> None:
         client.drive(request(client.target, "status", patience=Patience(AWAIT_PROXY_S)))
 
 
-def run_and_tell(
-    client: Client, program: Program, task: str, repeat: int, parallel: int, is_eval: bool, agent: str | None,
-    model: str | None, quiet: bool,
-) -> int:
+def run_and_tell(client: Client, program: Program, task: str, quiet: bool, **how: Any) -> int:
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
     from ajet_sdk.results import RunResult, RunResults
     from ajet_sdk.runner import proxy_variable, run_program
     from ajet_sdk.untold import UNTOLD
 
     done: list[RunResult] = []
-    copies = Copies(named=parallel > 1)
+    copies = Copies(named=how["parallel"] > 1)
     try:
-        run_program(
-            program, [task], repeat=repeat, parallel=parallel, model=model, agent=agent, eval=is_eval, client=client,
-            on_output=None if quiet else copies, on_result=done.append,
-        )
+        shown = None if quiet else copies
+        run_program(program, [task], client=client, on_output=shown, on_result=done.append, **how)
         found = RunResults(tuple(done))
         code = 0 if found.kept or (found.rewards and not found.untold) else 1
     except KeyboardInterrupt:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.address import server
-from ajet_sdk.settings import ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
+from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
 
 DEVICE = "trainer.device"
 """verl's key for what it trains on."""
@@ -119,7 +119,7 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
             verl[name.removeprefix("verl.")] = literal(text)
         else:
             words[name] = text
-    values |= SETTINGS.in_words(words, "command line: ")
+    values |= SETTINGS.read(words, COMMAND_LINE, "command line: ")
     return check(Config(**values, verl=verl))
 
 
@@ -131,7 +131,7 @@ def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ConfigError(f"{path}: {table!r} stands in no table: put it under [trainer] or [verl]")
         if table not in ("trainer", "verl"):
             raise ConfigError(f"{path}: unknown table [{table}]{nearest(table, ('trainer', 'verl'))}")
-    return SETTINGS.in_table(document.get("trainer", {}), path), dict(flatten(document.get("verl", {})))
+    return SETTINGS.read(document.get("trainer", {}), FILE, f"{path}: "), dict(flatten(document.get("verl", {})))
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
