@@ -149,7 +149,7 @@ def reward(
         body = Reward(finite(value), call, agent, final=not not_final)
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
-        client.drive(rewarding(client.target, found, body, client.patience))
+        client.drive(rewarding(client.target, found, body))
 
 
 @ajet.command()
@@ -164,7 +164,7 @@ def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
     with usage():
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
-        client.drive(aborting(client.target, found, reason, client.patience))
+        client.drive(aborting(client.target, found, reason))
 
 
 @ajet.command()
@@ -188,7 +188,7 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
     from ajet_sdk.views import episode_view
 
     with client_for(proxy, LOOK_S) as client:
-        show_json_or(as_json, client.drive(reading(client.target, episode, as_json, client.patience)), episode_view)
+        show_json_or(as_json, client.drive(reading(client.target, episode, as_json)), episode_view)
 
 
 @ajet.command()
@@ -232,14 +232,16 @@ def check_program(name: str) -> None:
 
 def await_proxy(client: Client) -> None:
     """Waits for a proxy that is still starting, and says so."""
+    from dataclasses import replace
+
     from ajet_sdk.errors import NotReady, ProxyUnreachable
-    from ajet_sdk.operations import Patience, request
+    from ajet_sdk.operations import request
 
     try:
-        client.drive(request(client.target, "status", patience=Patience(0.0)))
+        client.drive(request(replace(client.target, deadline=0.0), "status"))
     except (ProxyUnreachable, NotReady):
         say(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}")
-        client.drive(request(client.target, "status", patience=Patience(AWAIT_PROXY_S)))
+        client.drive(request(replace(client.target, deadline=AWAIT_PROXY_S), "status"))
 
 
 def run_and_tell(client: Client, program: Program, task: str, quiet: bool, **how: Any) -> int:

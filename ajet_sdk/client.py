@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.operations import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, request
+from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
 
 if TYPE_CHECKING:
     import httpx
@@ -66,8 +66,7 @@ class ClientBase:
         deadline: float = DEADLINE_S,
         transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.target = Target.resolve(proxy_url, api_key)
-        self.patience = Patience(deadline)
+        self.target = Target.resolve(proxy_url, api_key, deadline=deadline)
         self._transport = transport
         self._http: Any = None
         self._process = os.getpid()
@@ -103,7 +102,7 @@ class Client(ClientBase):
 
     def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
         """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`; `body` is its dataclass."""
-        return self.drive(request(self.target, name, body, patience=self.patience, id=id, query=query))
+        return self.drive(request(self.target, name, body, id=id, query=query))
 
     def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
         import httpx

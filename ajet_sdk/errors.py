@@ -102,19 +102,17 @@ class LoopDetected(AjetError):
     type = "engine_error"
 
 
-class ProxyUnreachable(AjetError):
-    status = 503
-    type = "proxy_unreachable"
-
-
-_KINDS = (
-    BadRequest, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, OverQuota, EngineError, NotReady, EngineTimeout,
-    LoopDetected,
-)
+_KINDS: list[type[AjetError]] = AjetError.__subclasses__()
+"""Those that a proxy answers with: `ProxyUnreachable` comes after them."""
 _TYPES = {kind.type for kind in (*_KINDS, AjetError)}
 _ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
 """What other servers answer to a control route."""
-_BY_STATUS: dict[int, type[AjetError]] = {kind.status: kind for kind in _KINDS}
+_BY_STATUS = {kind.status: kind for kind in _KINDS}
+
+
+class ProxyUnreachable(AjetError):
+    status = 503
+    type = "proxy_unreachable"
 
 
 def from_body(status: int, body: Any, *, retry_after: float | None = None) -> AjetError:

@@ -102,11 +102,17 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
         raise FrameError(f"frame of {len(data)} bytes is {_fault(data)}") from error
     if not isinstance(body, dict):
         raise FrameError("a frame must be a MessagePack map")
-    version = _Map(body, "frame").get("version", int)
+    found = _Map(body, "frame")
+    version = found.get("version", int)
     if version not in (VERSION, VERSION - 1):
         raise FrameError(f"frame has wire version {version}; this reader knows {VERSION}", code="wire_version")
     try:
-        return _decode_body(_Map(body, "frame"))
+        return Batch(
+            batch=found.get("batch", str),
+            lease_until=found.number("lease_until"),
+            policy_version=found.get("policy_version", int),
+            groups=tuple(map(_decode_group, found.get("groups", list))),
+        )
     except FrameError:
         raise
     except BadRequest as error:
@@ -160,16 +166,9 @@ class _Map:
         return items
 
 
-def _decode_body(frame: _Map) -> Batch:
-    groups = [_Map(group, "group") for group in frame.get("groups", list)]
-    return Batch(
-        batch=frame.get("batch", str),
-        lease_until=frame.number("lease_until"),
-        policy_version=frame.get("policy_version", int),
-        groups=tuple(
-            Group(group.get("task", str), tuple(map(_decode_episode, group.get("episodes", list)))) for group in groups
-        ),
-    )
+def _decode_group(body: Any) -> Group:
+    found = _Map(body, "group")
+    return Group(found.get("task", str), tuple(map(_decode_episode, found.get("episodes", list))))
 
 
 def _decode_episode(body: Any) -> BatchEpisode:

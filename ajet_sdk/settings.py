@@ -190,13 +190,6 @@ class Settings:
         for name, found in self.options.items():
             yield f"  {name:18}{found.doc}" + (f" [{found.shown}]" if found.shown else "")
 
-    def table(self) -> str:
-        """Every setting as rows of a Markdown table, for the documentation."""
-        rows = ["| key | default | meaning |", "|---|---|---|"]
-        for name, found in self.options.items():
-            rows.append(f"| `{name}` | {f'`{found.shown}`' if found.shown else ''} | {found.doc} |")
-        return "\n".join(rows)
-
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """``; did you mean 'x'?``, or nothing where no name is close."""

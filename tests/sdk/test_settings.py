@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml, toml
+from tests.kit.pages import table_of
 
 
 def even(given: Any) -> int:
@@ -127,9 +128,9 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_and_documentation_have_every_setting_with_its_default() -> None:
     assert "  names             Names. [a, b]" in [*SETTINGS.describe()]
-    assert "| `count` | `2` | How many. |\n" in SETTINGS.table()
-    assert "| `loud` |  | Whether to shout. |\n" in SETTINGS.table()
-    assert "`inner`" not in SETTINGS.table()
+    assert "| `count` | `2` | How many. |\n" in table_of(SETTINGS)
+    assert "| `loud` |  | Whether to shout. |\n" in table_of(SETTINGS)
+    assert "`inner`" not in table_of(SETTINGS)
 
 
 def test_who_imports_the_sdk_does_not_load_it() -> None:
