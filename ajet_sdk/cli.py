@@ -254,15 +254,14 @@ def run_and_tell(client: Client, program: Program, task: str, quiet: bool, **how
     copies = Copies(named=how["parallel"] > 1)
     try:
         shown = None if quiet else copies
-        run_program(program, [task], client=client, on_output=shown, on_result=done.append, **how)
-        found = RunResults(tuple(done))
+        found = run_program(program, [task], client=client, on_output=shown, on_result=done.append, **how)
         code = 0 if found.kept or (found.rewards and not found.untold) else 1
     except KeyboardInterrupt:
         say("interrupted: the open episodes are aborted")
         code = INTERRUPTED
     if copies.lost is not None:
         say(f"some of the programs' output could not be written: {copies.lost}")
-    results = RunResults(tuple(sorted(done, key=lambda item: item.index)))
+    results = RunResults(sorted(done, key=lambda item: item.index))
     click.echo(("" if copies.at_line_start else "\n") + results.table())
     if why := next((item.untold for item in results.untold), None):
         some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"

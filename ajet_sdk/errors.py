@@ -104,7 +104,7 @@ class LoopDetected(AjetError):
 
 _KINDS: list[type[AjetError]] = AjetError.__subclasses__()
 """Those that a proxy answers with: `ProxyUnreachable` comes after them."""
-_TYPES = {kind.type for kind in (*_KINDS, AjetError)}
+_TYPES = {AjetError.type} | {kind.type for kind in _KINDS}
 _ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
 """What other servers answer to a control route."""
 _BY_STATUS = {kind.status: kind for kind in _KINDS}

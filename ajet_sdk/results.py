@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from unicodedata import combining, east_asian_width
 
 
@@ -82,8 +83,12 @@ class RunResults(tuple[RunResult, ...]):
             parts.append(f"mean reward {mean:.4g}")
         if untold := len(self.untold):
             parts.append(f"{untold} cannot be trained")
-        total = f"{len(self)} {'episode' if len(self) == 1 else 'episodes'}: "
-        return align(rows) + "\n" + total + (", ".join(parts) or "none begun")
+        return f"{align(rows)}\n{counted(self, 'episode')}: {', '.join(parts) or 'none begun'}"
+
+
+def counted(items: Sequence[Any], word: str) -> str:
+    """How many there are: ``1 call``, ``2 calls``."""
+    return f"{len(items)} {word}" if len(items) == 1 else f"{len(items)} {word}s"
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
