@@ -241,20 +241,16 @@ def check(config: Config) -> None:
         raise ConfigError("tls_client_ca needs tls_cert and tls_key: without TLS nobody shows a certificate")
     if config.admin_secret is not None and len(config.admin_secret) < MIN_SECRET:
         raise ConfigError(f"the admin secret must have at least {MIN_SECRET} characters")
-    if not is_loopback(host):
-        _check_exposed(config, host)
-    _check_modes(config)
-
-
-def _check_exposed(config: Config, host: str) -> None:
-    if config.admin_secret is None:
+    exposed = not is_loopback(host)
+    if exposed and config.admin_secret is None:
         raise ConfigError(
             f"listening on {host} (not loopback) needs an admin secret: set AJET_ADMIN_SECRET or --admin-secret-file"
         )
-    if config.tls_cert is None and not config.trusted_front and not config.insecure:
+    if exposed and config.tls_cert is None and not config.trusted_front and not config.insecure:
         raise ConfigError(
             f"listening on {host} (not loopback) needs --tls-cert and --tls-key, --trusted-front, or --insecure"
         )
+    _check_modes(config)
 
 
 def _check_modes(config: Config) -> None:

@@ -163,14 +163,6 @@ def check(config: Config) -> Config:
         if odd := [url for url in getattr(config, name) if server(url) is None]:
             shown = odd[0].rpartition("@")[2]  # a password is for nobody to see
             raise ConfigError(f"{name} must be http://HOST:PORT, not {shown!r}", param=name)
-    check_daemons(config)
-    if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
-        raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
-    return config
-
-
-def check_daemons(config: Config) -> None:
-    """Raises `ConfigError` unless there is a daemon, none is named twice, and the keys are one for all or one each."""
     urls = [url.rstrip("/") for url in config.proxy_url]
     if not urls:
         raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
@@ -183,3 +175,6 @@ def check_daemons(config: Config) -> None:
         raise ConfigError(
             f"key must be one for all daemons or one for each: {len(config.key)} for {len(urls)} daemons", param="key"
         )
+    if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
+        raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
+    return config
