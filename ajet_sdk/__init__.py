@@ -30,18 +30,17 @@ __all__ = [
     "AjetError", "Client", "Episode", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio", "episode",
     "errors", "reward", "run",
 ]
-_HOME = {"Client": "client", "run": "rollouts"}
-_HOME |= dict.fromkeys(("AjetError", "ProxyUnreachable"), "errors")
-_HOME |= dict.fromkeys(("Episode", "abort", "episode", "reward"), "episodes")
-_HOME |= dict.fromkeys(("RunResult", "RunResults"), "results")
+_HOMES = ("errors", "client", "episodes", "results", "rollouts")
+"""Where these names are defined; each module imports only those before it."""
 
 
 def __getattr__(name: str) -> Any:
     if name in ("aio", "errors"):
         return import_module(f"ajet_sdk.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'ajet_sdk' has no attribute {name!r}")
-    return getattr(import_module(f"ajet_sdk.{_HOME[name]}"), name)
+    for home in _HOMES if name in __all__ else ():
+        if hasattr(module := import_module(f"ajet_sdk.{home}"), name):
+            return getattr(module, name)
+    raise AttributeError(f"module 'ajet_sdk' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
