@@ -1,8 +1,7 @@
 """``ajet-proxy``: the daemon and its tools.
 
-Only this module reads argv and ends the process. Bad usage is exit 2 and a failure exit 1, each with one line on
-stderr; a user's mistake never shows a traceback. Everything heavy is imported after the arguments are parsed, so that
-`--help` answers at once.
+Only this module reads argv. Everything heavy is imported after the arguments are parsed, so that `--help` answers at
+once.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
-from ajet_sdk.output import open_streams
+from ajet_sdk.output import run_command
 from ajet_sdk.routes import KEY_PREFIX
 from ajet_sdk.settings import COMMAND_LINE, ConfigError
 
@@ -160,9 +159,11 @@ def doctor(file: str | None, as_json: bool, **flags: Any) -> None:
     For each fault it says what to do.
     """
     config = _load(file, flags)
+    import asyncio
+
     from ajet_proxy import doctor as checks
 
-    findings = checks.run(config)
+    findings = asyncio.run(checks.examine(config))
     click.echo(checks.as_json(findings) if as_json else checks.as_text(findings))
     if any(finding.level == "fault" for finding in findings):
         sys.exit(1)
@@ -303,41 +304,20 @@ def _write(lines: Iterator[str]) -> None:
 
 def main() -> NoReturn:
     """The console script."""
-    from ajet_sdk.errors import AjetError
+    run_command(cli, "ajet-proxy", "the daemon's part is ajet[proxy], for Python 3.12 or newer", explain=_explain)
 
-    open_streams()
-    try:
-        code = cli.main(prog_name="ajet-proxy", standalone_mode=False)
-    except click.UsageError as error:
-        name = error.option_name if isinstance(error, click.NoSuchOption) else ""
-        if (gone := SETTINGS.gone(name.lstrip("-").replace("-", "_"), name)) is not None:
-            _fail(2, gone)
-        path = error.ctx.command_path if error.ctx is not None else "ajet-proxy"
-        _fail(2, f"{error.format_message()} (see '{path} --help')")
-    except click.ClickException as error:
-        _fail(1, error.format_message())
-    except ConfigError as error:
-        _fail(2, str(error))
-    except AjetError as error:
-        _fail(1, error.message)
-    except ModuleNotFoundError as error:
-        _fail(1, f"{error.name} is not installed here: the daemon's part is ajet[proxy], for Python 3.12 or newer")
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except UnicodeDecodeError as error:
-        _fail(1, f"the input is not UTF-8 text: {error}")
-    except OSError as error:
+
+def _explain(error: Exception) -> str | None:
+    """What is said of faults that this command alone has."""
+    line = None
+    if isinstance(error, click.NoSuchOption):
+        line = SETTINGS.gone(error.option_name.lstrip("-").replace("-", "_"), error.option_name)
+    elif isinstance(error, UnicodeDecodeError):
+        line = f"the input is not UTF-8 text: {error}"
+    elif isinstance(error, OSError):
         advice = ": run it as the user that runs the proxy, or as root" if isinstance(error, PermissionError) else ""
-        _fail(1, f"{error.strerror or error}" + (f": {error.filename}{advice}" if error.filename else ""))
-    except (click.Abort, KeyboardInterrupt):
-        sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def _fail(code: int, message: str) -> NoReturn:
-    click.echo(f"ajet-proxy: {' '.join(message.split())}", err=True)
-    sys.exit(code)
+        line = f"{error.strerror or error}" + (f": {error.filename}{advice}" if error.filename else "")
+    return line and f"ajet-proxy: {line}"
 
 
 if __name__ == "__main__":

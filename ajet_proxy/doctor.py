@@ -6,7 +6,6 @@ warning is something that works but will surprise; a fault is something that doe
 
 from __future__ import annotations
 
-import asyncio
 import datetime
 import fcntl
 import json
@@ -54,27 +53,13 @@ _LESS: tuple[tuple[dict[str, bool], str, str], ...] = (
 class Finding:
     """One check's result. ``advice`` says what to do; it is empty when there is nothing to do."""
 
-    check: str
     level: Literal["ok", "warning", "fault"]
+    check: str
     message: str
     advice: str = ""
 
 
-def _ok(check: str, message: str) -> Finding:
-    return Finding(check, "ok", message)
-
-
-def _warning(check: str, message: str, advice: str) -> Finding:
-    return Finding(check, "warning", message, advice)
-
-
-def _fault(check: str, message: str, advice: str) -> Finding:
-    return Finding(check, "fault", message, advice)
-
-
-def run(config: Config) -> list[Finding]:
-    """`examine` for a program without an event loop."""
-    return asyncio.run(examine(config))
+_ok, _warning, _fault = partial(Finding, "ok"), partial(Finding, "warning"), partial(Finding, "fault")
 
 
 async def examine(config: Config) -> list[Finding]:

@@ -43,18 +43,17 @@ def rows(data_dir: Path, form: str, choice: Choice, removed: Callable[[int], Non
     """The rows of one of `FORMS`; `removed` is told how many episodes in these states retention has removed."""
     with closing(ArchiveFile(data_dir)) as archive:
         state = read_state(data_dir, archive)
+        episodes = _episodes(state, archive, choice, removed)
         if form == "preferences":
-            yield from _pairs(state, archive, choice, removed)
+            yield from _pairs(state, episodes, choice)
             return
-        for sample in _samples(state, archive, choice, removed):
+        for sample in filter(choice.takes, chain.from_iterable(map(_of, episodes))):
             yield sft_row(sample) if form == "sft" else sample.to_json()
 
 
-def _pairs(
-    state: State, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
-) -> Iterator[dict[str, Any]]:
+def _pairs(state: State, episodes: Iterable[Episode], choice: Choice) -> Iterator[dict[str, Any]]:
     places = [
-        known for episode in _episodes(state, archive, choice, removed)
+        known for episode in episodes
         for number, sample in enumerate(_of(episode)) if choice.takes(sample)
         if (known := place(sample, number)) is not None
     ]
@@ -62,13 +61,6 @@ def _pairs(
         chosen, rejected = (_of(episode) for episode in map(state.find, (better.episode, worse.episode)))
         if chosen and rejected:  # a running daemon may remove them meanwhile
             yield preference_row(chosen[better.number], rejected[worse.number])
-
-
-def _samples(
-    state: State, archive: ArchiveFile, choice: Choice, removed: Callable[[int], None]
-) -> Iterator[Sample]:
-    for episode in _episodes(state, archive, choice, removed):
-        yield from filter(choice.takes, _of(episode))
 
 
 def _episodes(

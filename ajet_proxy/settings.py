@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger import quotas
 from ajet_proxy.core.ledger.quotas import Quota
 from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk.address import is_key, server
-from ajet_sdk.settings import ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml
+from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml
 
 NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
 MIN_SECRET = 16
@@ -183,9 +183,9 @@ SETTINGS = Settings(Config, prefix="AJET_", removed={
 
 def load(file: str | None, env: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
     """The configuration from all places, checked; `flags` holds only what was given on the command line."""
-    values = {} if file is None else SETTINGS.in_table(read_toml(file), file)
+    values = {} if file is None else SETTINGS.read(read_toml(file), FILE, f"{file}: ")
     values |= SETTINGS.in_environment({n: env[n] for n in env if not n.startswith(OF_TRAINER)}, OF_AGENTS)
-    values |= SETTINGS.in_words(flags, "", flag)
+    values |= SETTINGS.read(flags, COMMAND_LINE, "", flag)
     if not values.get("data_dir"):
         values["data_dir"] = default_data_dir(env)
     config = Config(**SETTINGS.with_secrets(values))
@@ -241,20 +241,16 @@ def check(config: Config) -> None:
         raise ConfigError("tls_client_ca needs tls_cert and tls_key: without TLS nobody shows a certificate")
     if config.admin_secret is not None and len(config.admin_secret) < MIN_SECRET:
         raise ConfigError(f"the admin secret must have at least {MIN_SECRET} characters")
-    if not is_loopback(host):
-        _check_exposed(config, host)
-    _check_modes(config)
-
-
-def _check_exposed(config: Config, host: str) -> None:
-    if config.admin_secret is None:
+    exposed = not is_loopback(host)
+    if exposed and config.admin_secret is None:
         raise ConfigError(
             f"listening on {host} (not loopback) needs an admin secret: set AJET_ADMIN_SECRET or --admin-secret-file"
         )
-    if config.tls_cert is None and not config.trusted_front and not config.insecure:
+    if exposed and config.tls_cert is None and not config.trusted_front and not config.insecure:
         raise ConfigError(
             f"listening on {host} (not loopback) needs --tls-cert and --tls-key, --trusted-front, or --insecure"
         )
+    _check_modes(config)
 
 
 def _check_modes(config: Config) -> None:

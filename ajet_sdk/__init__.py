@@ -18,41 +18,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ajet_sdk import aio as aio
-    from ajet_sdk import errors as errors
-    from ajet_sdk.client import Client as Client
-    from ajet_sdk.episodes import Episode as Episode
-    from ajet_sdk.episodes import abort as abort
-    from ajet_sdk.episodes import episode as episode
-    from ajet_sdk.episodes import reward as reward
-    from ajet_sdk.errors import AjetError as AjetError
-    from ajet_sdk.errors import ProxyUnreachable as ProxyUnreachable
-    from ajet_sdk.results import RunResult as RunResult
-    from ajet_sdk.results import RunResults as RunResults
-    from ajet_sdk.rollouts import run as run
+    from ajet_sdk import aio, errors
+    from ajet_sdk.client import Client
+    from ajet_sdk.episodes import Episode, abort, episode, reward
+    from ajet_sdk.errors import AjetError, ProxyUnreachable
+    from ajet_sdk.results import RunResult, RunResults
+    from ajet_sdk.rollouts import run
 
 __version__ = "0.1.0"
-_HOME = {
-    "AjetError": "errors",
-    "Client": "client",
-    "Episode": "episodes",
-    "ProxyUnreachable": "errors",
-    "RunResult": "results",
-    "RunResults": "results",
-    "abort": "episodes",
-    "episode": "episodes",
-    "reward": "episodes",
-    "run": "rollouts",
-}
-__all__ = sorted([*_HOME, "aio", "errors"])
+__all__ = [
+    "AjetError", "Client", "Episode", "ProxyUnreachable", "RunResult", "RunResults", "abort", "aio", "episode",
+    "errors", "reward", "run",
+]
+_HOMES = ("errors", "client", "episodes", "results", "rollouts")
+"""Where these names are defined; each module imports only those before it."""
 
 
 def __getattr__(name: str) -> Any:
     if name in ("aio", "errors"):
         return import_module(f"ajet_sdk.{name}")
-    if name not in _HOME:
-        raise AttributeError(f"module 'ajet_sdk' has no attribute {name!r}")
-    return getattr(import_module(f"ajet_sdk.{_HOME[name]}"), name)
+    for home in _HOMES if name in __all__ else ():
+        if hasattr(module := import_module(f"ajet_sdk.{home}"), name):
+            return getattr(module, name)
+    raise AttributeError(f"module 'ajet_sdk' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

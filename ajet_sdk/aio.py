@@ -45,7 +45,7 @@ class Client(ClientBase):
 
     async def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
         """The acknowledged answer of the route called `name`; see `ajet_sdk.Client.ask`."""
-        return await self.drive(request(self.target, name, body, patience=self.patience, id=id, query=query))
+        return await self.drive(request(self.target, name, body, id=id, query=query))
 
     async def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
         import httpx
@@ -120,7 +120,7 @@ class Opening:
     async def _open(self) -> Episode:
         client = self._client
         try:
-            opened = await client.drive(opening(client.target, self._body, client.patience))
+            opened = await client.drive(opening(client.target, self._body))
         except BaseException:
             await client.aclose()
             raise
@@ -223,7 +223,7 @@ class Rollouts(RolloutsPlan):
         found: Episode | None = None
         error: BaseException | None = None
         try:
-            found = Episode(client, await client.drive(opening(client.target, body, client.patience)))
+            found = Episode(client, await client.drive(opening(client.target, body)))
             async with found:
                 answer = self._agent(rollout.task, found)
                 if not inspect.isawaitable(answer):

@@ -1,7 +1,6 @@
 """``ajet``: the agent's side on the command line.
 
 Only click is loaded to parse arguments and to print help; the rest of the SDK is loaded by the command that needs it.
-Every fault ends in one line on stderr: exit 2 for bad usage, 1 for failure, and never a traceback.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from ajet_sdk.errors import AjetError
-from ajet_sdk.output import Copies, open_streams, say
+from ajet_sdk.output import INTERRUPTED, Copies, run_command, say
 
 if TYPE_CHECKING:
     from ajet_sdk.client import Client
@@ -31,8 +30,6 @@ LOOK_S = 5.0
 RUN_S = 600.0
 """How long `ajet run` waits for one that went away: by then programs have worked for their rewards."""
 EVERY_MAX_S = 86400.0
-INTERRUPTED = 130
-"""What a shell reports for a command that Ctrl-C ended."""
 
 
 @contextmanager
@@ -126,7 +123,8 @@ def run(
         await_proxy(client)
         found = stack.enter_context(intercepting(client)) if intercept else None
         what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files)
-        return run_and_tell(client, what, task, repeat, parallel, is_eval, agent, model, quiet)
+        how = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval}
+        return run_and_tell(client, what, task, quiet, **how)
 
 
 @ajet.command(context_settings={"ignore_unknown_options": True})
@@ -150,7 +148,7 @@ def reward(
         body = Reward(finite(value), call, agent, final=not not_final)
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
-        client.drive(rewarding(client.target, found, body, client.patience))
+        client.drive(rewarding(client.target, found, body))
 
 
 @ajet.command()
@@ -165,7 +163,7 @@ def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
     with usage():
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
-        client.drive(aborting(client.target, found, reason, client.patience))
+        client.drive(aborting(client.target, found, reason))
 
 
 @ajet.command()
@@ -189,7 +187,7 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
     from ajet_sdk.views import episode_view
 
     with client_for(proxy, LOOK_S) as client:
-        show_json_or(as_json, client.drive(reading(client.target, episode, as_json, client.patience)), episode_view)
+        show_json_or(as_json, client.drive(reading(client.target, episode, as_json)), episode_view)
 
 
 @ajet.command()
@@ -233,40 +231,36 @@ def check_program(name: str) -> None:
 
 def await_proxy(client: Client) -> None:
     """Waits for a proxy that is still starting, and says so."""
+    from dataclasses import replace
+
     from ajet_sdk.errors import NotReady, ProxyUnreachable
-    from ajet_sdk.operations import Patience, request
+    from ajet_sdk.operations import request
 
     try:
-        client.drive(request(client.target, "status", patience=Patience(0.0)))
+        client.drive(request(replace(client.target, deadline=0.0), "status"))
     except (ProxyUnreachable, NotReady):
         say(f"waiting up to {AWAIT_PROXY_S:g} s for a proxy at {client.target.url}")
-        client.drive(request(client.target, "status", patience=Patience(AWAIT_PROXY_S)))
+        client.drive(request(replace(client.target, deadline=AWAIT_PROXY_S), "status"))
 
 
-def run_and_tell(
-    client: Client, program: Program, task: str, repeat: int, parallel: int, is_eval: bool, agent: str | None,
-    model: str | None, quiet: bool,
-) -> int:
+def run_and_tell(client: Client, program: Program, task: str, quiet: bool, **how: Any) -> int:
     """Runs the episodes and prints their table, also of a run that was interrupted; the exit code."""
     from ajet_sdk.results import RunResult, RunResults
     from ajet_sdk.runner import proxy_variable, run_program
     from ajet_sdk.untold import UNTOLD
 
     done: list[RunResult] = []
-    copies = Copies(named=parallel > 1)
+    copies = Copies(named=how["parallel"] > 1)
     try:
-        run_program(
-            program, [task], repeat=repeat, parallel=parallel, model=model, agent=agent, eval=is_eval, client=client,
-            on_output=None if quiet else copies, on_result=done.append,
-        )
-        found = RunResults(tuple(done))
+        shown = None if quiet else copies
+        found = run_program(program, [task], client=client, on_output=shown, on_result=done.append, **how)
         code = 0 if found.kept or (found.rewards and not found.untold) else 1
     except KeyboardInterrupt:
         say("interrupted: the open episodes are aborted")
         code = INTERRUPTED
     if copies.lost is not None:
         say(f"some of the programs' output could not be written: {copies.lost}")
-    results = RunResults(tuple(sorted(done, key=lambda item: item.index)))
+    results = RunResults(sorted(done, key=lambda item: item.index))
     click.echo(("" if copies.at_line_start else "\n") + results.table())
     if why := next((item.untold for item in results.untold), None):
         some = f"{len(results.untold)} of them cannot" if results.kept else "nothing of this run can"
@@ -283,35 +277,14 @@ def run_and_tell(
 def main() -> NoReturn:
     import signal
 
-    open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # and not ignored, as under nohup
             signal.signal(number, signal.default_int_handler)  # to be asked to end is to be interrupted
-    run_command()
+    run_command(ajet, "ajet", "it comes with ajet", explain=explain, interrupted=("ajet: interrupted", INTERRUPTED))
 
 
-def run_command() -> NoReturn:
-    """Runs the command of this process's arguments, and ends the process."""
-    try:
-        code = ajet.main(prog_name="ajet", standalone_mode=False)
-        sys.stdout.flush()
-    except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx is not None else "ajet"
-        end(f"{path}: {error.format_message()} (see '{path} --help')", 2)
-    except click.ClickException as error:
-        end(f"ajet: {error.format_message()}", error.exit_code)
-    except AjetError as error:
-        end(f"ajet: {error.message}", 1)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush fails again
-        sys.exit(1)
-    except OSError as error:
-        end(f"ajet: {error}", 1)
-    except (KeyboardInterrupt, click.Abort):
-        end("ajet: interrupted", INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else 0)
-
-
-def end(line: str, code: int) -> NoReturn:
-    say(" ".join(line.split()))
-    sys.exit(code)
+def explain(error: Exception) -> str | None:
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        path = error.ctx.command_path
+        return f"{path}: {error.format_message()} (see '{path} --help')"
+    return f"ajet: {error}" if isinstance(error, OSError) else None

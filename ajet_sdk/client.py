@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.operations import DEADLINE_S, NoReply, Patience, Reply, Send, Sleep, T, Talk, Target, request
+from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
 
 if TYPE_CHECKING:
     import httpx
@@ -23,22 +23,18 @@ H = TypeVar("H")
 MAX_CONNECTIONS = 256
 
 
-def http_options(target: Target) -> dict[str, Any]:
-    """What both clients tell httpx: no TLS set-up for plain HTTP, and no proxy of the environment to this machine; its
-    certificates (``SSL_CERT_FILE``) to any, of which httpx would know nothing where it may take no proxy."""
+def connected(kind: Callable[..., H], target: Target, transport: Any = None) -> H:
+    """A client of httpx for `target`; `BadRequest` for what the environment names and httpx cannot use.
+
+    It has no TLS set-up for plain HTTP, and no proxy of the environment to this machine; its certificates
+    (``SSL_CERT_FILE``) to any, of which httpx would know nothing where it may take no proxy.
+    """
     import httpx
 
-    verify = httpx.create_ssl_context() if target.url.startswith("https:") else False
     limits = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=64, keepalive_expiry=15.0)
-    return {"verify": verify, "trust_env": not target.local, "limits": limits}
-
-
-def connected(kind: Callable[..., H], target: Target, transport: Any) -> H:
-    """A client of httpx for `target`; `BadRequest` for what the environment names and httpx cannot use."""
-    import httpx
-
     try:
-        return kind(transport=transport, **http_options(target))
+        verify = httpx.create_ssl_context() if target.url.startswith("https:") else False
+        return kind(transport=transport, verify=verify, trust_env=not target.local, limits=limits)
     except (ImportError, ValueError, httpx.InvalidURL) as error:
         raise BadRequest(f"the environment's HTTP proxy cannot be used: {error}", param="HTTP_PROXY") from error
     except OSError as error:
@@ -66,8 +62,7 @@ class ClientBase:
         deadline: float = DEADLINE_S,
         transport: httpx.BaseTransport | httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self.target = Target.resolve(proxy_url, api_key)
-        self.patience = Patience(deadline)
+        self.target = Target.resolve(proxy_url, api_key, deadline=deadline)
         self._transport = transport
         self._http: Any = None
         self._process = os.getpid()
@@ -103,7 +98,7 @@ class Client(ClientBase):
 
     def ask(self, name: str, body: Any = None, *, id: str | None = None, **query: Any) -> Reply:
         """The acknowledged answer of the route called `name` in `ajet_sdk.routes.ROUTES`; `body` is its dataclass."""
-        return self.drive(request(self.target, name, body, patience=self.patience, id=id, query=query))
+        return self.drive(request(self.target, name, body, id=id, query=query))
 
     def _perform(self, effect: Send | Sleep) -> Reply | NoReply | None:
         import httpx

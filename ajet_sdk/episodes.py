@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec
 from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
-from ajet_sdk.operations import DEADLINE_S, Patience, Reply, T, Talk, Target, request
+from ajet_sdk.operations import DEADLINE_S, Reply, T, Talk, Target, request
 
 P = ParamSpec("P")
 
@@ -55,9 +55,9 @@ class Outcome:
     lost: str | None = None
 
 
-def opening(target: Target, body: routes.OpenEpisode, patience: Patience) -> Talk[Opened]:
+def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
     """Opens an episode."""
-    reply = yield from request(target, "open_episode", body, patience=patience)
+    reply = yield from request(target, "open_episode", body)
     answer = reply.json()
     try:
         return Opened(
@@ -72,46 +72,44 @@ def opening(target: Target, body: routes.OpenEpisode, patience: Patience) -> Tal
         raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}") from error
 
 
-def rewarding(target: Target, episode: str, reward: routes.Reward, patience: Patience) -> Talk[Outcome]:
+def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outcome]:
     """Gives a reward under an id made here, so that it counts once however often it has to be sent.
 
     Returns the reward that the episode has with it, of all that it was given by any process; and the reason if the
     proxy discarded the episode nevertheless.
     """
     body = replace(reward, value=finite(reward.value), id=f"rew-{uuid.uuid4().hex}")
-    reply = yield from request(target, "reward", body, id=episode, patience=patience)
+    reply = yield from request(target, "reward", body, id=episode)
     answer = _told(target, reply)
     if answer.get("state") != "discarded":
         return Outcome(reward=answer.get("reward"))
     return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
 
 
-def aborting(target: Target, episode: str, reason: str | None, patience: Patience) -> Talk[None]:
+def aborting(target: Target, episode: str, reason: str | None) -> Talk[None]:
     """Gives the episode up; an episode that was aborted before stays so."""
-    try:
-        reply = yield from request(target, "abort", routes.Abort(reason), id=episode, patience=patience)
-        _told(target, reply)
-    except Conflict:
-        record = yield from reading(target, episode, False, patience)
-        if (record.get("state"), record.get("reason")) != ("discarded", "aborted"):
-            raise
+    yield from _settling(target, "abort", routes.Abort(reason), episode)
 
 
-def sealing(target: Target, episode: str, patience: Patience) -> Talk[None]:
+def sealing(target: Target, episode: str) -> Talk[None]:
     """No more will come; an episode that was sealed before stays so."""
+    yield from _settling(target, "seal", routes.Empty(), episode)
+
+
+def _settling(target: Target, name: str, body: Any, episode: str) -> Talk[None]:
     try:
-        reply = yield from request(target, "seal", routes.Empty(), id=episode, patience=patience)
-        _told(target, reply)
+        _told(target, (yield from request(target, name, body, id=episode)))
     except Conflict:
-        record = yield from reading(target, episode, False, patience)
-        if record.get("state") in ("open", "discarded"):
+        record = yield from reading(target, episode, False)
+        aborted = (record.get("state"), record.get("reason")) == ("discarded", "aborted")
+        if not (aborted if name == "abort" else record.get("state") not in ("open", "discarded")):
             raise
 
 
-def reading(target: Target, episode: str, tokens: bool, patience: Patience) -> Talk[dict[str, Any]]:
+def reading(target: Target, episode: str, tokens: bool) -> Talk[dict[str, Any]]:
     """The episode's record (contract §5.3), with token ids and logprobs if `tokens`."""
     query = {"tokens": 1} if tokens else None
-    return _told(target, (yield from request(target, "get_episode", id=episode, query=query, patience=patience)))
+    return _told(target, (yield from request(target, "get_episode", id=episode, query=query)))
 
 
 def _told(target: Target, reply: Reply) -> dict[str, Any]:
@@ -144,49 +142,30 @@ class EpisodeLife:
     """The part of an episode that does no I/O. Both `Episode` classes carry out its operations, each by its client."""
 
     def __init__(self, client: Any, opened: Opened, *, owns_client: bool = False) -> None:
-        self._client, self._opened, self._owns_client = client, opened, owns_client
+        self._client, self._added, self._owns_client = client, opened.env, owns_client
         self._target = replace(client.target, key=opened.api_key or client.target.key)
-        self._patience: Patience = client.patience
         self.outcome: Outcome | None = None
         """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
-
-    @property
-    def id(self) -> str:
-        return self._opened.episode
-
-    @property
-    def task(self) -> str | None:
-        return self._opened.task
-
-    @property
-    def base_url(self) -> str:
+        self.id, self.task = opened.episode, opened.task
+        self.base_url = opened.base_url
         """What OpenAI clients call ``base_url``: ends in ``/v1``."""
-        return self._opened.base_url
-
-    @property
-    def api_key(self) -> str:
+        self.api_key = opened.api_key
         """The key of this one episode."""
-        return self._opened.api_key
-
-    @property
-    def policy_version(self) -> int:
+        self.policy_version = opened.policy_version
         """The policy version that served when the episode was opened."""
-        return self._opened.policy_version
 
     def env(self) -> dict[str, str]:
         """The variables that let a program in any language find its model and its episode (contract §3.5)."""
-        opened = self._opened
-        anthropic = opened.base_url.removesuffix("/").removesuffix("/v1")
         return {
-            "OPENAI_BASE_URL": opened.base_url,
-            "OPENAI_API_BASE": opened.base_url,
-            "OPENAI_API_KEY": opened.api_key,
-            "ANTHROPIC_BASE_URL": anthropic,
-            "ANTHROPIC_API_KEY": opened.api_key,
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.base_url.removesuffix("/").removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": self.api_key,
             "AJET_PROXY_URL": self._target.url,
-            "AJET_EPISODE": opened.episode,
-            "AJET_TASK": opened.task or "",
-            **opened.env,
+            "AJET_EPISODE": self.id,
+            "AJET_TASK": self.task or "",
+            **self._added,
         }
 
     def __repr__(self) -> str:
@@ -203,27 +182,27 @@ class EpisodeLife:
     ) -> Talk[None]:
         """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it."""
         reward = routes.Reward(value, call, agent, final, note=note)
-        outcome = yield from rewarding(self._target, self.id, reward, self._patience)
+        outcome = yield from rewarding(self._target, self.id, reward)
         if final or self.outcome is not None:
             self.outcome = outcome
 
     def _seal(self) -> Talk[None]:
         """Says that no more calls or rewards will come."""
-        yield from sealing(self._target, self.id, self._patience)
+        yield from sealing(self._target, self.id)
         self.outcome = self.outcome or Outcome()
 
     def _abort(self, reason: str | None = None) -> Talk[None]:
         """Gives the episode up: none of it is trained."""
-        yield from aborting(self._target, self.id, reason, self._patience)
+        yield from aborting(self._target, self.id, reason)
         self.outcome = Outcome(aborted=reason or "aborted")
 
     def _heartbeat(self) -> Talk[None]:
         """Says that the agent is alive though it calls no model, so that the episode does not idle out."""
-        yield from request(self._target, "heartbeat", routes.Empty(), id=self.id, patience=self._patience)
+        yield from request(self._target, "heartbeat", routes.Empty(), id=self.id)
 
     def _record(self, *, tokens: bool = False) -> Talk[dict[str, Any]]:
         """The episode as the proxy has it, with its calls; with `tokens`, also their ids and logprobs."""
-        return (yield from reading(self._target, self.id, tokens, self._patience))
+        return (yield from reading(self._target, self.id, tokens))
 
     def _leave(self, error: BaseException | None) -> Talk[None]:
         """Settles the episode; after an `error`, in little time and without a second one."""
@@ -244,9 +223,9 @@ class EpisodeLife:
 
     def _give_up(self, error: BaseException) -> Talk[None]:
         reason = reason_of(error)
-        patience = replace(self._patience, deadline=min(ABORT_DEADLINE_S, self._patience.deadline))
+        hurried = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline))
         try:
-            yield from aborting(self._target, self.id, reason, patience)
+            yield from aborting(hurried, self.id, reason)
         except Conflict:
             pass  # the proxy has discarded it already
         except AjetError:
@@ -340,7 +319,7 @@ def episode(
     client = Client(proxy_url, api_key, deadline=deadline)
     body = routes.OpenEpisode(task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members)
     try:
-        return Episode(client, client.drive(opening(client.target, body, client.patience)), owns_client=True)
+        return Episode(client, client.drive(opening(client.target, body)), owns_client=True)
     except BaseException:
         client.close()
         raise
@@ -372,14 +351,14 @@ def reward_own(
 ) -> Talk[None]:
     """Rewards the episode that this process belongs to (see `current_episode`); returns once the reward is on disk."""
     found, reward = current_episode(episode), routes.Reward(value, call, agent, final, note=note)
-    yield from rewarding(target, found, reward, Patience(deadline))
+    yield from rewarding(replace(target, deadline=deadline), found, reward)
 
 
 def abort_own(
     target: Target, reason: str | None = None, *, episode: str | None = None, deadline: float = DEADLINE_S
 ) -> Talk[None]:
     """Gives up the episode that this process belongs to."""
-    yield from aborting(target, current_episode(episode), reason, Patience(deadline))
+    yield from aborting(replace(target, deadline=deadline), current_episode(episode), reason)
 
 
 def _once(operation: Callable[Concatenate[Target, P], Talk[T]]) -> Callable[P, T]:

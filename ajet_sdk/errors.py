@@ -30,6 +30,8 @@ class AjetError(Exception):
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
+    exit_code: ClassVar[int] = 1
+    """What a command ends with that fails by it."""
 
     def __init__(
         self, message: str, *, code: str | None = None, param: str | None = None, retry_after: float | None = None
@@ -100,19 +102,17 @@ class LoopDetected(AjetError):
     type = "engine_error"
 
 
+_KINDS: list[type[AjetError]] = AjetError.__subclasses__()
+"""Those that a proxy answers with: `ProxyUnreachable` comes after them."""
+_TYPES = {AjetError.type} | {kind.type for kind in _KINDS}
+_ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
+"""What other servers answer to a control route."""
+_BY_STATUS = {kind.status: kind for kind in _KINDS}
+
+
 class ProxyUnreachable(AjetError):
     status = 503
     type = "proxy_unreachable"
-
-
-_KINDS = (
-    BadRequest, Unauthorized, Forbidden, NotFound, Conflict, TooLarge, OverQuota, EngineError, NotReady, EngineTimeout,
-    LoopDetected,
-)
-_TYPES = {kind.type for kind in (*_KINDS, AjetError)}
-_ELSEWHERE = (200, 301, 302, 307, 308, 404, 405)
-"""What other servers answer to a control route."""
-_BY_STATUS: dict[int, type[AjetError]] = {kind.status: kind for kind in _KINDS}
 
 
 def from_body(status: int, body: Any, *, retry_after: float | None = None) -> AjetError:

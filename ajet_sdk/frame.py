@@ -15,6 +15,7 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from itertools import groupby
 from typing import Any
 
@@ -28,6 +29,9 @@ CONTENT_TYPE = "application/msgpack"
 MAX_FRAME_BYTES = 1 << 30
 FIELDS = ("version", "batch", "lease_until", "policy_version", "groups")
 """The first level of a frame."""
+OF_EPISODE = ("episode", "task", "model")
+"""What a sample's episode says of it."""
+WHERE_SET = ("uncertain_tokens", "parents")
 
 
 class FrameError(BadRequest):
@@ -72,17 +76,20 @@ def unpack_mask(runs: Any, length: int, name: str = "loss_mask") -> tuple[int, .
 
 def encode_batch(batch: Batch) -> bytes:
     """The frame of `batch`; deterministic, so equal batches give equal bytes."""
-    body = {
-        "version": VERSION,
-        "batch": batch.batch,
-        "lease_until": batch.lease_until,
-        "policy_version": batch.policy_version,
-        "groups": [
-            {"task": group.task, "episodes": [_encode_episode(episode) for episode in group.episodes]}
-            for group in batch.groups
-        ],
-    }
-    return bytes(msgpack.packb(body, use_bin_type=True))
+    return bytes(msgpack.packb({"version": VERSION} | _map(batch), default=_map, use_bin_type=True))
+
+
+def _map(record: Any) -> dict[str, Any]:
+    """A record of `ajet_sdk.sample` as the map of its fields, each in the order of its class."""
+    body = {field.name: getattr(record, field.name) for field in fields(record)}
+    if isinstance(record, Sample):
+        body |= {"token_ids": pack("i", record.token_ids), "logprobs": pack("f", record.logprobs)}
+        body["loss_mask"] = pack_mask(record.loss_mask)
+        if record.parents is not None:
+            body["parents"] = pack("i", record.parents)
+        for name in (*OF_EPISODE, *(name for name in WHERE_SET if body[name] in (None, 0))):
+            del body[name]
+    return body
 
 
 def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
@@ -95,11 +102,17 @@ def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
         raise FrameError(f"frame of {len(data)} bytes is {_fault(data)}") from error
     if not isinstance(body, dict):
         raise FrameError("a frame must be a MessagePack map")
-    version = _Map(body, "frame").get("version", int)
+    found = _Map(body, "frame")
+    version = found.get("version", int)
     if version not in (VERSION, VERSION - 1):
         raise FrameError(f"frame has wire version {version}; this reader knows {VERSION}", code="wire_version")
     try:
-        return _decode_body(_Map(body, "frame"))
+        return Batch(
+            batch=found.get("batch", str),
+            lease_until=found.number("lease_until"),
+            policy_version=found.get("policy_version", int),
+            groups=tuple(map(_decode_group, found.get("groups", list))),
+        )
     except FrameError:
         raise
     except BadRequest as error:
@@ -153,48 +166,9 @@ class _Map:
         return items
 
 
-def _decode_body(frame: _Map) -> Batch:
-    groups = [_Map(group, "group") for group in frame.get("groups", list)]
-    return Batch(
-        batch=frame.get("batch", str),
-        lease_until=frame.number("lease_until"),
-        policy_version=frame.get("policy_version", int),
-        groups=tuple(
-            Group(group.get("task", str), tuple(map(_decode_episode, group.get("episodes", list)))) for group in groups
-        ),
-    )
-
-
-def _encode_episode(episode: BatchEpisode) -> dict[str, Any]:
-    return {
-        "episode": episode.episode,
-        "task": episode.task,
-        "model": episode.model,
-        "reward": episode.reward,
-        "rewards": [dict(item) for item in episode.rewards],
-        "samples": [_encode_sample(sample) for sample in episode.samples],
-    }
-
-
-def _encode_sample(sample: Sample) -> dict[str, Any]:
-    body: dict[str, Any] = {
-        "sample": sample.sample,
-        "agent": sample.agent,
-        "token_ids": pack("i", sample.token_ids),
-        "loss_mask": pack_mask(sample.loss_mask),
-        "logprobs": pack("f", sample.logprobs),
-        "policy_versions": [list(pair) for pair in sample.policy_versions],
-        "calls": list(sample.calls),
-        "spans": [list(span) for span in sample.spans],
-        "reward": sample.reward,
-        "broken_by": sample.broken_by,
-        "repaired_tokens": sample.repaired_tokens,
-    }
-    if sample.uncertain_tokens:
-        body["uncertain_tokens"] = sample.uncertain_tokens
-    if sample.parents is not None:
-        body["parents"] = pack("i", sample.parents)
-    return body
+def _decode_group(body: Any) -> Group:
+    found = _Map(body, "group")
+    return Group(found.get("task", str), tuple(map(_decode_episode, found.get("episodes", list))))
 
 
 def _decode_episode(body: Any) -> BatchEpisode:

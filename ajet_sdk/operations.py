@@ -43,14 +43,19 @@ UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the proxy is (``scheme://host:port``, no trailing slash) and the key to show it, if any."""
+    """Where the proxy is (``scheme://host:port``, no trailing slash) and the key to show it, if any; how long to go on
+    asking it (`deadline`, in seconds), and the clock and the dice to go on by."""
 
     url: str
     key: str | None = None
+    deadline: float = DEADLINE_S
+    clock: Callable[[], float] = time.monotonic
+    chance: Callable[[], float] = random.random
 
     @classmethod
     def resolve(
-        cls, url: str | None = None, key: str | None = None, environ: Mapping[str, str] | None = None
+        cls, url: str | None = None, key: str | None = None, environ: Mapping[str, str] | None = None,
+        deadline: float = DEADLINE_S,
     ) -> Target:
         """From arguments, else ``AJET_PROXY_URL`` and ``AJET_API_KEY``, else an ``OPENAI_API_KEY`` that ajet issued.
 
@@ -67,22 +72,13 @@ class Target:
         key = key or environ.get("AJET_API_KEY") or (issued if issued.startswith(routes.KEY_PREFIX) else None)
         if key is not None and not is_key(key):
             raise BadRequest("the API key has characters that a key cannot have", param="AJET_API_KEY")
-        return cls(url=url, key=key)
+        return cls(url, key, deadline)
 
     @property
     def local(self) -> bool:
         """Whether the proxy is on this machine. Then no HTTP proxy of the environment stands between."""
         host = urlsplit(self.url).hostname or ""
         return host in ("localhost", "::1") or host.startswith("127.")
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to go on (`deadline`, in seconds), and the clock and the dice to go on by."""
-
-    deadline: float = DEADLINE_S
-    clock: Callable[[], float] = time.monotonic
-    chance: Callable[[], float] = random.random
 
 
 class Send(NamedTuple):
@@ -135,37 +131,31 @@ Talk = Generator[Send | Sleep, Reply | NoReply | None, T]
 
 
 def request(
-    target: Target,
-    name: str,
-    body: Any = None,
-    *,
-    patience: Patience,
-    id: str | None = None,
-    query: Mapping[str, Any] | None = None,
+    target: Target, name: str, body: Any = None, *, id: str | None = None, query: Mapping[str, Any] | None = None
 ) -> Talk[Reply]:
     """Asks the route called `name` until it is acknowledged.
 
     `body` is one of the dataclasses of `ajet_sdk.routes` and is checked here first, by the proxy's own rules.
     """
     send = _send(target, name, body, id, query)
-    started, attempts = patience.clock(), 0
+    started, attempts = target.clock(), 0
     while True:
-        left = patience.deadline - (patience.clock() - started)
+        left = target.deadline - (target.clock() - started)
         timeout = min(ATTEMPT_S, max(1.0, left))
         outcome = yield Send(send.method, send.url, send.headers, send.content, timeout)
         attempts += 1
         if isinstance(outcome, Reply) and 200 <= outcome.status < 300 and not outcome.is_page:
             return outcome
         failure = _failure(outcome)
-        left = patience.deadline - (patience.clock() - started)
+        left = target.deadline - (target.clock() - started)
         if not _may_pass(outcome):
             raise failure
         if left < LEAST_S:
-            raise _gave_up(failure, send, attempts, patience.deadline)
+            raise _gave_up(failure, send, attempts, target.deadline)
         pause = failure.retry_after
         if pause is None:
             pause = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2 ** min(attempts - 1, 16))
-        yield Sleep(min(left, max(pause, BACKOFF_FIRST_S) * (1.0 + 0.5 * patience.chance())))
+        yield Sleep(min(left, max(pause, BACKOFF_FIRST_S) * (1.0 + 0.5 * target.chance())))
 
 
 def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[str, Any] | None) -> Send:

@@ -1,6 +1,8 @@
-"""What commands write, to standard streams that may be closed, full, or of an encoding that holds few characters.
+"""What commands write, to standard streams that may be closed, full, or of an encoding that holds few characters; and
+how they end.
 
-Invariant: no episode suffers for what cannot be shown of it.
+Invariant: no episode suffers for what cannot be shown of it. Every fault of a user's ends in one line on standard
+error, and never in a traceback: exit 2 for bad usage, 1 for failure.
 """
 
 from __future__ import annotations
@@ -9,11 +11,58 @@ import io
 import os
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from ajet_sdk.errors import AjetError
 
 if TYPE_CHECKING:
     from ajet_sdk.episodes import Episode
+
+INTERRUPTED = 130
+"""What a shell reports for a command that Ctrl-C ended."""
+
+
+def run_command(
+    command: click.Command, name: str, part: str, *, argv: Sequence[str] | None = None,
+    explain: Callable[[Exception], str | None] = lambda error: None, interrupted: tuple[str, int] = ("", INTERRUPTED),
+) -> NoReturn:
+    """Runs `command` and ends the process. `explain` has the first word about a fault; `part` says what is to be
+    installed where a module is missing."""
+    open_streams()
+    line: str | None = None
+    try:
+        code = command.main(argv, prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush fails again
+        sys.exit(1)
+    except (KeyboardInterrupt, click.Abort):
+        line, code = interrupted
+    except Exception as error:
+        line, code = explain(error) or _line_of(error, name, part), getattr(error, "exit_code", 1)
+        if line is None:
+            raise
+    if line:
+        say(" ".join(line.split()))
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _line_of(error: Exception, name: str, part: str) -> str | None:
+    """What is said of a fault that every command may have; None for one of our own."""
+    if isinstance(error, click.UsageError):
+        path = error.ctx.command_path if error.ctx is not None else name
+        return f"{name}: {error.format_message()} (see '{path} --help')"
+    if isinstance(error, click.ClickException):
+        return f"{name}: {error.format_message()}"
+    if isinstance(error, AjetError):
+        return f"{name}: {error.message}"
+    if isinstance(error, ModuleNotFoundError):
+        return f"{name}: {error.name} is not installed here: {part}"
+    return None
 
 
 def open_streams() -> None:

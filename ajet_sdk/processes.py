@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import IO
 
 from ajet_sdk.errors import BadRequest
@@ -31,7 +32,8 @@ PIPE_LIMIT = 1 << 20
 FILES_EACH, FILES_BESIDES = 8, 32
 """At most so many files are open for a program that runs, and for whatever else."""
 
-OnLine = Callable[[bytes], None]
+OnLine = Callable[[str, bytes], None]
+"""Gets ``"stdout"`` or ``"stderr"``, and a line of it."""
 Limits = tuple[int, int]
 """Soft and hard."""
 
@@ -51,7 +53,7 @@ def allow_files(parallel: int) -> Limits:
 
 
 class Child:
-    """A running program. `on_stdout` and `on_stderr` get its output line by line, from one thread.
+    """A running program. `on_line` gets its output line by line, from one thread.
 
     Its standard input is empty. `files` is its limit of open files, in place of this process's (on Linux, and from a
     moment after its start). `OSError` or `RuntimeError` when it cannot be started.
@@ -61,9 +63,8 @@ class Child:
         self,
         argv: Sequence[str],
         env: Mapping[str, str],
+        on_line: OnLine,
         *,
-        on_stdout: OnLine,
-        on_stderr: OnLine,
         cwd: str | None = None,
         files: Limits | None = None,
     ) -> None:
@@ -83,7 +84,7 @@ class Child:
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         try:
-            self._pump = _Pump([(self._process.stdout, on_stdout), (self._process.stderr, on_stderr)])
+            self._pump = _Pump({"stdout": self._process.stdout, "stderr": self._process.stderr}, on_line)
         except BaseException:
             with self._process:  # which closes its pipes
                 self._signal(signal.SIGKILL)
@@ -116,7 +117,7 @@ class Child:
 class _Lines:
     """Bytes in, lines out, each with its newline."""
 
-    def __init__(self, on_line: OnLine) -> None:
+    def __init__(self, on_line: Callable[[bytes], None]) -> None:
         self._on_line = on_line
         self._rest = b""
 
@@ -136,8 +137,8 @@ class _Lines:
 class _Pump:
     """Reads pipes on a thread of its own until they end, or until they are empty after `finish` was called."""
 
-    def __init__(self, pipes: Sequence[tuple[IO[bytes], OnLine]]) -> None:
-        self._pipes = [(pipe, _Lines(on_line)) for pipe, on_line in pipes]
+    def __init__(self, pipes: Mapping[str, IO[bytes]], on_line: OnLine) -> None:
+        self._pipes = [(pipe, _Lines(partial(on_line, stream))) for stream, pipe in pipes.items()]
         self._woken, self._wake = os.pipe()
         self._fault: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from unicodedata import combining, east_asian_width
 
@@ -35,22 +35,15 @@ class RunResult:
         return self.outcome == "rewarded"
 
 
-@dataclass(frozen=True, slots=True)
-class RunResults(Sequence[RunResult]):
+class RunResults(tuple[RunResult, ...]):
     """All rollouts, in the order in which they were begun."""
 
-    items: tuple[RunResult, ...] = field(default=())
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.items[index]
+    __slots__ = ()
 
     @property
     def rewards(self) -> list[float]:
         """The rewards of the rollouts that were rewarded."""
-        return [item.reward for item in self.items if item.ok and item.reward is not None]
+        return [item.reward for item in self if item.ok and item.reward is not None]
 
     @property
     def mean_reward(self) -> float | None:
@@ -61,37 +54,41 @@ class RunResults(Sequence[RunResult]):
     @property
     def failures(self) -> list[RunResult]:
         """The rollouts that were aborted or failed."""
-        return [item for item in self.items if not item.ok]
+        return [item for item in self if not item.ok]
 
     @property
     def untold(self) -> list[RunResult]:
         """The rewarded ones of which nothing can be trained because of their engine."""
-        return [item for item in self.items if item.ok and item.untold is not None]
+        return [item for item in self if item.ok and item.untold is not None]
 
     @property
     def kept(self) -> list[RunResult]:
         """The rewarded ones that the proxy keeps: to be trained, or as an evaluation."""
-        return [item for item in self.items if item.ok and item.reason is None]
+        return [item for item in self if item.ok and item.reason is None]
 
     def table(self) -> str:
         """A plain-text table, one rollout a line, and a line that sums up."""
         head = ("task", "#", "episode", "outcome", "reward", "seconds", "reason")
         rows: list[tuple[str, ...]] = [head]
-        for item in self.items:
+        for item in self:
             rewarded = "" if item.reward is None else f"{item.reward:g}"
             reason = " ".join((item.reason or "").split())[:120]
             task = item.task.replace("\n", " ")
             row = (task, str(item.index), item.episode or "-", item.outcome, rewarded, f"{item.seconds:.1f}", reason)
             rows.append(tuple(map(plain, row)))
-        counts = Counter(item.outcome for item in self.items)
+        counts = Counter(item.outcome for item in self)
         parts = [f"{counts[outcome]} {outcome}" for outcome in ("rewarded", "aborted", "failed") if counts[outcome]]
         mean = self.mean_reward
         if mean is not None:
             parts.append(f"mean reward {mean:.4g}")
         if untold := len(self.untold):
             parts.append(f"{untold} cannot be trained")
-        total = f"{len(self.items)} {'episode' if len(self.items) == 1 else 'episodes'}: "
-        return align(rows) + "\n" + total + (", ".join(parts) or "none begun")
+        return f"{align(rows)}\n{counted(self, 'episode')}: {', '.join(parts) or 'none begun'}"
+
+
+def counted(items: Sequence[Any], word: str) -> str:
+    """How many there are: ``1 call``, ``2 calls``."""
+    return f"{len(items)} {word}" if len(items) == 1 else f"{len(items)} {word}s"
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:

@@ -21,7 +21,7 @@ from ajet_sdk import routes
 from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, EpisodeLife, aborting, opening, reason_of
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
-from ajet_sdk.operations import DEADLINE_S, Patience
+from ajet_sdk.operations import DEADLINE_S
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.untold import told
 
@@ -45,11 +45,9 @@ def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
     """Every task `repeat` times, task by task; `tasks` may be endless."""
     if isinstance(tasks, str):
         raise BadRequest(f"tasks must be a list of tasks, not one text: [{tasks[:80]!r}]", param="tasks")
-    number = 0
-    for task in tasks:
-        for index in range(repeat):
-            yield Rollout(number, task, index)
-            number += 1
+    each = (task for task in tasks for _ in range(repeat))
+    for number, task in enumerate(each):
+        yield Rollout(number, task, number % repeat)
 
 
 def name_of(task: Any) -> str:
@@ -169,13 +167,12 @@ class Rollouts(RolloutsPlan):
             still_open = list(self._open.values())
         if self._on_stop is not None:
             self._on_stop()
+        target = replace(self._client.target, deadline=STOP_DEADLINE_S)
         for episode in still_open:
             if episode.outcome is not None:
                 continue
             try:
-                self._client.drive(
-                    aborting(self._client.target, episode.id, INTERRUPTED, Patience(STOP_DEADLINE_S))
-                )
+                self._client.drive(aborting(target, episode.id, INTERRUPTED))
             except (ProxyUnreachable, NotReady):
                 break  # one wait for a proxy that is away is enough: its timeouts will end the others
             except AjetError:
@@ -220,7 +217,7 @@ class Rollouts(RolloutsPlan):
         episode: Episode | None = None
         error: BaseException | None = None
         try:
-            episode = Episode(client, client.drive(opening(client.target, body, client.patience)))
+            episode = Episode(client, client.drive(opening(client.target, body)))
             with self._lock:
                 self._open[episode.id] = episode
             with episode:

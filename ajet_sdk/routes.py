@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.limits import KEY_PREFIX as KEY_PREFIX
-from ajet_sdk.limits import check_id as check_id
 
+KEY_PREFIX = "ajet-"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}\Z")
 PREFIX = "/ajet/v1"
 HEADER_PREFIX = "x-ajet-"
 """How every header of ours begins, in lower case."""
@@ -176,6 +177,15 @@ B = TypeVar("B")
 def route(name: str) -> Route:
     """The route called `name`; `KeyError` for a name that is not in the table."""
     return _BY_NAME[name]
+
+
+def check_id(value: str, name: str = "episode") -> str:
+    """`value` if it can name an episode (1 to 200 of ``A-Z a-z 0-9 . _ : @ -``, not starting like a key)."""
+    if not _ID.match(value) or value.startswith(KEY_PREFIX):
+        raise BadRequest(
+            f"{name} must be 1 to 200 letters, digits or . _ : @ - and may not begin with {KEY_PREFIX!r}", param=name
+        )
+    return value
 
 
 def parse(kind: type[B], body: Any) -> B:

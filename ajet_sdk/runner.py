@@ -17,8 +17,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,7 +28,7 @@ from ajet_sdk.client import Client
 from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
-from ajet_sdk.operations import Patience, Target
+from ajet_sdk.operations import Target
 from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.results import RunResult, RunResults
 from ajet_sdk.rollouts import INTERRUPTED, Rollouts, name_of, start
@@ -147,10 +147,12 @@ class ProgramAgent:
             env = reaching(env, episode.base_url)
         if program.reward_from == "file":
             with tempfile.TemporaryDirectory(prefix="ajet-") as folder:
-                path = Path(folder, "reward")
+                path, reader = Path(folder, "reward"), LastNumber()
                 code, _ = self._run(program.argv, {**env, REWARD_FILE_VARIABLE: str(path)}, episode, LastNumber())
-                value = _number_of_file(path)
-            return self._judge(episode, code, value, "no number in the file that AJET_REWARD_FILE names")
+                with suppress(OSError):
+                    for line in path.read_bytes().splitlines():
+                        reader.feed(line)
+            return self._judge(episode, code, reader.value, "no number in the file that AJET_REWARD_FILE names")
         code, value = self._run(program.argv, env, episode, LastNumber())
         if program.reward_cmd is not None:
             return self._by_command(program.reward_cmd, env, episode)
@@ -194,10 +196,17 @@ class ProgramAgent:
         self, argv: Sequence[str], env: Mapping[str, str], episode: Episode, reader: LastNumber
     ) -> tuple[int, float | None]:
         """Runs one command of the episode to its end: its exit code, and the last number that it printed."""
+
+        def on_line(stream: str, line: bytes) -> None:
+            if stream == "stdout":
+                reader.feed(line)
+            if self._on_output is not None:
+                self._on_output(episode, stream, line)
+
         with self._lock:
             if self._stopped.is_set():
                 raise Conflict(INTERRUPTED)
-            child = self._start(argv, env, episode, reader)
+            child = Child(argv, env, on_line, cwd=self._program.cwd, files=self._program.files)
             self._running[episode.id] = child
         code = child.wait()
         with self._lock:
@@ -209,30 +218,15 @@ class ProgramAgent:
             raise Conflict(INTERRUPTED)
         return code, reader.value
 
-    def _start(self, argv: Sequence[str], env: Mapping[str, str], episode: Episode, reader: LastNumber) -> Child:
-        show = self._on_output
-
-        def on_stdout(line: bytes) -> None:
-            reader.feed(line)
-            if show is not None:
-                show(episode, "stdout", line)
-
-        def on_stderr(line: bytes) -> None:
-            if show is not None:
-                show(episode, "stderr", line)
-
-        return Child(
-            argv, env, cwd=self._program.cwd, on_stdout=on_stdout, on_stderr=on_stderr, files=self._program.files
-        )
-
     def _watch(self) -> None:
         """Ends programs whose episodes are discarded already."""
+        target = replace(self._client.target, deadline=WATCH_S / 2)
         while not self._stopped.wait(self._watch_s):
             with self._lock:
                 running = list(self._running.items())
             for episode, child in running:
                 with suppress(AjetError):
-                    record = self._client.drive(reading(self._client.target, episode, False, Patience(WATCH_S / 2)))
+                    record = self._client.drive(reading(target, episode, False))
                     if record.get("state") == "discarded":
                         self._end(child, episode, str(record.get("reason")))
 
@@ -243,14 +237,6 @@ class ProgramAgent:
             self._lost[episode] = reason
         child.ask_to_end()
         child.end(END_GRACE_S)
-
-
-def _number_of_file(path: Path) -> float | None:
-    reader = LastNumber()
-    with suppress(OSError):
-        for line in path.read_bytes().splitlines():
-            reader.feed(line)
-    return reader.value
 
 
 def run_program(
@@ -271,12 +257,6 @@ def run_program(
     Programs' output is handed to `on_output`, or dropped. KeyboardInterrupt ends the programs that run, with all that
     they have started, aborts their episodes, and is raised again.
     """
-
     body = routes.OpenEpisode(None, model, agent, eval)
-    own = client or Client()
-    try:
-        with ProgramAgent(program, own, on_output) as runs:
-            return Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, on_stop=runs.stop).run()
-    finally:
-        if client is None:
-            own.close()
+    with nullcontext(client) if client else Client() as own, ProgramAgent(program, own, on_output) as runs:
+        return Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, on_stop=runs.stop).run()

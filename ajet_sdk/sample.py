@@ -11,15 +11,24 @@ exists is a record that is whole.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.limits import are_logprobs
 
+LOGPROB_SLACK = 1e-3
+"""A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
 PolicySpans = tuple[tuple[int, int], ...]
 """Runs of ``(policy version, number of sampled tokens)``, in order."""
+
+
+def are_logprobs(values: Sequence[float]) -> bool:
+    """Whether `values` can be logprobs, as the 32-bit floats that a trainer gets: finite, and above 0 by no more than
+    rounding makes. (vLLM tells -inf as -9999.)"""
+    narrow = array("f", values)
+    return math.isfinite(sum(narrow)) and max(narrow, default=0.0) <= LOGPROB_SLACK
 
 
 def _ints(value: Any, name: str) -> tuple[int, ...]:
@@ -148,14 +157,10 @@ class Call:
             same_text=_same_text(record.get("same_text")),
         )
 
-    def to_json(self, *, tokens: bool = True) -> dict[str, Any]:
-        """The JSON object of contract §6.1; without `tokens`, counts stand in for ids and logprobs."""
-        return call_json(self, self.episode, {
-            "prompt_token_ids": list(self.prompt_token_ids), "token_ids": list(self.token_ids),
-            "logprobs": list(self.logprobs),
-        } if tokens else {
-            "prompt_tokens": len(self.prompt_token_ids), "sampled_tokens": len(self.token_ids),
-        })  # fmt: skip
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of contract §6.1."""
+        lists = ("prompt_token_ids", "token_ids", "logprobs")
+        return call_json(self, self.episode, {name: list(getattr(self, name)) for name in lists})
 
 
 def call_json(call: Any, episode: str, tokens: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,8 @@ TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no":
 class ConfigError(BadRequest):
     """A configuration that cannot be used; the message is one line and names the key."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
@@ -132,19 +134,11 @@ class Settings:
                     named, doc = f"{made.name}_file", f"File that holds {made.name}, instead of the environment."
                     self.options[named] = Option(name=named, doc=doc, metavar="FILE")
 
-    def in_table(self, table: Mapping[str, Any], path: str) -> dict[str, Any]:
-        """The values in a table of the TOML file at `path`."""
-        return self._read(table, FILE, f"{path}: ", str)
-
     def in_environment(self, environ: Mapping[str, str], others: Iterable[str] = ()) -> dict[str, Any]:
         """The values in variables that begin with the prefix; `others` are variables that mean something else."""
         own = [name for name in environ if name.startswith(self.prefix) and name not in others]
         given = {name.removeprefix(self.prefix).lower(): environ[name] for name in own}
-        return self._read(given, ENVIRONMENT, "", self.variable, others)
-
-    def in_words(self, words: Mapping[str, Any], label: str, written: Callable[[str], str] = str) -> dict[str, Any]:
-        """The values on the command line, where a key is `written` so."""
-        return self._read(words, COMMAND_LINE, label, written)
+        return self.read(given, ENVIRONMENT, "", self.variable, others)
 
     def with_secrets(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """`values` with the secrets that stand in files; one that was given itself wins."""
@@ -163,11 +157,12 @@ class Settings:
         """What is said of a key that was a setting once."""
         return f"{label} is gone: {self.removed[name]}" if name in self.removed else None
 
-    def _read(
-        self, given: Mapping[str, Any], place: str, prefix: str, written: Callable[[str], str],
+    def read(
+        self, given: Mapping[str, Any], place: str, prefix: str, written: Callable[[str], str] = str,
         others: Iterable[str] = (),
     ) -> dict[str, Any]:
-        """The values of `given`, whose keys are `written` so after `prefix`; `others` may have been meant, too."""
+        """The values that were `given` in a place. Errors show a key as it is `written` there, after `prefix`; `others`
+        may have been meant, too."""
         values = {}
         for name, value in given.items():
             label = prefix + written(name)
@@ -194,13 +189,6 @@ class Settings:
         """Every setting with its default and meaning, as lines of help."""
         for name, found in self.options.items():
             yield f"  {name:18}{found.doc}" + (f" [{found.shown}]" if found.shown else "")
-
-    def table(self) -> str:
-        """Every setting as rows of a Markdown table, for the documentation."""
-        rows = ["| key | default | meaning |", "|---|---|---|"]
-        for name, found in self.options.items():
-            rows.append(f"| `{name}` | {f'`{found.shown}`' if found.shown else ''} | {found.doc} |")
-        return "\n".join(rows)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

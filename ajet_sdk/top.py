@@ -20,7 +20,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ajet_sdk.errors import AjetError, Forbidden, NotFound, ProxyUnreachable, Unauthorized
-from ajet_sdk.results import align, columns, plain
+from ajet_sdk.results import align, columns, counted, plain
 from ajet_sdk.routes import EPISODE_STATES
 from ajet_sdk.views import engines_by_model
 
@@ -105,9 +105,8 @@ def _top(status: Mapping[str, Any], rates: Rates | None) -> Lines:
     lines: Lines = [("head", " · ".join(head))]
     lines += [("alert", alert) for alert in status.get("alerts") or ()]
     for name, model in engines_by_model(status).items():
-        engines = len(model.get("upstreams") or ())
-        word = "engine" if engines == 1 else "engines"
-        lines += [("", f"{_cut(name)}  policy version {model.get('policy_version')}, {engines} {word}")]
+        engines = counted(model.get("upstreams") or (), "engine")
+        lines.append(("", f"{_cut(name)}  policy version {model.get('policy_version')}, {engines}"))
     episodes = status.get("episodes") or {}
     terms = " + ".join(f"{state} {episodes[state]}" for state in EPISODE_STATES if episodes.get(state))
     lines.append(("", f"opened {episodes.get('opened', 0)} = {terms or 0}"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from ajet_sdk.results import align, plain
+from ajet_sdk.results import align, counted, plain
 from ajet_sdk.routes import EPISODE_STATES
 
 FIRST_TIME, LAST_TIME = 1.5e9, 5e9
@@ -53,16 +53,16 @@ def episode_view(record: Mapping[str, Any]) -> str:
             continue
         lines.append(f"  {name}: {_brief(value)}")
     rewards = record.get("rewards") or []
-    lines.append(f"\n{len(rewards)} {'reward' if len(rewards) == 1 else 'rewards'}")
+    lines.append("\n" + counted(rewards, "reward"))
     lines += [f"  {_brief(item)}" for item in rewards]
     calls = record.get("calls") or []
-    lines.append(f"\n{len(calls)} {'call' if len(calls) == 1 else 'calls'}")
+    lines.append("\n" + counted(calls, "call"))
     if calls:
         head = ("  call", "prompt", "sampled", "finish", "policy", "identified by", "")
         lines.append(align([head, *map(_call, calls)]))
     timelines = record.get("timelines") or []
     if timelines:
-        lines.append(f"\n{len(timelines)} {'timeline' if len(timelines) == 1 else 'timelines'}")
+        lines.append("\n" + counted(timelines, "timeline"))
         lines += [f"  {_timeline(item)}" for item in timelines]
     return plain("\n".join(lines))
 

@@ -20,8 +20,7 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from ajet_sdk.limits import LOGPROB_SLACK
-from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
+from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
 from ajet_trainer.advantage import compared, trainable
 
 ALREADY_TRAINED = "already_trained"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import NoReturn
 
 import click
 
-from ajet_sdk.errors import AjetError
-from ajet_sdk.output import open_streams
-from ajet_sdk.settings import ConfigError
+from ajet_sdk.output import run_command
 from ajet_trainer.config import SETTINGS, load
 
 
@@ -50,30 +48,6 @@ def run(path: str, assignments: tuple[str, ...]) -> None:
     train(config, lambda line: click.echo(line, file=out))
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point: 0 after a run or a stop that was asked for, 2 for bad usage, 1 for failure; never a traceback for a
-    mistake of the user's."""
-    open_streams()
-    sys.exit(_status(argv))
-
-
-def _status(argv: list[str] | None) -> int:
-    try:
-        status: Any = cli.main(argv, prog_name="ajet-trainer", standalone_mode=False)
-        return int(status or 0)
-    except click.ClickException as error:
-        path = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "ajet-trainer"
-        click.echo(f"ajet-trainer: {' '.join(error.format_message().split())} (see '{path} --help')", err=True)
-        return error.exit_code
-    except ConfigError as error:
-        click.echo(f"ajet-trainer: {error.message}", err=True)
-        return 2
-    except AjetError as error:
-        click.echo(f"ajet-trainer: {error.message}", err=True)
-        return 1
-    except ModuleNotFoundError as error:
-        click.echo(f"ajet-trainer: {error.name} is not installed here: the trainer's part is ajet[trainer]", err=True)
-        return 1
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("stopped", err=True)
-        return 0
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Entry point: 0 after a run or a stop that was asked for."""
+    run_command(cli, "ajet-trainer", "the trainer's part is ajet[trainer]", argv=argv, interrupted=("stopped", 0))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.address import server
-from ajet_sdk.settings import ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
+from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
 
 DEVICE = "trainer.device"
 """verl's key for what it trains on."""
@@ -119,7 +119,7 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
             verl[name.removeprefix("verl.")] = literal(text)
         else:
             words[name] = text
-    values |= SETTINGS.in_words(words, "command line: ")
+    values |= SETTINGS.read(words, COMMAND_LINE, "command line: ")
     return check(Config(**values, verl=verl))
 
 
@@ -131,7 +131,7 @@ def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ConfigError(f"{path}: {table!r} stands in no table: put it under [trainer] or [verl]")
         if table not in ("trainer", "verl"):
             raise ConfigError(f"{path}: unknown table [{table}]{nearest(table, ('trainer', 'verl'))}")
-    return SETTINGS.in_table(document.get("trainer", {}), path), dict(flatten(document.get("verl", {})))
+    return SETTINGS.read(document.get("trainer", {}), FILE, f"{path}: "), dict(flatten(document.get("verl", {})))
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -163,14 +163,6 @@ def check(config: Config) -> Config:
         if odd := [url for url in getattr(config, name) if server(url) is None]:
             shown = odd[0].rpartition("@")[2]  # a password is for nobody to see
             raise ConfigError(f"{name} must be http://HOST:PORT, not {shown!r}", param=name)
-    check_daemons(config)
-    if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
-        raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
-    return config
-
-
-def check_daemons(config: Config) -> None:
-    """Raises `ConfigError` unless there is a daemon, none is named twice, and the keys are one for all or one each."""
     urls = [url.rstrip("/") for url in config.proxy_url]
     if not urls:
         raise ConfigError("proxy_url is required: where ajet-proxy listens", param="proxy_url")
@@ -183,3 +175,6 @@ def check_daemons(config: Config) -> None:
         raise ConfigError(
             f"key must be one for all daemons or one for each: {len(config.key)} for {len(urls)} daemons", param="key"
         )
+    if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
+        raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
+    return config

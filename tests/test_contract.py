@@ -8,11 +8,14 @@ from __future__ import annotations
 import ast
 import json
 import re
+import signal
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args
 
+import click
 import pytest
 
 import ajet_sdk
@@ -31,7 +34,9 @@ from ajet_proxy.core.trajectory import call, drift
 from ajet_proxy.io.storage.journal import JournalDamaged
 from ajet_sdk import cli as sdk_cli
 from ajet_sdk import errors, routes
+from ajet_sdk.errors import AjetError
 from ajet_sdk.frame import FrameError
+from ajet_sdk.settings import ConfigError
 from ajet_trainer import cli as trainer_cli
 from ajet_trainer.link import WireVersion
 from tests.kit.pages import CONTRACT, sections, tables, words
@@ -159,30 +164,31 @@ def test_the_commands() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "path"),
-    [("ajet", "ajet_sdk/cli.py"), ("ajet-proxy", "ajet_proxy/cli.py"), ("ajet-trainer", "ajet_trainer/cli.py")],
+    ("program", "module", "group"),
+    [
+        ("ajet", sdk_cli, sdk_cli.ajet), ("ajet-proxy", proxy_cli, proxy_cli.cli),
+        ("ajet-trainer", trainer_cli, trainer_cli.cli),
+    ],
 )
-def test_the_exit_codes(program: str, path: str) -> None:
+def test_the_exit_codes(program: str, module: ModuleType, group: click.Group, monkeypatch: pytest.MonkeyPatch) -> None:
     head = [cell.strip(" `") for cell in next(line for line in SECTIONS["2.1"].splitlines() if line).split("|")[1:-1]]
     shown = {int(row[0]) for row in table("2.1") if row[head.index(program)]}
-    assert {0, *codes_in(path)} | ({2} if program == "ajet-trainer" else set()) == shown
+    ways: list[BaseException | None] = [
+        None, AjetError("failed"), ConfigError("cannot be used"), click.UsageError("bad"), KeyboardInterrupt(),
+    ]
 
+    def end(*_: Any, **__: Any) -> None:
+        if (way := ways.pop()) is not None:
+            raise way
 
-def codes_in(path: str) -> Iterator[int]:
-    """The numbers with which a command ends the process."""
-    body = tree(Path(path))
-    named = {"INTERRUPTED": sdk_cli.INTERRUPTED}
-    for node in ast.walk(body):
-        parts: list[ast.expr] = []
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("sys.exit", "_fail", "end"):
-            parts = node.args
-        elif isinstance(node, ast.FunctionDef) and node.name == "_status":
-            parts = [line.value for line in ast.walk(node) if isinstance(line, ast.Return) and line.value is not None]
-        for part in parts:
-            if isinstance(part, ast.Constant) and isinstance(part.value, int):
-                yield part.value
-            elif isinstance(part, ast.Name) and part.id in named:
-                yield named[part.id]
+    monkeypatch.setattr(group, "main", end)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    ended = set()
+    while ways:
+        with pytest.raises(SystemExit) as caught:
+            module.main()
+        ended.add(caught.value.code)
+    assert ended == shown
 
 
 # -- reaching the proxy

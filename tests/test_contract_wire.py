@@ -16,6 +16,7 @@ from ajet_proxy.core.ledger import episode, leases, views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
+from ajet_proxy.core.trajectory.timeline import pack
 from ajet_proxy.io.capture.front import FrontSettings
 from ajet_proxy.io.control import routes as control
 from ajet_proxy.io.http.audit import MAX_BYTES
@@ -193,7 +194,7 @@ def test_a_call_and_a_sample() -> None:
     for number, record in (("6.1", CALL), ("6.2", SAMPLE)):
         fields = told(number)
         fits(fields, [record.to_json(), plain(record, fields).to_json()])
-    counted = CALL.to_json(tokens=False).keys()
+    counted = pack(CALL).turn.summary(CALL.episode).keys()
     assert CALL.to_json().keys() - counted == {"prompt_token_ids", "token_ids", "logprobs"}
     assert counted - CALL.to_json().keys() == {"prompt_tokens", "sampled_tokens"}
     needed = ("call", "episode", "started_at", "prompt_token_ids", "token_ids", "logprobs")

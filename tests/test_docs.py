@@ -22,7 +22,7 @@ from ajet_trainer.cli import cli as trainer_command
 from ajet_trainer.config import SETTINGS as TRAINER_SETTINGS
 from ajet_trainer.config import Config as TrainerConfig
 from tests.kit.english import faults, paragraphs
-from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, tables, words
+from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sections, table_of, tables, words
 from tests.kit.source import FOLDERS, PACKAGES, ROOT, modules, tree
 from tests.test_arrows import CORE, IO
 
@@ -32,7 +32,7 @@ ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_c
 
 def test_the_settings_page_lists_every_setting() -> None:
     page = (ROOT / "docs/reference/settings.md").read_text()
-    assert SETTINGS.table() in page and TRAINER_SETTINGS.table() in page
+    assert table_of(SETTINGS) in page and table_of(TRAINER_SETTINGS) in page
 
 
 def test_both_programs_have_at_most_45_settings() -> None:

@@ -14,12 +14,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.client import Client
-from ajet_sdk.operations import Target
 from ajet_trainer.quickstart import screen as show
 from ajet_trainer.quickstart.figures import PARTS
 from ajet_trainer.quickstart.plan import MODEL_NAME, Plan, task_of
@@ -62,7 +61,7 @@ class Loop:
         self.plan, self.folder, self.model, self.screen = plan, folder, model, screen
         self.port = port or free_port()
         self.proxy = Client(f"http://127.0.0.1:{self.port}", deadline=PROXY_ANSWER_S)
-        self.proxy.target = Target(self.proxy.target.url)  # it has no secrets, and gets no key of this shell's
+        self.proxy.target = replace(self.proxy.target, key=None)  # it has no secrets, and gets no key of this shell's
         self.record = Record()
         self._trainer_folder = folder / "trainer"
         self._shown = 0

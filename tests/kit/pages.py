@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from ajet_sdk.settings import Settings
 from tests.kit.readme import FENCE
 from tests.kit.source import ROOT
 
@@ -85,3 +86,11 @@ def tables(text: str) -> list[list[list[str]]]:
 def words(text: str) -> list[str]:
     """What stands in backquotes, in order; blocks of code are left out."""
     return re.findall(r"`([^`]+)`", FENCE.sub("", text))
+
+
+def table_of(settings: Settings) -> str:
+    """Every setting as rows of a Markdown table, for the documentation."""
+    rows = ["| key | default | meaning |", "|---|---|---|"]
+    for name, found in settings.options.items():
+        rows.append(f"| `{name}` | {f'`{found.shown}`' if found.shown else ''} | {found.doc} |")
+    return "\n".join(rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import fcntl
 import json
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine, run
+from ajet_proxy.doctor import LOW_DISK, Finding, as_json, as_text, examine
 from ajet_proxy.io.http import keyring
 from ajet_proxy.settings import Config
 from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
@@ -27,6 +28,10 @@ from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
 from tests.proxy.io.capture.test_continuity_responses import Deaf
 from tests.proxy.serving import serving
+
+
+def run(config: Config) -> list[Finding]:
+    return asyncio.run(examine(config))
 
 
 def faults(findings: list[Finding]) -> list[str]:

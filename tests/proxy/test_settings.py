@@ -20,6 +20,7 @@ from ajet_proxy.settings import (
     split_upstream,
 )
 from ajet_sdk.settings import COMMAND_LINE, ConfigError
+from tests.kit.pages import table_of
 
 SECRET = "sixteen_characters"
 
@@ -110,7 +111,7 @@ def test_addresses_and_upstreams() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    shown = SETTINGS.table()
+    shown = table_of(SETTINGS)
     for f in dataclasses.fields(Config):
         assert f"| `{f.name}` |" in shown
     assert all(found.doc.endswith(".") for found in SETTINGS.options.values())

@@ -33,8 +33,9 @@ def ajet(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
     def run(*argv: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["ajet", *argv])
+        monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # those of the tests stay
         with pytest.raises(SystemExit) as caught:
-            cli.run_command()
+            cli.main()
         out, err = capfd.readouterr()
         return int(caught.value.code or 0), out, err
 

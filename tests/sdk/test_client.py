@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from ajet_sdk import Client, aio, errors, routes
-from ajet_sdk.client import http_options
+from ajet_sdk.client import connected
 from ajet_sdk.operations import Reply, Target
 from tests.kit.certificates import Authority
 from tests.kit.control_stub import DROP, LOSE, ControlStub, Say
@@ -151,13 +151,13 @@ def test_no_proxy_of_the_environment_stands_before_this_machine(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     assert ask(face, stub.url, "status", deadline=1.0).status == 200
-    assert http_options(Target("http://proxy.example"))["trust_env"]
+    assert connected(dict, Target("http://proxy.example"))["trust_env"]
 
 
 def test_tls_is_verified_where_there_is_any() -> None:
     for url in ("https://proxy.example", "https://127.0.0.1:1"):
-        assert http_options(Target(url))["verify"].verify_mode is ssl.CERT_REQUIRED
-    assert http_options(Target("http://127.0.0.1:1"))["verify"] is False
+        assert connected(dict, Target(url))["verify"].verify_mode is ssl.CERT_REQUIRED
+    assert connected(dict, Target("http://127.0.0.1:1"))["verify"] is False
 
 
 def test_a_ca_of_ones_own_is_named_in_the_environment(

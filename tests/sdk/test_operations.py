@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,6 @@ from ajet_sdk.operations import (
     BACKOFF_FIRST_S,
     BACKOFF_MAX_S,
     NoReply,
-    Patience,
     Reply,
     Send,
     Sleep,
@@ -36,7 +36,7 @@ class Script:
         self.now = 1000.0
         self.sent: list[Send] = []
         self.slept: list[float] = []
-        self.patience = Patience(deadline, clock=lambda: self.now, chance=lambda: chance)
+        self.target = replace(TARGET, deadline=deadline, clock=lambda: self.now, chance=lambda: chance)
 
     def drive(self, talk: Talk[Any]) -> Any:
         outcome: Reply | NoReply | None = None
@@ -54,7 +54,7 @@ class Script:
                 outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
 
     def ask(self, name: str = "status", *args: Any, **more: Any) -> Reply:
-        reply = self.drive(request(TARGET, name, *args, patience=self.patience, **more))
+        reply = self.drive(request(self.target, name, *args, **more))
         assert isinstance(reply, Reply)
         return reply
 
@@ -77,7 +77,7 @@ def test_a_request_carries_key_body_and_query() -> None:
 
 
 def test_without_a_key_none_is_shown() -> None:
-    talk = request(Target("http://proxy"), "status", patience=Patience())
+    talk = request(Target("http://proxy"), "status")
     sent = next(talk)
     assert isinstance(sent, Send)
     assert "authorization" not in sent.headers

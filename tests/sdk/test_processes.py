@@ -18,9 +18,9 @@ PYTHON = sys.executable
 
 
 def run(*argv: str, env: dict[str, str] | None = None) -> tuple[int, bytes, bytes]:
-    out, err = [], []
-    child = Child(argv, {**os.environ, **(env or {})}, on_stdout=out.append, on_stderr=err.append)
-    return child.wait(), b"".join(out), b"".join(err)
+    said: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+    child = Child(argv, {**os.environ, **(env or {})}, lambda stream, line: said[stream].append(line))
+    return child.wait(), b"".join(said["stdout"]), b"".join(said["stderr"])
 
 
 def alive(pid: int) -> bool:
@@ -80,10 +80,8 @@ def test_a_pipe_held_from_outside_the_session_does_not_hold_us() -> None:
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 def test_ending_a_program_ends_all_of_it(trap: str) -> None:
     out: list[bytes] = []
-    child = Child(
-        ("sh", "-c", f"{trap}sleep 60 & echo $!; wait; sleep 60"), os.environ, on_stdout=out.append,
-        on_stderr=out.append,
-    )
+    ignoring = ("sh", "-c", f"{trap}sleep 60 & echo $!; wait; sleep 60")
+    child = Child(ignoring, os.environ, lambda stream, line: out.append(line))
     codes: list[int] = []
     waiter = threading.Thread(target=lambda: codes.append(child.wait()))
     waiter.start()
@@ -110,21 +108,21 @@ def test_a_flood_from_outside_the_session_does_not_hold_us() -> None:
 def test_all_output_is_handed_on_however_slow_the_taker() -> None:
     seen: list[bytes] = []
 
-    def slowly(line: bytes) -> None:
+    def slowly(stream: str, line: bytes) -> None:
         time.sleep(0.02)
         seen.append(line)
 
-    child = Child(("seq", "100"), os.environ, on_stdout=slowly, on_stderr=slowly)
+    child = Child(("seq", "100"), os.environ, slowly)
     assert child.wait() == 0
     assert seen == [f"{number}\n".encode() for number in range(1, 101)]
 
 
 def test_what_a_callback_raises_ends_the_program_and_is_raised() -> None:
-    def broken(line: bytes) -> None:
+    def broken(stream: str, line: bytes) -> None:
         raise LookupError("no place for it")
 
     chatty = ("sh", "-c", "while :; do echo x || exit; sleep 0.01; done")
-    child = Child(chatty, os.environ, on_stdout=broken, on_stderr=broken)
+    child = Child(chatty, os.environ, broken)
     with pytest.raises(LookupError, match="no place"):
         child.wait()
 

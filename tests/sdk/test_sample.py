@@ -45,12 +45,6 @@ def test_a_call_written_is_read_back(line: dict[str, Any]) -> None:
     assert sum(count for _, count in call.policy_versions) == len(call.token_ids)
 
 
-def test_a_call_without_tokens_counts_them() -> None:
-    line = Call.from_json(LINE).to_json(tokens=False)
-    assert (line["prompt_tokens"], line["sampled_tokens"]) == (3, 2)
-    assert not {"prompt_token_ids", "token_ids", "logprobs"} & set(line)
-
-
 def test_unknown_fields_are_ignored() -> None:
     assert Call.from_json(LINE | {"colour": "blue"}) == Call.from_json(LINE)
 
@@ -136,7 +130,7 @@ def test_a_sample_has_one_length_and_leaves_out_what_it_lacks() -> None:
 def test_a_call_says_which_other_call_its_prompt_repeats() -> None:
     assert "same_text" not in Call.from_json(LINE).to_json()
     call = Call.from_json(LINE | {"same_text": ["a", 3]})
-    assert call.same_text == ("a", 3) and call.to_json(tokens=False)["same_text"] == ["a", 3]
+    assert call.same_text == ("a", 3) and call.to_json()["same_text"] == ["a", 3]
     assert Call.from_json(call.to_json()) == call
     for bad in ("a", ["a"], ["a", 0], ["a", True], [1, 1], ["a", 1.0], {"a": 1}):
         with pytest.raises(BadRequest, match="same_text"):
@@ -146,5 +140,5 @@ def test_a_call_says_which_other_call_its_prompt_repeats() -> None:
 def test_a_call_says_whether_its_versions_are_uncertain() -> None:
     assert "version_uncertain" not in Call.from_json(LINE).to_json()
     call = Call.from_json(LINE | {"version_uncertain": True})
-    assert call.version_uncertain and call.to_json(tokens=False)["version_uncertain"] is True
+    assert call.version_uncertain and call.to_json()["version_uncertain"] is True
     assert Call.from_json(call.to_json()) == call

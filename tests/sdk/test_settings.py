@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk.settings import ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml, toml
+from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml, toml
+from tests.kit.pages import table_of
 
 
 def even(given: Any) -> int:
@@ -55,7 +56,7 @@ def told(read: Callable[[], object]) -> str:
 )  # fmt: skip
 def test_text_becomes_a_value(key: str, text: str, value: object) -> None:
     assert SETTINGS.in_environment({f"X_{key.upper()}": text, "Y": "z"}) == {key: value}
-    assert SETTINGS.in_words({key: text}, "") == {key: value}
+    assert SETTINGS.read({key: text}, COMMAND_LINE, "") == {key: value}
 
 
 @pytest.mark.parametrize(
@@ -71,34 +72,36 @@ def test_text_becomes_a_value(key: str, text: str, value: object) -> None:
     ],
 )  # fmt: skip
 def test_a_value_of_another_kind_is_named_with_its_place(key: str, given: object, words: str) -> None:
-    assert told(lambda: SETTINGS.in_table({key: given}, "f.toml")) == f"f.toml: {key} {words}"
+    assert told(lambda: SETTINGS.read({key: given}, FILE, "f.toml: ")) == f"f.toml: {key} {words}"
 
 
 def test_unknown_keys_name_the_nearest_that_may_stand_there() -> None:
-    assert told(lambda: SETTINGS.in_table({"cuont": 1}, "f")) == "f: unknown key 'cuont'; did you mean 'count'?"
+    assert told(lambda: SETTINGS.read({"cuont": 1}, FILE, "f: ")) == "f: unknown key 'cuont'; did you mean 'count'?"
     assert told(lambda: SETTINGS.in_environment({"X_CUONT": "1"})) == "unknown key 'X_CUONT'; did you mean 'X_COUNT'?"
     assert told(lambda: SETTINGS.in_environment({"X_HOE": ""}, ["X_HOME"])).endswith("did you mean 'X_HOME'?")
-    assert "unknown key 'zzzz'; known are names, folder, loud" in told(lambda: SETTINGS.in_table({"zzzz": 1}, "f"))
-    assert "settings stand in no table" in told(lambda: SETTINGS.in_table({"zzzz": {"count": 1}}, "f"))
-    assert "unknown key 'inner'" in told(lambda: SETTINGS.in_words({"inner": "1"}, ""))
-    assert "did you mean" not in told(lambda: SETTINGS.in_words({"evens": "1"}, "")), "it may not stand there"
+    assert "unknown key 'zzzz'; known are names, folder, loud" in told(lambda: SETTINGS.read({"zzzz": 1}, FILE, "f: "))
+    assert "settings stand in no table" in told(lambda: SETTINGS.read({"zzzz": {"count": 1}}, FILE, "f: "))
+    assert "unknown key 'inner'" in told(lambda: SETTINGS.read({"inner": "1"}, COMMAND_LINE, ""))
+    assert "did you mean" not in told(lambda: SETTINGS.read({"evens": "1"}, COMMAND_LINE, "")), "it may not stand there"
     assert SETTINGS.in_environment({"X_HOME": "1"}, ["X_HOME"]) == {}
 
 
 def test_each_place_takes_what_may_stand_there() -> None:
-    assert told(lambda: SETTINGS.in_words({"even": "2"}, "", "--{}".format)) == "--even stands in the TOML file alone"
+    even_as_flag = told(lambda: SETTINGS.read({"even": "2"}, COMMAND_LINE, "", "--{}".format))
+    assert even_as_flag == "--even stands in the TOML file alone"
     advice = "can be read by others: set X_SECRET, or secret_file to a file that holds it"
-    assert told(lambda: SETTINGS.in_table({"secret": "s"}, "f")) == f"f: secret is secret, and a file {advice}"
-    assert told(lambda: SETTINGS.in_words({"token": "s"}, "words: ")) == (
+    assert told(lambda: SETTINGS.read({"secret": "s"}, FILE, "f: ")) == f"f: secret is secret, and a file {advice}"
+    assert told(lambda: SETTINGS.read({"token": "s"}, COMMAND_LINE, "words: ")) == (
         "words: token is secret, and a command line can be read by others: set X_TOKEN"
     )
-    assert SETTINGS.in_table({"token": "s", "even": 4}, "f") == {"token": "s", "even": 4}
-    assert told(lambda: SETTINGS.in_table({"token": ["s"]}, "f")) == "f: token must be a string", "it is not repeated"
+    assert SETTINGS.read({"token": "s", "even": 4}, FILE, "f: ") == {"token": "s", "even": 4}
+    not_repeated = told(lambda: SETTINGS.read({"token": ["s"]}, FILE, "f: "))
+    assert not_repeated == "f: token must be a string"
 
 
 def test_a_secret_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("open sesame\n")
-    found = SETTINGS.in_words({"secret_file": str(tmp_path / "s")}, "")
+    found = SETTINGS.read({"secret_file": str(tmp_path / "s")}, COMMAND_LINE, "")
     assert SETTINGS.with_secrets(found) == {"secret": "open sesame"}
     assert SETTINGS.with_secrets(found | {"secret": "given"}) == {"secret": "given"}
     assert SETTINGS.with_secrets({"secret_file": ""}) == {}
@@ -107,7 +110,7 @@ def test_a_secret_may_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_gone_says_what_holds() -> None:
-    assert told(lambda: SETTINGS.in_table({"size": 3}, "f")) == "f: size is gone: it is always 7"
+    assert told(lambda: SETTINGS.read({"size": 3}, FILE, "f: ")) == "f: size is gone: it is always 7"
     assert told(lambda: SETTINGS.in_environment({"X_SIZE": "3"})) == "X_SIZE is gone: it is always 7"
     assert SETTINGS.gone("count", "--count") is None
 
@@ -115,7 +118,7 @@ def test_a_key_that_is_gone_says_what_holds() -> None:
 def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "f.toml").write_text('folder = "~/a"')
-    assert SETTINGS.in_table(read_toml("~/f.toml"), "f") == {"folder": f"{tmp_path}/a"}
+    assert SETTINGS.read(read_toml("~/f.toml"), FILE, "f: ") == {"folder": f"{tmp_path}/a"}
     for data in (b"= =", b"\xff", b"x = " + b"[" * 5000):
         (tmp_path / "f.toml").write_bytes(data)
         assert told(lambda: read_toml("~/f.toml")).startswith("~/f.toml is not TOML: ")
@@ -125,9 +128,9 @@ def test_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_and_documentation_have_every_setting_with_its_default() -> None:
     assert "  names             Names. [a, b]" in [*SETTINGS.describe()]
-    assert "| `count` | `2` | How many. |\n" in SETTINGS.table()
-    assert "| `loud` |  | Whether to shout. |\n" in SETTINGS.table()
-    assert "`inner`" not in SETTINGS.table()
+    assert "| `count` | `2` | How many. |\n" in table_of(SETTINGS)
+    assert "| `loud` |  | Whether to shout. |\n" in table_of(SETTINGS)
+    assert "`inner`" not in table_of(SETTINGS)
 
 
 def test_who_imports_the_sdk_does_not_load_it() -> None:

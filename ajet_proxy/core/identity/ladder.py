@@ -22,7 +22,7 @@ from msgspec import Struct
 from ajet_proxy.core.identity.headers import Headers, RewardDirective
 from ajet_proxy.core.identity.keys import Claims, check_scope
 from ajet_sdk.errors import Forbidden
-from ajet_sdk.limits import KEY_PREFIX, check_id
+from ajet_sdk.routes import KEY_PREFIX, check_id
 
 MAX_SESSION = 10_000
 """A ``user_id`` of more characters is not looked into."""

@@ -38,7 +38,7 @@ from ajet_proxy.core.trajectory.call import (
     Lost,
     Outcome,
 )
-from ajet_sdk.limits import are_logprobs
+from ajet_sdk.sample import are_logprobs
 
 UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError)
 """What reading an answer may raise that is not of the dialect."""
