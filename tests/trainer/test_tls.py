@@ -74,7 +74,7 @@ def test_without_one_the_first_meeting_says_so(site: Site) -> None:
 
 def test_one_of_another_authority_is_soon_known_to_be_refused(site: Site) -> None:
     shown = Authority(site.folder, "others").sign("stranger")
-    with pytest.raises(TlsRefused, match=r"https://127\..* hangs up on us, .* tls_cert must be of the proxy's"):
+    with pytest.raises(TlsRefused, match=r"https://127\..* closes our connections, .* must have signed tls_cert"):
         meet(replace(site.config, tls_cert=shown.both), 1e6)
 
 
@@ -105,7 +105,7 @@ def test_a_proxy_that_cannot_be_trusted_is_not_asked_twice(site: Site, monkeypat
 def test_a_proxy_without_tls_is_named(tmp_path: Path) -> None:
     with ProxyProcess("http://127.0.0.1:1", tmp_path / "data") as proxy:
         url = proxy.url.replace("http:", "https:")
-        with pytest.raises(TlsRefused, match=f"{url} speaks no TLS: write http:// for it"):
+        with pytest.raises(TlsRefused, match=f"{url} does not speak TLS: use http://"):
             meet(Config(proxy_url=(url,)))
 
 
