@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 import ray
 import torch
-from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
 from ajet_sdk.sockets import watching
 
@@ -85,8 +85,11 @@ def dead_engine(urls: Sequence[str]) -> str | None:
 
 
 @CheckpointEngineRegistry.register(BACKEND)
-class SharedFolder(CheckpointEngine):  # type: ignore[misc]
-    """verl's checkpoint engine for the attached placement: process 0 writes the tensors, every process gathers them."""
+class SharedFolder:
+    """verl's checkpoint engine for the attached placement: process 0 writes the tensors, every process gathers them.
+
+    Its sending half alone, since an engine that stands alone receives by itself.
+    """
 
     def __init__(self, bucket_size: int, is_master: bool, folder: str) -> None:
         self._is_master = is_master
@@ -104,25 +107,6 @@ class SharedFolder(CheckpointEngine):  # type: ignore[misc]
             target = self._folder / str(global_steps)
             target.mkdir(parents=True, exist_ok=True)
             save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-
-    def prepare(self) -> dict[str, Any]:
-        return {}
-
-    def finalize(self) -> None:
-        """Nothing is held between two pushes."""
-
-    def init_process_group(self, **_: Any) -> None:
-        """There is none: the folder is the connection."""
-
-    @classmethod
-    def build_topology(cls, *_: Any, **__: Any) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        return {}, {}
-
-    def receive_weights(self, global_steps: int | None = None) -> Any:
-        raise NotImplementedError("an attached engine reads the folder by itself")
-
-    def get_weights(self) -> Any:
-        raise NotImplementedError("an attached engine reads the folder by itself")
 
 
 def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float = PUSH_S) -> None:
