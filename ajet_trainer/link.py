@@ -101,13 +101,10 @@ class Link:
         try:
             return decode_batch(frame)
         except FrameError as error:
-            if error.code == "wire_version":
-                raise WireVersion(
-                    f"{self.url} sends batches of another wire version than this trainer reads ({error.message}); "
-                    + _RELEASES,
-                    code="wire_version",
-                ) from error
-            raise
+            if error.code != "wire_version":
+                raise
+            said = f"{self.url} sends batches of another wire version than this trainer reads ({error.message})"
+            raise WireVersion(f"{said}; {_RELEASES}", code="wire_version") from error
 
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
         """The step that trained `batch`, without the episodes `filtered`, is checkpointed. Raises `NotFound` or
@@ -175,20 +172,15 @@ class Link:
 
     def _read(self, answer: httpx.Response) -> bytes:
         """The body, of which at most as much is read as a batch may have."""
-        pieces, size = list[bytes](), 0
-        self._check(int(answer.headers.get("Content-Length", "0")))
-        for piece in answer.iter_bytes():
+        declared, size, pieces = int(answer.headers.get("Content-Length", "0")), 0, list[bytes]()
+        stream = answer.iter_bytes()
+        while max(declared, size) <= MAX_FRAME_BYTES:
+            if (piece := next(stream, None)) is None:
+                return b"".join(pieces)
             size += len(piece)
-            self._check(size)
             pieces.append(piece)
-        return b"".join(pieces)
-
-    def _check(self, size: int) -> None:
-        if size > MAX_FRAME_BYTES:
-            raise TooLarge(
-                f"{self.url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}",
-                code="frame_too_large",
-            )
+        said = f"{self.url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}"
+        raise TooLarge(said, code="frame_too_large")
 
 
 def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTransport:

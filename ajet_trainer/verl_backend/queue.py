@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 import transfer_queue as tq
-from tensordict import TensorDict
-from transfer_queue import KVBatchMeta
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
 from ajet_trainer.batch import Row
@@ -61,24 +60,10 @@ def row_tag(row: Row, step: int) -> dict[str, Any]:
     }
 
 
-def update(batch: KVBatchMeta, fields: Mapping[str, torch.Tensor]) -> None:
-    """Replaces `fields` (nested tensors, one entry a row) of the rows of `batch`."""
-    tq.kv_batch_put(
-        keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(dict(fields), batch_size=len(batch.keys))
-    )
-
-
-def clear(batch: KVBatchMeta) -> None:
-    """Forgets the rows of `batch`."""
-    tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-
-
 def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
     """verl's metrics as floats; what is no single number is left out."""
     out = {}
     for name, value in metrics.items():
-        try:
+        with suppress(TypeError, ValueError, RuntimeError):
             out[name] = float(value)
-        except (TypeError, ValueError, RuntimeError):
-            continue
     return out

@@ -23,6 +23,7 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
@@ -154,7 +155,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
                 queue.put(rows, self.global_steps)
             batch = self.step(metrics, self.timing_raw)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
-        queue.clear(batch)
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         self._track(metrics)
         return queue.plain(metrics)
 
@@ -216,7 +217,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if factors is not None:
             data.batch["advantages"] = data.batch["advantages"] * torch.from_numpy(factors).unsqueeze(-1)
         changed = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
-        queue.update(batch, changed)
+        fields = TensorDict(changed, batch_size=len(batch.keys))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
     def _advantage_by_session(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
         """Advantages and returns by verl's estimator over one row a session, spread over the session's rows.
