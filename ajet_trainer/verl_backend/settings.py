@@ -111,7 +111,7 @@ def on_cpu(config: Config) -> dict[str, Any]:
     }
 
 
-def attached(config: Config, folder: Path) -> dict[str, Any]:
+def attached(folder: Path) -> dict[str, Any]:
     """What the attached placement changes: no engine of verl's own, weights through a folder."""
     return {
         "actor_rollout_ref.rollout.nnodes": 1,
@@ -135,12 +135,9 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     groups = [f"{name}={value}" for name, value in config.verl.items() if name in GROUPS]
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
-    layers = [everywhere(config), on_cpu(config) if device == "cpu" else {}]
-    if folder is not None:
-        layers.append(attached(config, folder))
-    for layer in layers:
-        for name, value in layer.items():
-            OmegaConf.update(tree, name, value, force_add=True)
+    values = everywhere(config) | (on_cpu(config) if device == "cpu" else {}) | (attached(folder) if folder else {})
+    for name, value in values.items():
+        OmegaConf.update(tree, name, value, force_add=True)
     ours = {name: OmegaConf.select(tree, name) for name in OURS}
     apply(tree, {name: value for name, value in config.verl.items() if name not in GROUPS})
     OmegaConf.resolve(tree)

@@ -167,16 +167,13 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         prune(Path(self.config.trainer.default_local_dir), self._keep_checkpoints)
 
     def push(self) -> None:
-        if self._folder is None:
-            references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="naive")
-            urls = self.upstreams() or ()
-            weights.wait(references, lambda: weights.dead_engine(urls))
-            return
-        references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps)
-        weights.wait(references, lambda: None)
-        folder = self._folder / str(self.global_steps)
-        weights.load_into(self._engine_urls, folder, self.version)
-        weights.forget(self._folder, self.global_steps)
+        launched = self.upstreams() or ()
+        mode = "naive" if self.colocated else "auto"
+        references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=mode)
+        weights.wait(references, lambda: weights.dead_engine(launched))
+        if self._folder is not None:
+            weights.load_into(self._engine_urls, self._folder / str(self.global_steps), self.version)
+            weights.forget(self._folder, self.global_steps)
 
     # Helpers -------------------------------------------------------------------------------------------------------
 
@@ -216,9 +213,9 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         factors = row_weights(mode, batch.keys, trained)
         if factors is not None:
             data.batch["advantages"] = data.batch["advantages"] * torch.from_numpy(factors).unsqueeze(-1)
-        changed = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
-        fields = TensorDict(changed, batch_size=len(batch.keys))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+        nested = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
+        changed = TensorDict(nested, batch_size=len(batch.keys))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=changed)
 
     def _advantage_by_session(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
         """Advantages and returns by verl's estimator over one row a session, spread over the session's rows.
