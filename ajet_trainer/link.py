@@ -145,7 +145,7 @@ class Link:
         method, fields = ("GET", None) if body is None else ("POST", routes.to_json(body))
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
-        judge = TlsJudge(self.url, self._certified)
+        hang_ups = 0
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s), read=wait_s + self._answer_s)
         while True:
             failure: AjetError
@@ -153,7 +153,9 @@ class Link:
                 with self._http.stream(method, path, json=fields, timeout=timeout) as answer:
                     content = self._read(answer)
             except httpx.TransportError as error:
-                if (untrusted := judge.refused(error)) is not None:
+                hung_up = self._certified and isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+                hang_ups = hang_ups + 1 if hung_up else 0
+                if (untrusted := refusal(self.url, error, hang_ups)) is not None:
                     raise untrusted from error
                 failure = ProxyUnreachable(
                     f"no answer from {self.url}{routes.PREFIX}{path}: {error or type(error).__name__}"
@@ -207,33 +209,12 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
     return made
 
 
-class TlsJudge:
-    """Reads the failures of one request to `url`, in order. `certified` says whether we show a certificate."""
-
-    def __init__(self, url: str, certified: bool) -> None:
-        self._url, self._certified, self._hang_ups = url, certified, 0
-
-    def refused(self, error: httpx.TransportError) -> TlsRefused | None:
-        """What `error` says about certificates, with those before it; None when it says nothing of them."""
-        found = refusal(self._url, error)
-        hung_up = self._certified and isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
-        self._hang_ups = self._hang_ups + 1 if hung_up else 0
-        if found is None and self._hang_ups == HANG_UPS:
-            return TlsRefused(
-                f"{self._url} closes our connections, as a proxy does with a certificate that it does not accept: "
-                "its tls_client_ca must have signed tls_cert, which must be valid today (the proxy's log says more)"
-            )
-        return found
-
-
-def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
-    """`error` as what it says about certificates; None when it says nothing of them."""
+def refusal(url: str, error: httpx.TransportError, hang_ups: int = 0) -> TlsRefused | None:
+    """What `error`, after so many `hang_ups` in a row, says about certificates; None when it says nothing of them."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
-    if cause is None:
-        return None
-    reason = cause.reason or ""
+    reason = (cause and cause.reason) or ""
     if isinstance(cause, ssl.SSLCertVerificationError) and "mismatch" in cause.verify_message:
         return TlsRefused(f"the certificate of {url} is for other names ({cause.verify_message}): use one in proxy_url")
     if isinstance(cause, ssl.SSLCertVerificationError):
@@ -244,4 +225,9 @@ def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
         return TlsRefused(f"{url} refuses our certificate ({said}): its tls_client_ca must have signed tls_cert")
     if reason == "WRONG_VERSION_NUMBER":
         return TlsRefused(f"{url} does not speak TLS: use http://")
+    if hang_ups == HANG_UPS:
+        return TlsRefused(
+            f"{url} closes our connections, as a proxy does with a certificate that it does not accept: "
+            "its tls_client_ca must have signed tls_cert, which must be valid today (the proxy's log says more)"
+        )
     return None

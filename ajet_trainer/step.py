@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
@@ -143,11 +144,15 @@ class Run:
         A lease that ran out while its daemon was away may come again: then the newer one stands for both.
         """
         hand: list[Leased] = []
+        ask = Lease(
+            group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
+            wait_s=POLL_S, lease_s=self.keeper.lease_s,
+        )  # fmt: skip
         with self.part("wait", "waiting for episodes"):
             while not self.stopping():
                 self.daemons.look()
                 self.acknowledge()
-                leased = self.daemons.lease(self.ask(self.config.groups - groups_in(hand)))
+                leased = self.daemons.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
                 if leased is None:
                     self.learner.check()
                     continue
@@ -159,17 +164,6 @@ class Run:
                 if groups_in(hand) >= self.config.groups:
                     return hand
         return ()
-
-    def ask(self, groups: int) -> Lease:
-        """What is asked of a daemon for `groups` groups."""
-        return Lease(
-            groups=groups,
-            group_size=self.config.group_size,
-            max_staleness=self.config.max_staleness,
-            model=self.config.model_name,
-            wait_s=POLL_S,
-            lease_s=self.keeper.lease_s,
-        )
 
     def admit(self, leased: Leased) -> Admission:
         """What of a batch is trained; says what is not, and why."""

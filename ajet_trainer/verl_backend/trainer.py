@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,16 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.tracking import Tracking
 from verl.workers.utils.padding import response_to_nested
 
 from ajet_trainer.advantage import one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
-from ajet_trainer.verl_backend import queue, weights
+from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
 
+PARTITION = "train"
 GROUPED = (
     "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
 )  # fmt: skip
@@ -152,12 +155,12 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._fit_to(rows)
         with marked_timer("step", self.timing_raw):
             with marked_timer("put", self.timing_raw):
-                queue.put(rows, self.global_steps)
+                put_rows(rows, self.global_steps)
             batch = self.step(metrics, self.timing_raw)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         self._track(metrics)
-        return queue.plain(metrics)
+        return plain(metrics)
 
     def save(self, batches: Mapping[str, Any]) -> None:
         """verl's checkpoint with `batches` in it, then the old ones go but for those that stay; verl writes its
@@ -252,3 +255,57 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             config = OmegaConf.to_container(self.config, resolve=True)
             self._tracking = Tracking(settings.project_name, settings.experiment_name, settings.logger, config)
         self._tracking.log(data=metrics, step=self.global_steps)
+
+
+def put_rows(rows: Sequence[Row], step: int) -> None:
+    """Rows into TransferQueue: trajectories and groups that are finished, so that verl's sampler takes them at once."""
+    fields = list_of_dict_to_tensordict([row_fields(row) for row in rows])
+    tags = [row_tag(row, step) for row in rows]
+    tq.kv_batch_put(keys=[row.key for row in rows], fields=fields, tags=tags, partition_id=PARTITION)
+    groups = list(dict.fromkeys(row.group for row in rows))
+    finished = [{"is_prompt": True, "status": "finished", "global_steps": step} for _ in groups]
+    tq.kv_batch_put(keys=groups, tags=finished, partition_id=PARTITION)
+
+
+def row_fields(row: Row) -> dict[str, Any]:
+    """One row as verl's trajectory: 1-D tensors without padding. The reward stands at the response's last token."""
+    prompt, response, mask = torch.from_numpy(row.prompt), torch.from_numpy(row.response), torch.from_numpy(row.mask)
+    scores = torch.zeros(len(response))
+    scores[-1] = row.reward
+    return {
+        "prompts": prompt,
+        "responses": response,
+        "input_ids": torch.cat([prompt, response]),
+        "position_ids": torch.arange(row.tokens),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rollout_log_probs": torch.from_numpy(row.logprobs),
+        "rm_scores": scores,
+        "uid": row.group,
+        "multi_modal_inputs": {},
+        "extra_fields": {"reward_extra_info": {}},
+        "num_turns": row.turns,
+        "__num_turns__": row.turns,
+    }
+
+
+def row_tag(row: Row, step: int) -> dict[str, Any]:
+    """What verl balances and reports by: lengths in tokens, and the policy versions that generated the row."""
+    return {
+        "status": "success",
+        "prompt_len": len(row.prompt),
+        "response_len": len(row.response),
+        "seq_len": row.tokens,
+        "global_steps": step,
+        "min_global_steps": row.min_version,
+        "max_global_steps": row.max_version,
+    }
+
+
+def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """verl's metrics as floats; what is no single number is left out."""
+    out = {}
+    for name, value in metrics.items():
+        with suppress(TypeError, ValueError, RuntimeError):
+            out[name] = float(value)
+    return out
