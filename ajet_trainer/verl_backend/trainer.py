@@ -36,6 +36,7 @@ from verl.workers.utils.padding import response_to_nested
 
 from ajet_trainer.advantage import one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
+from ajet_trainer.config import Config
 from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
 
@@ -66,16 +67,12 @@ class Leases:
 class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else."""
 
-    def __init__(
-        self, config: DictConfig, *, keep_checkpoints: int, engine_urls: Sequence[str] = (), folder: Path | None = None
-    ) -> None:
+    def __init__(self, config: DictConfig, ours: Config, folder: Path | None) -> None:
         self._enable_hybrid_replicas = folder is None
         super().__init__(config)
         self.trainer_mode = "sync"  # nothing in TransferQueue outlives a step, so checkpoints need not hold it
         self.colocated = folder is None
-        self._folder = folder
-        self._engine_urls = tuple(engine_urls)
-        self._keep_checkpoints = keep_checkpoints
+        self._ours, self._folder = ours, folder
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._tracking: Tracking | None = None
 
@@ -143,7 +140,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return tuple(f"http://{address}" for address in self.llm_server_manager.get_addresses())
 
     def check(self) -> None:
-        dead = weights.dead_engine(self.upstreams() or self._engine_urls)
+        dead = weights.dead_engine(self.upstreams() or self._ours.engine_urls)
         if dead is not None:
             raise weights.EngineLost(dead)
 
@@ -167,7 +164,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         latest-checkpoint marker last."""
         self.train_dataloader.batches = batches
         self._save_checkpoint()
-        prune(Path(self.config.trainer.default_local_dir), self._keep_checkpoints)
+        prune(Path(self.config.trainer.default_local_dir), self._ours.keep_checkpoints)
 
     def push(self) -> None:
         launched = self.upstreams() or ()
@@ -175,7 +172,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=mode)
         weights.wait(references, lambda: weights.dead_engine(launched))
         if self._folder is not None:
-            weights.load_into(self._engine_urls, self._folder / str(self.global_steps), self.version)
+            weights.load_into(self._ours.engine_urls, self._folder / str(self.global_steps), self.version)
             weights.forget(self._folder, self.global_steps)
 
     # Helpers -------------------------------------------------------------------------------------------------------

@@ -128,9 +128,11 @@ def _load(url: str, folder: Path, version: int, timeout_s: float) -> None:
             _ask(engine, "/collective_rpc", body)
             _ask(engine, "/reset_prefix_cache")
         except httpx.HTTPError as error:
-            _try(engine, "/resume")
+            with suppress(httpx.HTTPError):
+                _ask(engine, "/resume")
             raise EngineLost(f"the engine at {url} did not take the weights: {_words(error)}") from error
-        _try(engine, "/update_weight_version", {"new_version": str(version)})
+        with suppress(httpx.HTTPError):
+            _ask(engine, "/update_weight_version", {"new_version": str(version)})
         try:
             _ask(engine, "/resume")
         except httpx.HTTPError as error:
@@ -159,11 +161,6 @@ def forget(folder: Path, keep: int) -> None:
 
 def _ask(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
     engine.post(path, json=body).raise_for_status()
-
-
-def _try(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
-    with suppress(httpx.HTTPError):
-        _ask(engine, path, body)
 
 
 def _words(error: httpx.HTTPError) -> str:
