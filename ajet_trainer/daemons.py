@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,8 +127,7 @@ class Daemons:
     def meet(self) -> None:
         """Every daemon that answers takes our key as a trainer's; otherwise an error that names it. Of several, those
         that do not answer in the time of a first connection are away; one has to be there."""
-        outcomes = _side_by_side(self._members, lambda link: link.within(self._deadline_s).meet())
-        failures = [(member, error) for member, error in zip(self._members, outcomes, strict=True) if error is not None]
+        failures = _side_by_side(self._members, lambda link: link.within(self._deadline_s).meet())
         for member, error in failures:
             if isinstance(error, TlsRefused):
                 raise error
@@ -145,18 +145,22 @@ class Daemons:
         """
         here = self._here()
         if not here:
-            self._all_away()
+            latest, limit_s = max(self._members, key=lambda member: member.since), self._deadline_s
+            if self._clock() - latest.since > limit_s:
+                raise ProxyUnreachable(f"no daemon has answered for {limit_s:g} s; the last said: {latest.away}")
             self._sleep(ask.wait_s)
             return None
-        waits = (ask.wait_s,) if self.alone else (0.0, ask.wait_s / len(here))
-        for wait_s in waits:
-            for member in self._in_turn():
-                batch = self._try(member, replace(ask, groups=ask.groups if self.alone else 1, wait_s=wait_s))
-                if batch is not None:
-                    self._turn = self._members.index(member) + 1
-                    member.groups += len(batch.groups)
-                    return Leased(member.url, batch)
-        self._each(self._here(), self._tell)
+        for wait_s in (ask.wait_s,) if self.alone else (0.0, ask.wait_s / len(here)):
+            one = replace(ask, groups=ask.groups if self.alone else 1, wait_s=wait_s)
+            for member in [*self._members[self._turn :], *self._members[: self._turn]]:
+                if member.away:
+                    continue
+                with suppress(Away), self._asking(member):
+                    if (batch := member.link.lease(one)) is not None:
+                        self._turn = (self._members.index(member) + 1) % len(self._members)
+                        member.groups += len(batch.groups)
+                        return Leased(member.url, batch)
+        self._each(self._tell)
         return None
 
     def ack(
@@ -167,17 +171,13 @@ class Daemons:
         when the lease is gone, and `Away` when this must be said later; the `last` time there is no later, and it is
         tried for long."""
         if daemon == ANY:
-            return self._ack_somewhere(batch, policy_version, filtered, last)
+            self._ack_somewhere(batch, policy_version, filtered, last)
+            return
         member = self._member(daemon)
         if member.away and not last:
             raise Away(f"{member.url} is away: {member.away}")
-        try:
+        with self._asking(member):
             (member.link.within(self._deadline_s) if last else member.link).ack(batch, policy_version, filtered)
-        except AjetError as error:
-            if self.alone or not gone(error):
-                raise
-            self._lose(member, error)
-            raise Away(f"{member.url} is away: {error.message}") from error
 
     def nack(self, daemon: str, batch: str) -> None:
         """Gives `batch` of `daemon` back untrained."""
@@ -192,7 +192,7 @@ class Daemons:
         """`model` is at `version` everywhere; `upstreams`, if given, are its engines from now on."""
         self._policy = (model, version, upstreams)
         self.look()
-        self._each(self._here(), lambda link: link.announce(model, version, upstreams))
+        self._each(lambda link: link.announce(model, version, upstreams))
 
     def close_gate(self, reason: str, wait_s: float) -> None:
         """Returns once every daemon that is not away holds new requests and has no call in flight. Asked again while
@@ -211,14 +211,14 @@ class Daemons:
                     if gone(error) or self._clock() >= until:
                         raise
 
-        self._each(self._here(), close)
+        self._each(close)
 
     def open_gate(self, policy_version: int) -> None:
         """Lets requests through everywhere, served by `policy_version`."""
         self._shut = False
         if self._policy is not None:
             self._policy = (self._policy[0], policy_version, self._policy[2])
-        self._each(self._here(), self._tell if self._policy else lambda link: link.open_gate(policy_version))
+        self._each(self._tell if self._policy else lambda link: link.open_gate(policy_version))
         self.look()
 
     def look(self) -> None:
@@ -226,16 +226,10 @@ class Daemons:
         for member in self._members:
             if not member.away or self._clock() < member.due:
                 continue
-            link = member.link.within(0.0)
-            try:
-                self._tell(link)
-            except AjetError as error:
-                if not gone(error):
-                    raise
-                self._lose(member, error)
-                continue
-            member.away, member.pause = "", 0.0
-            self._say(f"the daemon at {member.url} is back")
+            with suppress(Away), self._asking(member):
+                self._tell(member.link.within(0.0))
+                member.away, member.pause = "", 0.0
+                self._say(f"the daemon at {member.url} is back")
 
     def hurry(self, deadline_s: float) -> None:
         """The end of a run: nobody is waited for longer than this, and everyone who is away is tried once more."""
@@ -258,10 +252,6 @@ class Daemons:
     def _here(self) -> list[Member]:
         return [member for member in self._members if not member.away]
 
-    def _in_turn(self) -> list[Member]:
-        start = self._turn % len(self._members)
-        return [member for member in (*self._members[start:], *self._members[:start]) if not member.away]
-
     def _member(self, daemon: str) -> Member:
         return next(member for member in self._members if member.url == daemon)
 
@@ -269,14 +259,16 @@ class Daemons:
         member = self._member(daemon)
         return member.link if self.alone else member.link.within(0.0)
 
-    def _try(self, member: Member, ask: Lease) -> Batch | None:
+    @contextmanager
+    def _asking(self, member: Member) -> Iterator[None]:
+        """Raises `Away` when `member` cannot be asked now and others can."""
         try:
-            return member.link.lease(ask)
+            yield
         except AjetError as error:
             if self.alone or not gone(error):
                 raise
             self._lose(member, error)
-            return None
+            raise Away(f"{member.url} is away: {error.message}") from error
 
     def _ack_somewhere(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None, last: bool) -> None:
         """Acknowledges a batch whose daemon has another URL by now; ids of batches are unique everywhere."""
@@ -290,17 +282,17 @@ class Daemons:
                 away = error
         raise away or NotFound(f"no daemon knows batch {batch}")
 
-    def _each(self, members: Sequence[Member], action: Callable[[Link], object]) -> None:
-        """`action` on all `members` at once. Raises the first error that is no absence, after all have ended."""
-        outcomes = list(_side_by_side(members, action))
-        failures = []
-        for member, error in zip(members, outcomes, strict=True):
-            if error is not None and (self.alone or not gone(error)):
-                failures.append(error)
-            elif error is not None:
+    def _each(self, action: Callable[[Link], object]) -> None:
+        """`action` on all that are not away, at once. Raises the first error that is no absence, after all have
+        ended."""
+        refusals = []
+        for member, error in _side_by_side(self._here(), action):
+            if self.alone or not gone(error):
+                refusals.append(error)
+            else:
                 self._lose(member, error)
-        if failures:
-            raise failures[0]
+        if refusals:
+            raise refusals[0]
 
     def _lose(self, member: Member, error: AjetError) -> None:
         now = self._clock()
@@ -313,12 +305,6 @@ class Daemons:
         member.away = error.message
         member.pause = min(max(first, 2 * member.pause), longest)
         member.due = now + member.pause
-
-    def _all_away(self) -> None:
-        """Raises when nobody has answered for as long as the first connection may take."""
-        latest = max(self._members, key=lambda member: member.since)
-        if self._clock() - latest.since > self._deadline_s:
-            raise ProxyUnreachable(f"no daemon has answered for {self._deadline_s:g} s; the last said: {latest.away}")
 
 
 class Keeper:
@@ -382,7 +368,9 @@ def gone(error: AjetError) -> bool:
     return error.status in PASSING and error.code != "gate_closing"
 
 
-def _side_by_side(members: Sequence[Member], action: Callable[[Link], object]) -> Iterable[AjetError | None]:
+def _side_by_side(members: Sequence[Member], action: Callable[[Link], object]) -> list[tuple[Member, AjetError]]:
+    """`action` on all `members` at once; those where it failed."""
+
     def outcome(member: Member) -> AjetError | None:
         try:
             action(member.link)
@@ -391,6 +379,8 @@ def _side_by_side(members: Sequence[Member], action: Callable[[Link], object]) -
         return None
 
     if len(members) < 2:
-        return map(outcome, members)
-    with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(outcome, members))
+        outcomes = [outcome(member) for member in members]
+    else:
+        with ThreadPoolExecutor(len(members)) as pool:
+            outcomes = list(pool.map(outcome, members))
+    return [(member, error) for member, error in zip(members, outcomes, strict=True) if error is not None]

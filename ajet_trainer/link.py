@@ -101,13 +101,10 @@ class Link:
         try:
             return decode_batch(frame)
         except FrameError as error:
-            if error.code == "wire_version":
-                raise WireVersion(
-                    f"{self.url} sends batches of another wire version than this trainer reads ({error.message}); "
-                    + _RELEASES,
-                    code="wire_version",
-                ) from error
-            raise
+            if error.code != "wire_version":
+                raise
+            said = f"{self.url} sends batches of another wire version than this trainer reads ({error.message})"
+            raise WireVersion(f"{said}; {_RELEASES}", code="wire_version") from error
 
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
         """The step that trained `batch`, without the episodes `filtered`, is checkpointed. Raises `NotFound` or
@@ -148,7 +145,7 @@ class Link:
         method, fields = ("GET", None) if body is None else ("POST", routes.to_json(body))
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
-        judge = TlsJudge(self.url, self._certified)
+        hang_ups = 0
         timeout = httpx.Timeout(self._answer_s, connect=min(CONNECT_S, self._answer_s), read=wait_s + self._answer_s)
         while True:
             failure: AjetError
@@ -156,7 +153,9 @@ class Link:
                 with self._http.stream(method, path, json=fields, timeout=timeout) as answer:
                     content = self._read(answer)
             except httpx.TransportError as error:
-                if (untrusted := judge.refused(error)) is not None:
+                hung_up = self._certified and isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+                hang_ups = hang_ups + 1 if hung_up else 0
+                if (untrusted := refusal(self.url, error, hang_ups)) is not None:
                     raise untrusted from error
                 failure = ProxyUnreachable(
                     f"no answer from {self.url}{routes.PREFIX}{path}: {error or type(error).__name__}"
@@ -175,20 +174,15 @@ class Link:
 
     def _read(self, answer: httpx.Response) -> bytes:
         """The body, of which at most as much is read as a batch may have."""
-        pieces, size = list[bytes](), 0
-        self._check(int(answer.headers.get("Content-Length", "0")))
-        for piece in answer.iter_bytes():
+        declared, size, pieces = int(answer.headers.get("Content-Length", "0")), 0, list[bytes]()
+        stream = answer.iter_bytes()
+        while max(declared, size) <= MAX_FRAME_BYTES:
+            if (piece := next(stream, None)) is None:
+                return b"".join(pieces)
             size += len(piece)
-            self._check(size)
             pieces.append(piece)
-        return b"".join(pieces)
-
-    def _check(self, size: int) -> None:
-        if size > MAX_FRAME_BYTES:
-            raise TooLarge(
-                f"{self.url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}",
-                code="frame_too_large",
-            )
+        said = f"{self.url} answers with more than the {MAX_FRAME_BYTES} bytes that a batch may have; {_RELEASES}"
+        raise TooLarge(said, code="frame_too_large")
 
 
 def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTransport:
@@ -215,33 +209,12 @@ def tls_context(config: Config) -> ssl.SSLContext | None:
     return made
 
 
-class TlsJudge:
-    """Reads the failures of one request to `url`, in order. `certified` says whether we show a certificate."""
-
-    def __init__(self, url: str, certified: bool) -> None:
-        self._url, self._certified, self._hang_ups = url, certified, 0
-
-    def refused(self, error: httpx.TransportError) -> TlsRefused | None:
-        """What `error` says about certificates, with those before it; None when it says nothing of them."""
-        found = refusal(self._url, error)
-        hung_up = self._certified and isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
-        self._hang_ups = self._hang_ups + 1 if hung_up else 0
-        if found is None and self._hang_ups == HANG_UPS:
-            return TlsRefused(
-                f"{self._url} closes our connections, as a proxy does with a certificate that it does not accept: "
-                "its tls_client_ca must have signed tls_cert, which must be valid today (the proxy's log says more)"
-            )
-        return found
-
-
-def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
-    """`error` as what it says about certificates; None when it says nothing of them."""
+def refusal(url: str, error: httpx.TransportError, hang_ups: int = 0) -> TlsRefused | None:
+    """What `error`, after so many `hang_ups` in a row, says about certificates; None when it says nothing of them."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ssl.SSLError):
         cause = cause.__cause__ or cause.__context__
-    if cause is None:
-        return None
-    reason = cause.reason or ""
+    reason = (cause and cause.reason) or ""
     if isinstance(cause, ssl.SSLCertVerificationError) and "mismatch" in cause.verify_message:
         return TlsRefused(f"the certificate of {url} is for other names ({cause.verify_message}): use one in proxy_url")
     if isinstance(cause, ssl.SSLCertVerificationError):
@@ -252,4 +225,9 @@ def refusal(url: str, error: httpx.TransportError) -> TlsRefused | None:
         return TlsRefused(f"{url} refuses our certificate ({said}): its tls_client_ca must have signed tls_cert")
     if reason == "WRONG_VERSION_NUMBER":
         return TlsRefused(f"{url} does not speak TLS: use http://")
+    if hang_ups == HANG_UPS:
+        return TlsRefused(
+            f"{url} closes our connections, as a proxy does with a certificate that it does not accept: "
+            "its tls_client_ca must have signed tls_cert, which must be valid today (the proxy's log says more)"
+        )
     return None

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +27,8 @@ class Progress:
         self.total_steps = total_steps
         self.step = 0
         self.account: Callable[[], Mapping[str, Any]] = dict
-        self._say = say
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.run_dir / "metrics.jsonl"
+        self.say = say
+        self.metrics_path = self.run_dir / "metrics.jsonl"
 
     def phase(self, phase: str, *, quiet: bool = False) -> None:
         """The run is now at `phase`; unless `quiet`, a line says so."""
@@ -40,10 +39,7 @@ class Progress:
         temporary.write_text(body + "\n")
         os.replace(temporary, self.run_dir / "phase.json")
         if not quiet:
-            self._say(phase)
-
-    def say(self, line: str) -> None:
-        self._say(line)
+            self.say(phase)
 
     def resume_at(self, step: int, line: str = "") -> None:
         """The run goes on after `step`: later lines of `metrics.jsonl` belong to weights that are gone, and the
@@ -76,7 +72,17 @@ class Progress:
         parts.append(
             " ".join(f"{name} {seconds:.1f}s" for name, seconds in metrics["timing"].items() if seconds >= 0.05)
         )
-        self._say(" · ".join(parts))
+        self.say(" · ".join(parts))
+
+
+@contextmanager
+def timed(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Adds the time spent inside to ``seconds[part]``."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        seconds[part] = seconds.get(part, 0.0) + time.monotonic() - start
 
 
 def line_of(metrics: Mapping[str, Any]) -> str:

@@ -15,9 +15,9 @@ Next: ajet_trainer/link.py
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
@@ -27,7 +27,7 @@ from ajet_trainer.advantage import trainable
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
-from ajet_trainer.progress import Progress, line_of
+from ajet_trainer.progress import Progress, line_of, timed
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 
 CLOSE_S = 10.0
@@ -84,15 +84,13 @@ class Run:
         progress: Progress,
         *,
         stopping: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.daemons, self.learner, self.batches = config, daemons, learner, batches
-        self.keeper, self.progress, self.stopping, self.clock = keeper, progress, stopping, clock
+        self.keeper, self.progress, self.stopping = keeper, progress, stopping
         if not daemons.alone:
             progress.account = daemons.account
         self.served = learner.version
         self.gate_closed = False
-        self.saved_version = learner.version
         self.timing: dict[str, float] = {}
 
     def start(self) -> None:
@@ -109,7 +107,7 @@ class Run:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
         while not self.done:
             self.step()
-        if self.learner.version != self.saved_version:
+        if self.batches.unsaved:
             self.save()
         self.acknowledge(last=True)
 
@@ -145,13 +143,16 @@ class Run:
 
         A lease that ran out while its daemon was away may come again: then the newer one stands for both.
         """
-        self.progress.phase("waiting for episodes", quiet=True)
         hand: list[Leased] = []
-        with self.timed("wait"):
+        ask = Lease(
+            group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
+            wait_s=POLL_S, lease_s=self.keeper.lease_s,
+        )  # fmt: skip
+        with self.part("wait", "waiting for episodes"):
             while not self.stopping():
                 self.daemons.look()
                 self.acknowledge()
-                leased = self.daemons.lease(self.ask(self.config.groups - groups_in(hand)))
+                leased = self.daemons.lease(replace(ask, groups=self.config.groups - groups_in(hand)))
                 if leased is None:
                     self.learner.check()
                     continue
@@ -163,17 +164,6 @@ class Run:
                 if groups_in(hand) >= self.config.groups:
                     return hand
         return ()
-
-    def ask(self, groups: int) -> Lease:
-        """What is asked of a daemon for `groups` groups."""
-        return Lease(
-            groups=groups,
-            group_size=self.config.group_size,
-            max_staleness=self.config.max_staleness,
-            model=self.config.model_name,
-            wait_s=POLL_S,
-            lease_s=self.keeper.lease_s,
-        )
 
     def admit(self, leased: Leased) -> Admission:
         """What of a batch is trained; says what is not, and why."""
@@ -201,8 +191,7 @@ class Run:
 
     def train(self, hand: Hand, rows: Sequence[Row]) -> dict[str, float]:
         """One step of the learner; its batches are trained from here on."""
-        self.progress.phase("training", quiet=True)
-        with self.timed("train"):
+        with self.part("train", "training"):
             metrics = self.learner.train(rows)
         for leased, admission in hand:
             episodes = tuple(episode.episode for episode in admission.episodes)
@@ -219,23 +208,19 @@ class Run:
 
     def save(self) -> None:
         """A checkpoint that names every batch trained so far."""
-        self.progress.phase("saving a checkpoint", quiet=True)
-        with self.timed("save"):
+        with self.part("save", "saving a checkpoint"):
             self.learner.save(self.batches.state())
         self.batches.saved()
-        self.saved_version = self.learner.version
 
     def close_gate(self) -> None:
         """No call is in flight and none starts until `open_gate`."""
-        self.progress.phase("draining calls in flight", quiet=True)
         self.gate_closed = True
-        with self.timed("drain"):
+        with self.part("drain", "draining calls in flight"):
             self.daemons.close_gate("weights", DRAIN_S)
 
     def push(self) -> None:
         """The engine takes the learner's weights."""
-        self.progress.phase("pushing weights", quiet=True)
-        with self.timed("push"):
+        with self.part("push", "pushing weights"):
             self.learner.push()
         self.served = self.learner.version
 
@@ -287,21 +272,22 @@ class Run:
         self.daemons.hurry(CLOSE_S)
         saved = {(entry.daemon, entry.batch) for entry in self.batches.unacknowledged}
         for daemon, batch in sorted(set(self.keeper.held) - saved):
-            _quietly(lambda daemon=daemon, batch=batch: self.daemons.nack(daemon, batch))  # type: ignore[misc]
+            with suppress(AjetError):  # whose failure must not hide the reason why the run ends, like those below
+                self.daemons.nack(daemon, batch)
             self.keeper.release(daemon, batch)
         if self.learner.upstreams() is not None:
-            _quietly(lambda: self.daemons.announce(self.config.model_name, self.served, ()))
+            with suppress(AjetError):
+                self.daemons.announce(self.config.model_name, self.served, ())
         if self.gate_closed:
-            _quietly(self.open_gate)
+            with suppress(AjetError):
+                self.open_gate()
 
     @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Adds the seconds spent inside to ``timing[name]``."""
-        start = self.clock()
-        try:
+    def part(self, name: str, phase: str) -> Iterator[None]:
+        """A part of a step, which the phase says and the timing counts."""
+        self.progress.phase(phase, quiet=True)
+        with timed(self.timing, name):
             yield
-        finally:
-            self.timing[name] = self.timing.get(name, 0.0) + self.clock() - start
 
 
 def overlap(one: Leased, other: Leased) -> bool:
@@ -357,9 +343,3 @@ def learner_figures(metrics: Mapping[str, float]) -> dict[str, Any]:
     short = {name: metrics[key] for name, key in LEARNER_FIGURES.items() if key in metrics}
     rest = {k: v for k, v in metrics.items() if k not in LEARNER_FIGURES.values() and not k.startswith("timing_s/")}
     return {**short, "learner": rest}
-
-
-def _quietly(action: Callable[[], None]) -> None:
-    """`action`, whose failure must not hide the reason why the run ends."""
-    with suppress(AjetError):
-        action()

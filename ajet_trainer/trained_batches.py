@@ -54,12 +54,9 @@ class TrainedBatches:
             return daemon if daemon in daemons else ANY
 
         saved = [
-            TrainedBatch(
-                batch["batch"], batch["version"], tuple(batch["episodes"]),
-                daemon=known(batch.get("daemon", ANY)), filtered=batch.get("filtered", {}),
-            )
-            for batch in state.get("saved", ())
-        ]  # fmt: skip
+            TrainedBatch(**one | {"episodes": tuple(one["episodes"]), "daemon": known(one.get("daemon", ANY))})
+            for one in state.get("saved", ())
+        ]
         pairs = [(ANY, item) if isinstance(item, str) else (known(item[0]), item[1]) for item in state.get("lost", ())]
         batches = cls(saved, pairs)
         batches.line = state.get("line", "")

@@ -12,13 +12,12 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.client import Client
+from ajet_trainer.progress import timed
 from ajet_trainer.quickstart import screen as show
 from ajet_trainer.quickstart.figures import PARTS
 from ajet_trainer.quickstart.plan import MODEL_NAME, Plan, task_of
@@ -36,69 +35,57 @@ READY_PHASES = ("training from step", "waiting for episodes")
 REWARDED_STATES = ("sealed", "ready", "leased", "trained")
 
 
-@dataclass(slots=True)
-class Record:
-    """What a run leaves behind in memory; times in seconds."""
-
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    status: dict[str, Any] = field(default_factory=dict)
-    episodes: list[dict[str, Any]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
-
-
 class Loop:
-    """Runs `plan` in `folder` with the model in `model`. `port` 0 takes a free one for the proxy."""
+    """Runs `plan` in `folder` with the model in `model`. `port` 0 takes a free one for the proxy.
+
+    `run` leaves behind the trainer's `metrics`, the proxy's `status`, some `episodes` with their tokens, and the
+    `seconds` that each part took.
+    """
 
     def __init__(self, plan: Plan, folder: Path, model: Path, port: int, screen: Screen) -> None:
         self.plan, self.folder, self.model, self.screen = plan, folder, model, screen
         self.port = port or free_port()
         self.proxy = Client(f"http://127.0.0.1:{self.port}", deadline=PROXY_ANSWER_S)
         self.proxy.target = replace(self.proxy.target, key=None)  # it has no secrets, and gets no key of this shell's
-        self.record = Record()
+        self.metrics: list[dict[str, Any]] = []
+        self.status: dict[str, Any] = {}
+        self.episodes: list[dict[str, Any]] = []
+        self.seconds: dict[str, float] = {}
         self._trainer_folder = folder / "trainer"
         self._shown = 0
         self._step_began = 0.0
         self._first_step: list[dict[str, Any]] = []
 
-    def run(self, keep_episodes: int) -> Record:
+    def run(self, keep_episodes: int) -> None:
         """To the end; `keep_episodes` early and as many late ones are fetched with their tokens."""
         with self.proxy, Children() as children:
             try:
                 self._start_proxy(children)
                 trainer = self._start_trainer(children)
-                with self.record.timed("steps"):
+                with timed(self.seconds, "steps"):
                     self._play_all(children)
                     self._wait_for_steps(children)
-                with self.record.timed("final checkpoint and end"):
+                with timed(self.seconds, "final checkpoint and end"):
                     self._wait_for_end(children, trainer)
-                self.record.metrics = metrics_in(self._trainer_folder)
-                self.record.status = self._status()
-                self.record.episodes = self._sample_episodes(keep_episodes)
+                self.metrics = metrics_in(self._trainer_folder)
+                self.status = self.proxy.ask("status").json()
+                self.episodes = self._sample_episodes(keep_episodes)
             except KeyboardInterrupt:
                 self.screen.line("  stopping: the programs end, which can take half a minute")
                 self.screen.line(f"  metrics, logs and episodes of {self._shown} steps stay in {self.folder}")
                 raise
-        return self.record
 
     def _start_proxy(self, children: Children) -> None:
         log, data_dir = self.folder / "proxy.log", str(self.folder / "proxy")
         argv = [path_of("ajet-proxy"), "serve", "--listen", f"127.0.0.1:{self.port}", "--data-dir", data_dir]
-        with self.record.timed("proxy start"):
+        with timed(self.seconds, "proxy start"):
             children.start("ajet-proxy", argv, log, environment())
             for seconds in ticks(PROXY_START_S, "ajet-proxy did not become ready"):
                 children.check()
                 if log.read_text(errors="replace").startswith("ajet-proxy ready on "):
                     break
                 self.screen.live(show.starting("ajet-proxy", seconds))
-        self.screen.line(f"  proxy ready on {self.proxy.target.url} after {self.record.seconds['proxy start']:.1f} s")
+        self.screen.line(f"  proxy ready on {self.proxy.target.url} after {self.seconds['proxy start']:.1f} s")
 
     def _start_trainer(self, children: Children) -> Program:
         self._trainer_folder.mkdir(parents=True, exist_ok=True)
@@ -106,7 +93,7 @@ class Loop:
         config.write_text(
             self.plan.trainer_config(model=self.model, proxy_url=url, run_dir=self._trainer_folder.absolute())
         )
-        with self.record.timed("trainer and engine start"):
+        with timed(self.seconds, "trainer and engine start"):
             argv = [path_of("ajet-trainer"), "run", "--config", str(config)]
             trainer = children.start("ajet-trainer", argv, self.folder / "trainer.log", environment())
             for seconds in ticks(TRAINER_START_S, "the trainer did not become ready"):
@@ -115,8 +102,7 @@ class Loop:
                 if phase.startswith(READY_PHASES):
                     break
                 self.screen.live(show.starting(phase, seconds))
-        took = self.record.seconds["trainer and engine start"]
-        self.screen.line(f"  verl and vLLM ready after {took:.0f} s")
+        self.screen.line(f"  verl and vLLM ready after {self.seconds['trainer and engine start']:.0f} s")
         return trainer
 
     def _play_all(self, children: Children) -> None:
@@ -168,12 +154,9 @@ class Loop:
         tasks = Counter(record["task"] for record in self._rewarded())
         return +Counter({secret: self.plan.group_size - tasks[task_of(step, secret)] for secret in wanted})
 
-    def _status(self) -> dict[str, Any]:
-        return dict(self.proxy.ask("status").json())
-
     def _finished(self) -> int:
         """Episodes that were rewarded, whatever became of them since."""
-        counts = self._status()["episodes"]
+        counts = self.proxy.ask("status").json()["episodes"]
         return sum(int(counts[state]) for state in REWARDED_STATES)
 
     def _rewarded(self) -> list[dict[str, Any]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ajet_trainer.quickstart.figures import ends, smoothed
@@ -13,51 +15,43 @@ LEARNS, CONTROL, QUIET = "#2563eb", "#9a6b1f", "#6b7280"
 
 def reward_plot(rewards: Sequence[float], path: Path, subtitle: str) -> None:
     """The mean reward of each step as points, their moving mean as a line, and the level of the first third."""
-    figure, axes = canvas(len(rewards))
-    steps = range(1, len(rewards) + 1)
-    first = ends(rewards)[0]
-    axes.axhline(sum(first) / len(first), color=QUIET, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
-    axes.annotate(
-        "mean of the first third", (len(rewards), sum(first) / len(first)), xytext=(0, 4), textcoords="offset points",
-        ha="right", color=QUIET, fontsize=9,
-    )  # fmt: skip
-    axes.scatter(steps, rewards, s=22, color=LEARNS, alpha=0.45, linewidths=0, zorder=2, label="mean of a step")
-    axes.plot(steps, smoothed(rewards), color=LEARNS, linewidth=2.4, zorder=3, label="moving mean of 5 steps")
-    finish(figure, axes, path, "Guess the number: mean reward per step", subtitle)
+    steps, level = range(1, len(rewards) + 1), fmean(ends(rewards)[0])
+    with picture(len(rewards), path, "Guess the number: mean reward per step", subtitle) as axes:
+        axes.axhline(level, color=QUIET, linewidth=1, linestyle=(0, (4, 4)), zorder=1)
+        axes.annotate(
+            "mean of the first third", (len(rewards), level), xytext=(0, 4), textcoords="offset points",
+            ha="right", color=QUIET, fontsize=9,
+        )  # fmt: skip
+        axes.scatter(steps, rewards, s=22, color=LEARNS, alpha=0.45, linewidths=0, zorder=2, label="mean of a step")
+        axes.plot(steps, smoothed(rewards), color=LEARNS, linewidth=2.4, zorder=3, label="moving mean of 5 steps")
 
 
 def proof_plot(
     control: Sequence[Sequence[float]], treatment: Sequence[Sequence[float]], path: Path, subtitle: str
 ) -> None:
     """Every run's moving mean, thin, and the mean over seeds, thick."""
-    figure, axes = canvas(len(treatment[0]))
-    for runs, color, label in ((control, CONTROL, "control, learning rate 0"), (treatment, LEARNS, "learning")):
-        for run in runs:
-            axes.plot(range(1, len(run) + 1), smoothed(run), color=color, alpha=0.35, linewidth=1.1)
-        length = min(len(run) for run in runs)
-        mean = [sum(run[i] for run in runs) / len(runs) for i in range(length)]
-        axes.plot(
-            range(1, length + 1), smoothed(mean), color=color, linewidth=2.6, label=f"{label} (mean of {len(runs)})"
-        )
-    finish(figure, axes, path, "Learning against a control that cannot learn", subtitle)
+    with picture(len(treatment[0]), path, "Learning against a control that cannot learn", subtitle) as axes:
+        for runs, color, label in ((control, CONTROL, "control, learning rate 0"), (treatment, LEARNS, "learning")):
+            for run in runs:
+                axes.plot(range(1, len(run) + 1), smoothed(run), color=color, alpha=0.35, linewidth=1.1)
+            mean = smoothed(list(map(fmean, zip(*runs, strict=False))))
+            label = f"{label} (mean of {len(runs)})"
+            axes.plot(range(1, len(mean) + 1), mean, color=color, linewidth=2.6, label=label)
 
 
-def canvas(steps: int) -> tuple[Any, Any]:
+@contextmanager
+def picture(steps: int, path: Path, title: str, subtitle: str) -> Iterator[Any]:
+    """The axes to draw on, which are then written to `path`."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(figsize=(8, 4.5), dpi=150)
     axes.set_xlim(0.5, steps + 0.5)
     axes.set_ylim(0, 1.02)
-    return figure, axes
-
-
-def finish(figure: Any, axes: Any, path: Path, title: str, subtitle: str) -> None:
-    from matplotlib import pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
+    yield axes
     axes.set_xlabel("training step", color=QUIET)
     axes.set_ylabel("mean reward", color=QUIET)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -43,19 +43,19 @@ def one_run(plan: Plan, folder: Path, *, port: int, keep: bool, screen: Screen) 
     began = time.monotonic()
     model = model_folder(CACHE.absolute(), screen)
     found = time.monotonic() - began
-    record = Loop(plan, folder, model, port, screen).run(EPISODES_SHOWN)
+    loop = Loop(plan, folder, model, port, screen)
+    loop.run(EPISODES_SHOWN)
     if not keep:
         shutil.rmtree(folder / "trainer" / "checkpoints", ignore_errors=True)
-    summary = figures.summarize(plan, record.metrics, record.status, {"model folder": found, **record.seconds})
+    summary = figures.summarize(plan, loop.metrics, loop.status, {"model folder": found, **loop.seconds})
     subtitle = (
         "SmolLM2-135M-Instruct, vLLM and verl on this machine's CPU · "
         f"{plan.episodes_per_step} episodes a step · learning rate {plan.lr:g} · seed {plan.seed}"
     )
     plot.reward_plot(summary["reward"]["steps"], folder / "reward.png", subtitle)
-    half = (len(record.episodes) + 1) // 2
-    sections = [
-        ("Episodes of the first step", record.episodes[:half]), ("Episodes of the last step", record.episodes[half:]),
-    ]  # fmt: skip
+    half = (len(loop.episodes) + 1) // 2
+    early, late = loop.episodes[:half], loop.episodes[half:]
+    sections = [("Episodes of the first step", early), ("Episodes of the last step", late)]
     html = page_html("Episodes, token by token", INTRO, sections, decoder(model))
     (folder / "episodes.html").write_text(html, encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")

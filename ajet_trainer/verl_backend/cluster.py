@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -70,10 +70,8 @@ def note_processes(run_dir: Path) -> None:
     """Remembers every process below this one, for a next start after ``kill -9``."""
     below = []
     for process in psutil.Process().children(recursive=True):
-        try:
+        with suppress(psutil.NoSuchProcess):
             below.append([process.pid, process.create_time()])
-        except psutil.NoSuchProcess:
-            continue
     (run_dir / "processes.json").write_text(json.dumps(below))
 
 
@@ -85,12 +83,10 @@ def end_stale(note: Path) -> None:
         return
     stale = []
     for pid, created in entries:
-        try:
+        with suppress(psutil.NoSuchProcess):
             process = psutil.Process(pid)
             if abs(process.create_time() - created) < 1.0:
                 stale.append(process)
-        except psutil.NoSuchProcess:
-            continue
     end(stale)
 
 
@@ -99,8 +95,6 @@ def end(processes: list[psutil.Process]) -> None:
     _, alive = psutil.wait_procs(processes, timeout=1.0)
     for ask in (psutil.Process.terminate, psutil.Process.kill):
         for process in alive:
-            try:
+            with suppress(psutil.NoSuchProcess):
                 ask(process)
-            except psutil.NoSuchProcess:
-                continue
         _, alive = psutil.wait_procs(alive, timeout=GRACE_S)

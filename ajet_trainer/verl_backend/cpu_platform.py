@@ -10,11 +10,11 @@ nothing on a GPU cluster, not even on its head node that may have no GPU.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry
 
@@ -23,40 +23,28 @@ def nothing(*_: Any, **__: Any) -> None:
     """What a CPU need not do."""
 
 
+def zero(*_: Any, **__: Any) -> int:
+    """What each of torch.cuda's counters says of a device without an allocator of its own."""
+    return 0
+
+
 class CpuDeviceModule:
     """`torch.cpu` with the memory and seed calls that verl makes on `torch.cuda`."""
+
+    memory_allocated = max_memory_allocated = memory_reserved = max_memory_reserved = zero
+    empty_cache = reset_peak_memory_stats = ipc_collect = set_device = nothing
+    get_rng_state, set_rng_state = staticmethod(torch.get_rng_state), staticmethod(torch.set_rng_state)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    def memory_allocated(self, *_: Any, **__: Any) -> int:
-        """No allocator of its own: zero, for every one of torch.cuda's counters."""
-        return 0
-
-    max_memory_allocated = memory_reserved = max_memory_reserved = memory_allocated
-
-    def mem_get_info(self, *_: Any, **__: Any) -> tuple[int, int]:
+    def mem_get_info(self) -> tuple[int, int]:
         """Available and total bytes of the host."""
-        import psutil
-
         memory = psutil.virtual_memory()
         return memory.available, memory.total
 
-    def get_device_name(self, *_: Any, **__: Any) -> str:
+    def get_device_name(self) -> str:
         return "cpu"
-
-    empty_cache = reset_peak_memory_stats = ipc_collect = set_device = nothing
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
-
-    def get_rng_state(self, *_: Any, **__: Any) -> torch.Tensor:
-        return torch.get_rng_state()
-
-    def set_rng_state(self, state: torch.Tensor, *_: Any, **__: Any) -> None:
-        torch.set_rng_state(state)
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -67,12 +55,14 @@ class CpuPlatform(PlatformBase):
     device_module = CpuDeviceModule()
     set_device = synchronize = empty_cache = set_allocator_settings = nothing
     profiler_start = profiler_stop = cudart = nothing
+    manual_seed = manual_seed_all = staticmethod(torch.manual_seed)
 
     def is_available(self) -> bool:
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
+        """Asked where ``VERL_PLATFORM`` is not set."""
+        return False
 
     def current_device(self) -> torch.device:
         """A device, not an index: verl hands this to `Tensor.to`, where an index means CUDA."""
@@ -80,11 +70,6 @@ class CpuPlatform(PlatformBase):
 
     def device_count(self) -> int:
         return 1
-
-    def manual_seed(self, seed: int) -> None:
-        torch.manual_seed(seed)
-
-    manual_seed_all = manual_seed
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None

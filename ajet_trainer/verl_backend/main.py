@@ -18,6 +18,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -128,9 +129,7 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
         progress.phase("starting Ray and TransferQueue")
         with cluster(tree, device, env, progress.run_dir):
             stop.install()
-            trainer = AjetTrainer(
-                tree, keep_checkpoints=config.keep_checkpoints, engine_urls=config.engine_urls, folder=folder
-            )
+            trainer = AjetTrainer(tree, config, folder)
             progress.phase("loading the model and launching vLLM" if folder is None else "loading the model")
             trainer.init()
             note_processes(progress.run_dir)
@@ -188,16 +187,11 @@ def environment(device: str) -> dict[str, str]:
 
 def register_replica(device: str, folder: Path | None) -> None:
     """On a CPU verl's vLLM replica is ours (hybrid placement), through verl's own registry."""
-    if device != "cpu" or folder is not None:
-        return
-    from verl.workers.rollout.replica import RolloutReplicaRegistry
+    if device == "cpu" and folder is None:
+        from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    def load() -> Any:
-        from ajet_trainer.verl_backend.cpu_vllm import CpuReplica
-
-        return CpuReplica
-
-    RolloutReplicaRegistry.register("vllm", load)
+        ours = "ajet_trainer.verl_backend.cpu_vllm"
+        RolloutReplicaRegistry.register("vllm", lambda: import_module(ours).CpuReplica)
 
 
 @contextmanager

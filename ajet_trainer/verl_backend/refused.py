@@ -1,13 +1,14 @@
-"""What of verl's estimators, losses, means and corrections would end a run at a step, refused before anything starts.
+"""What of verl's settings would end a run at a step, or not train what was asked for: refused before anything starts.
 
 Such a run would lease a batch, fail, give it back, and fail on the same one whenever a supervisor starts it again.
 
-Invariant: whatever verl registers runs a step here or stands in a table of this file; tests walk verl's registries.
+Invariant: an estimator, loss or mean that verl registers runs a step here or stands in a table of this file. Tests walk
+verl's registries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.import_utils import import_external_libs
 
-from ajet_sdk.settings import ConfigError, nearest
+from ajet_sdk.settings import nearest
 
 ACTOR = "actor_rollout_ref.actor"
 _NO_SQUARES = "it needs sums of squared probabilities, which verl's V1 trainer does not compute; use rloo or opo"
@@ -33,54 +34,94 @@ LOSSES = {
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 """verl's ``loss_agg_mode``, of which it keeps no registry."""
 
+UNLIMITED = 1_000_000_000
+"""The steps of a run that has no planned end."""
 
-def check(tree: DictConfig, group_size: int) -> None:
-    """Raises `ConfigError` where verl would fail at a step. What a library of the user's registers is known too."""
+Fault = tuple[str, str]
+"""A key of verl's and what is wrong with its value, which makes a sentence together."""
+
+
+def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
+    """Where verl would fail at a step, or train something else than what was asked for. What a library of the user's
+    registers is known too."""
     algorithm, actor = tree.algorithm, tree.actor_rollout_ref.actor
+    yield from step_faults(tree)
     import_external_libs(OmegaConf.to_container(tree.actor_rollout_ref.model).get("external_lib"))
     estimator, loss = algorithm.adv_estimator, actor.policy_loss.loss_mode
-    named("algorithm.adv_estimator", estimator, core_algos.ADV_ESTIMATOR_REGISTRY, ESTIMATORS)
-    named(f"{ACTOR}.policy_loss.loss_mode", loss, core_algos.POLICY_LOSS_REGISTRY, LOSSES)
-    named(f"{ACTOR}.loss_agg_mode", actor.loss_agg_mode, MEANS)
-    named("critic.loss_agg_mode", tree.critic.loss_agg_mode, MEANS)
+    yield from named("algorithm.adv_estimator", estimator, core_algos.ADV_ESTIMATOR_REGISTRY, ESTIMATORS)
+    yield from named(f"{ACTOR}.policy_loss.loss_mode", loss, core_algos.POLICY_LOSS_REGISTRY, LOSSES)
+    yield from named(f"{ACTOR}.loss_agg_mode", actor.loss_agg_mode, MEANS)
+    yield from named("critic.loss_agg_mode", tree.critic.loss_agg_mode, MEANS)
     if loss == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
-        lacks(f"{ACTOR}.policy_loss.loss_mode", loss, f"a positive {ACTOR}.policy_loss.dro_beta")
+        yield f"{ACTOR}.policy_loss.loss_mode", f"= 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
     if estimator == "grpo_passk" and group_size < 2:
-        lacks("algorithm.adv_estimator", estimator, "a group_size of 2 or more")
+        yield "algorithm.adv_estimator", "= 'grpo_passk' needs a group_size of 2 or more"
     if estimator == "gae" and tree.critic.enable is False:
-        lacks("algorithm.adv_estimator", estimator, "a critic: leave critic.enable unset")
+        yield "algorithm.adv_estimator", "= 'gae' needs a critic: leave critic.enable unset"
     if actor.use_kl_loss:
-        check_kl(f"{ACTOR}.kl_loss_type", actor.kl_loss_type)
+        yield from kl_faults(f"{ACTOR}.kl_loss_type", actor.kl_loss_type)
     if algorithm.use_kl_in_reward:
-        check_kl("algorithm.kl_penalty", algorithm.kl_penalty)
-    check_correction("algorithm.rollout_correction", algorithm.rollout_correction)
+        yield from kl_faults("algorithm.kl_penalty", algorithm.kl_penalty)
+    if algorithm.rollout_correction is not None and not algorithm.rollout_correction.bypass_mode:
+        yield from correction_faults("algorithm.rollout_correction", algorithm.rollout_correction)
 
 
-def named(key: str, name: Any, known: Collection[str], refused: Mapping[str, str] = {}) -> None:
-    """Raises `ConfigError` unless `name` is `known` and not `refused`."""
+def step_faults(tree: DictConfig) -> Iterator[Fault]:
+    """What is wrong with updates, seeds, checkpoints, the critic and schedules."""
+    name, groups, actor = f"{ACTOR}.ppo_mini_batch_size", tree.data.train_batch_size, tree.actor_rollout_ref.actor
+    size = actor.ppo_mini_batch_size
+    if type(size) is not int or not 0 < size <= groups:
+        yield name, f"makes groups / ppo_mini_batch_size updates of a step: from 1 to {groups}, not {size!r}"
+    if tree.critic.ppo_mini_batch_size != size:
+        yield "critic.ppo_mini_batch_size", f"follows the actor's: set {name}"
+    for key in (f"{ACTOR}.data_loader_seed", "actor_rollout_ref.rollout.seed"):
+        if type(seed := OmegaConf.select(tree, key)) is not int or not 0 <= seed < 2**32:
+            yield key, "must be from 0 to 2^32 - 1, which is as far as NumPy's go"
+    for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
+        for key in ("save_contents", "load_contents"):
+            held = settings.checkpoint.get(key) or ()
+            if missing := [content for content in ("model", "optimizer", "extra") if content not in held]:
+                said = f"lacks {', '.join(missing)}: a run continues only from its checkpoint"
+                yield f"{part}.checkpoint.{key}", said
+    critic = tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable
+    if critic and tree.trainer.device == "cpu":
+        yield "critic.enable", "(for gae) needs a GPU: verl loads a critic with flash attention"
+    if tree.trainer.total_training_steps == UNLIMITED:
+        yield from schedule_faults(f"{ACTOR}.optim", actor.optim)
+        yield from schedule_faults("critic.optim", tree.critic.optim)
+
+
+def schedule_faults(name: str, optim: DictConfig) -> Iterator[Fault]:
+    """Where the learning rate `optim` depends on the end of a run that has none."""
+    if optim.get("lr_decay_steps"):
+        return
+    if optim.get("lr_warmup_steps_ratio") and (optim.get("lr_warmup_steps") or 0) <= 0:
+        said = f"is a share of all steps: set total_steps in [trainer], or {name}.lr_warmup_steps"
+        yield f"{name}.lr_warmup_steps_ratio", said
+    for key in ("lr_scheduler_type", "warmup_style", "lr_decay_style"):
+        if optim.get(key) in ("cosine", "linear", "WSD"):
+            said = f"= {optim.get(key)!r} depends on the number of all steps: set total_steps in [trainer]"
+            yield f"{name}.{key}", said
+
+
+def named(key: str, name: Any, known: Collection[str], refused: Mapping[str, str] = {}) -> Iterator[Fault]:
+    """Unless `name` is `known` and not `refused`."""
     if name in refused:
-        raise ConfigError(f"{key} = {name!r} ends a run at a step: {refused[name]}", param=key)
-    if name not in known:
-        raise ConfigError(f"{key} = {name!r} is not in verl{nearest(str(name), known)}", param=key)
+        yield key, f"= {name!r} ends a run at a step: {refused[name]}"
+    elif name not in known:
+        yield key, f"= {name!r} is not in verl{nearest(str(name), known)}"
 
 
-def lacks(key: str, name: str, what: str) -> None:
-    """Raises `ConfigError`: `name` does not work without `what`."""
-    raise ConfigError(f"{key} = {name!r} needs {what}", param=key)
-
-
-def check_kl(key: str, name: Any) -> None:
-    """Raises `ConfigError` unless verl computes `name` for a token."""
+def kl_faults(key: str, name: Any) -> Iterator[Fault]:
+    """Unless verl computes `name` for a token."""
     try:
         core_algos.kl_penalty(torch.zeros(1), torch.zeros(1), str(name))
     except NotImplementedError:
-        raise ConfigError(f"{key} = {name!r} is not computed by verl: use low_var_kl", param=key) from None
+        yield key, f"= {name!r} is not computed by verl: use low_var_kl"
 
 
-def check_correction(key: str, correction: DictConfig | None) -> None:
-    """Raises `ConfigError` unless verl computes `correction` for two tokens."""
-    if correction is None or correction.bypass_mode:
-        return
+def correction_faults(key: str, correction: DictConfig) -> Iterator[Fault]:
+    """Unless verl computes `correction` for two tokens."""
     names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
     tokens = torch.zeros(1, 2)
     try:
@@ -88,4 +129,4 @@ def check_correction(key: str, correction: DictConfig | None) -> None:
             tokens, tokens, torch.ones(1, 2), **{name: correction[name] for name in names}
         )
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{key}: {str(error).splitlines()[0]}", param=key) from None
+        yield key, f"cannot be computed: {str(error).splitlines()[0]}"

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from ajet_sdk.settings import ConfigError, nearest
-from ajet_trainer.config import Config
+from ajet_trainer.config import Config, flatten
 from ajet_trainer.verl_backend import refused
 from ajet_trainer.verl_backend.weights import BACKEND
 
@@ -22,8 +22,6 @@ FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kw
 """Parts of verl's tree that take any key."""
 GROUPS = ("model_engine",)
 """Keys that choose among verl's configuration files and so must be known before these are read."""
-SEEDS = ("actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
-UNLIMITED = 1_000_000_000
 NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
 KEEP = "set keep_checkpoints in [trainer]"
 OURS = {
@@ -77,7 +75,7 @@ def everywhere(config: Config) -> dict[str, Any]:
         "trainer.default_local_dir": str(checkpoints(config)),
         "trainer.max_actor_ckpt_to_keep": max(2, config.keep_checkpoints),
         "trainer.max_critic_ckpt_to_keep": max(2, config.keep_checkpoints),
-        "trainer.total_training_steps": config.total_steps or UNLIMITED,
+        "trainer.total_training_steps": config.total_steps or refused.UNLIMITED,
         "trainer.val_before_train": False,
         "trainer.v1.trainer_mode": "ajet",
     }
@@ -86,7 +84,7 @@ def everywhere(config: Config) -> dict[str, Any]:
 def on_cpu(config: Config) -> dict[str, Any]:
     """What a host without accelerators needs, and what makes it fast: measured figures are in docs/guide/trainer.md."""
     half = native_bfloat16()
-    precision = "bf16" if half else "fp32"
+    precision = {"param_dtype": "bf16" if half else "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
         "trainer.device": "cpu",
         "actor_rollout_ref.model.enable_gradient_checkpointing": False,
@@ -97,11 +95,11 @@ def on_cpu(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.actor.fsdp_config.use_torch_compile": False,
         "actor_rollout_ref.actor.fsdp_config.reshard_after_forward": False,
         "actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation": True,
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision": _precision(precision),
+        "actor_rollout_ref.actor.fsdp_config.mixed_precision": precision,
         "actor_rollout_ref.ref.strategy": "fsdp2",
         "actor_rollout_ref.ref.use_torch_compile": False,
         "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
-        "actor_rollout_ref.ref.fsdp_config.mixed_precision": _precision(precision),
+        "actor_rollout_ref.ref.fsdp_config.mixed_precision": precision,
         "actor_rollout_ref.rollout.dtype": "bfloat16" if half else "float32",
         "actor_rollout_ref.rollout.enforce_eager": True,
         "actor_rollout_ref.rollout.free_cache_engine": False,
@@ -113,7 +111,7 @@ def on_cpu(config: Config) -> dict[str, Any]:
     }
 
 
-def attached(config: Config, folder: Path) -> dict[str, Any]:
+def attached(folder: Path) -> dict[str, Any]:
     """What the attached placement changes: no engine of verl's own, weights through a folder."""
     return {
         "actor_rollout_ref.rollout.nnodes": 1,
@@ -137,20 +135,17 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     groups = [f"{name}={value}" for name, value in config.verl.items() if name in GROUPS]
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
-    layers = [everywhere(config), on_cpu(config) if device == "cpu" else {}]
-    if folder is not None:
-        layers.append(attached(config, folder))
-    for layer in layers:
-        for name, value in layer.items():
-            OmegaConf.update(tree, name, value, force_add=True)
+    values = everywhere(config) | (on_cpu(config) if device == "cpu" else {}) | (attached(folder) if folder else {})
+    for name, value in values.items():
+        OmegaConf.update(tree, name, value, force_add=True)
     ours = {name: OmegaConf.select(tree, name) for name in OURS}
     apply(tree, {name: value for name, value in config.verl.items() if name not in GROUPS})
     OmegaConf.resolve(tree)
     for name, value in ours.items():
         if OmegaConf.select(tree, name) != value:
             raise ConfigError(f"{name} cannot be changed: {OURS[name]}", param=name)
-    check(tree)
-    refused.check(tree, config.group_size)
+    for key, said in refused.faults(tree, config.group_size):
+        raise ConfigError(f"{key} {said}", param=key)
     return tree
 
 
@@ -162,61 +157,9 @@ def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:
         try:
             OmegaConf.update(tree, key, value, force_add=added)
         except (ConfigAttributeError, ConfigKeyError):
-            names = list(_leaves(OmegaConf.to_container(tree)))
-            raise ConfigError(
-                f"verl has no key {key!r}{nearest(key, names)} (write '+{key}' to add it anyway)", param=key
-            ) from None
-
-
-def check(tree: DictConfig) -> None:
-    """Raises `ConfigError` where verl would fail late, or train something else than what was asked for."""
-    name, groups = "actor_rollout_ref.actor.ppo_mini_batch_size", tree.data.train_batch_size
-    size = OmegaConf.select(tree, name)
-    if type(size) is not int or not 0 < size <= groups:
-        raise ConfigError(
-            f"{name} makes groups / ppo_mini_batch_size updates of a step: from 1 to {groups}, not {size!r}", param=name
-        )
-    if tree.critic.ppo_mini_batch_size != size:
-        same = "critic.ppo_mini_batch_size"
-        raise ConfigError(f"{same} follows the actor's: set {name}", param=same)
-    for name in SEEDS:
-        if type(seed := OmegaConf.select(tree, name)) is not int or not 0 <= seed < 2**32:
-            raise ConfigError(f"{name} must be from 0 to 2^32 - 1, which is as far as NumPy's go", param=name)
-    for part in ("actor_rollout_ref.actor", "critic"):
-        check_contents(f"{part}.checkpoint", OmegaConf.select(tree, part).checkpoint)
-    critic = tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable
-    if critic and tree.trainer.device == "cpu":
-        raise ConfigError("a critic (gae) needs a GPU: verl loads it with flash attention", param="critic.enable")
-    if tree.trainer.total_training_steps == UNLIMITED:
-        check_schedule("actor_rollout_ref.actor.optim", tree.actor_rollout_ref.actor.optim)
-        check_schedule("critic.optim", tree.critic.optim)
-
-
-def check_contents(name: str, checkpoint: DictConfig) -> None:
-    """Raises `ConfigError` where `checkpoint` leaves out what a run goes on from."""
-    for key in ("save_contents", "load_contents"):
-        missing = [part for part in ("model", "optimizer", "extra") if part not in (checkpoint.get(key) or ())]
-        if missing:
-            said = f"{name}.{key} lacks {', '.join(missing)}: a run continues only from its checkpoint"
-            raise ConfigError(said, param=f"{name}.{key}")
-
-
-def check_schedule(name: str, optim: DictConfig) -> None:
-    """Raises `ConfigError` where the learning rate `optim` depends on the end of a run that has none."""
-    if optim.get("lr_decay_steps"):
-        return
-    if optim.get("lr_warmup_steps_ratio") and (optim.get("lr_warmup_steps") or 0) <= 0:
-        raise ConfigError(
-            f"{name}.lr_warmup_steps_ratio is a share of all steps: set total_steps in [trainer], "
-            f"or {name}.lr_warmup_steps",
-            param=f"{name}.lr_warmup_steps_ratio",
-        )
-    for key in ("lr_scheduler_type", "warmup_style", "lr_decay_style"):
-        if optim.get(key) in ("cosine", "linear", "WSD"):
-            raise ConfigError(
-                f"{name}.{key} = {optim.get(key)!r} depends on the number of all steps: set total_steps in [trainer]",
-                param=f"{name}.{key}",
-            )
+            near = nearest(key, [known for known, _ in flatten(OmegaConf.to_container(tree))])
+            said = f"verl has no key {key!r}{near} (write '+{key}' to add it anyway)"
+            raise ConfigError(said, param=key) from None
 
 
 def native_bfloat16() -> bool:
@@ -226,14 +169,3 @@ def native_bfloat16() -> bool:
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags
-
-
-def _precision(dtype: str) -> dict[str, str]:
-    return {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-
-
-def _leaves(node: Any, prefix: str = "") -> Any:
-    if isinstance(node, dict):
-        for name, child in node.items():
-            yield f"{prefix}{name}"
-            yield from _leaves(child, f"{prefix}{name}.")

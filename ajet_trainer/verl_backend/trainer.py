@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +24,23 @@ import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
+from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.tracking import Tracking
 from verl.workers.utils.padding import response_to_nested
 
 from ajet_trainer.advantage import one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
-from ajet_trainer.verl_backend import queue, weights
+from ajet_trainer.config import Config
+from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
 
+PARTITION = "train"
 GROUPED = (
     "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
 )  # fmt: skip
@@ -62,16 +67,12 @@ class Leases:
 class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else."""
 
-    def __init__(
-        self, config: DictConfig, *, keep_checkpoints: int, engine_urls: Sequence[str] = (), folder: Path | None = None
-    ) -> None:
+    def __init__(self, config: DictConfig, ours: Config, folder: Path | None) -> None:
         self._enable_hybrid_replicas = folder is None
         super().__init__(config)
         self.trainer_mode = "sync"  # nothing in TransferQueue outlives a step, so checkpoints need not hold it
         self.colocated = folder is None
-        self._folder = folder
-        self._engine_urls = tuple(engine_urls)
-        self._keep_checkpoints = keep_checkpoints
+        self._ours, self._folder = ours, folder
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
         self._tracking: Tracking | None = None
 
@@ -139,7 +140,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return tuple(f"http://{address}" for address in self.llm_server_manager.get_addresses())
 
     def check(self) -> None:
-        dead = weights.dead_engine(self.upstreams() or self._engine_urls)
+        dead = weights.dead_engine(self.upstreams() or self._ours.engine_urls)
         if dead is not None:
             raise weights.EngineLost(dead)
 
@@ -151,31 +152,28 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._fit_to(rows)
         with marked_timer("step", self.timing_raw):
             with marked_timer("put", self.timing_raw):
-                queue.put(rows, self.global_steps)
+                put_rows(rows, self.global_steps)
             batch = self.step(metrics, self.timing_raw)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
-        queue.clear(batch)
+        tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         self._track(metrics)
-        return queue.plain(metrics)
+        return plain(metrics)
 
     def save(self, batches: Mapping[str, Any]) -> None:
         """verl's checkpoint with `batches` in it, then the old ones go but for those that stay; verl writes its
         latest-checkpoint marker last."""
         self.train_dataloader.batches = batches
         self._save_checkpoint()
-        prune(Path(self.config.trainer.default_local_dir), self._keep_checkpoints)
+        prune(Path(self.config.trainer.default_local_dir), self._ours.keep_checkpoints)
 
     def push(self) -> None:
-        if self._folder is None:
-            references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode="naive")
-            urls = self.upstreams() or ()
-            weights.wait(references, lambda: weights.dead_engine(urls))
-            return
-        references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps)
-        weights.wait(references, lambda: None)
-        folder = self._folder / str(self.global_steps)
-        weights.load_into(self._engine_urls, folder, self.version)
-        weights.forget(self._folder, self.global_steps)
+        launched = self.upstreams() or ()
+        mode = "naive" if self.colocated else "auto"
+        references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=mode)
+        weights.wait(references, lambda: weights.dead_engine(launched))
+        if self._folder is not None:
+            weights.load_into(self._ours.engine_urls, self._folder / str(self.global_steps), self.version)
+            weights.forget(self._folder, self.global_steps)
 
     # Helpers -------------------------------------------------------------------------------------------------------
 
@@ -215,8 +213,9 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         factors = row_weights(mode, batch.keys, trained)
         if factors is not None:
             data.batch["advantages"] = data.batch["advantages"] * torch.from_numpy(factors).unsqueeze(-1)
-        changed = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
-        queue.update(batch, changed)
+        nested = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
+        changed = TensorDict(nested, batch_size=len(batch.keys))
+        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=changed)
 
     def _advantage_by_session(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
         """Advantages and returns by verl's estimator over one row a session, spread over the session's rows.
@@ -253,3 +252,57 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             config = OmegaConf.to_container(self.config, resolve=True)
             self._tracking = Tracking(settings.project_name, settings.experiment_name, settings.logger, config)
         self._tracking.log(data=metrics, step=self.global_steps)
+
+
+def put_rows(rows: Sequence[Row], step: int) -> None:
+    """Rows into TransferQueue: trajectories and groups that are finished, so that verl's sampler takes them at once."""
+    fields = list_of_dict_to_tensordict([row_fields(row) for row in rows])
+    tags = [row_tag(row, step) for row in rows]
+    tq.kv_batch_put(keys=[row.key for row in rows], fields=fields, tags=tags, partition_id=PARTITION)
+    groups = list(dict.fromkeys(row.group for row in rows))
+    finished = [{"is_prompt": True, "status": "finished", "global_steps": step} for _ in groups]
+    tq.kv_batch_put(keys=groups, tags=finished, partition_id=PARTITION)
+
+
+def row_fields(row: Row) -> dict[str, Any]:
+    """One row as verl's trajectory: 1-D tensors without padding. The reward stands at the response's last token."""
+    prompt, response, mask = torch.from_numpy(row.prompt), torch.from_numpy(row.response), torch.from_numpy(row.mask)
+    scores = torch.zeros(len(response))
+    scores[-1] = row.reward
+    return {
+        "prompts": prompt,
+        "responses": response,
+        "input_ids": torch.cat([prompt, response]),
+        "position_ids": torch.arange(row.tokens),
+        "response_mask": mask,
+        "loss_mask": mask,
+        "rollout_log_probs": torch.from_numpy(row.logprobs),
+        "rm_scores": scores,
+        "uid": row.group,
+        "multi_modal_inputs": {},
+        "extra_fields": {"reward_extra_info": {}},
+        "num_turns": row.turns,
+        "__num_turns__": row.turns,
+    }
+
+
+def row_tag(row: Row, step: int) -> dict[str, Any]:
+    """What verl balances and reports by: lengths in tokens, and the policy versions that generated the row."""
+    return {
+        "status": "success",
+        "prompt_len": len(row.prompt),
+        "response_len": len(row.response),
+        "seq_len": row.tokens,
+        "global_steps": step,
+        "min_global_steps": row.min_version,
+        "max_global_steps": row.max_version,
+    }
+
+
+def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """verl's metrics as floats; what is no single number is left out."""
+    out = {}
+    for name, value in metrics.items():
+        with suppress(TypeError, ValueError, RuntimeError):
+            out[name] = float(value)
+    return out

@@ -2,7 +2,7 @@
 
 *Hybrid*: verl streams them from each training process to the vLLM worker on the same device (CUDA IPC, or shared
 memory on a CPU). That sender waits for its receiver without a limit, so `wait` stands around it: a push that takes too
-long, or whose engine died, ends in a `PushFailed` that says so.
+long, or whose engine died, ends in an `EngineLost` that says so.
 
 *Attached*: an engine that stands alone takes weights with nothing of ours inside it. Training process 0 writes them as
 safetensors into a folder that both see (shared memory by default), and each engine is told, by its own routes
@@ -26,7 +26,7 @@ from typing import Any
 import httpx
 import ray
 import torch
-from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
 from ajet_sdk.sockets import watching
 
@@ -37,17 +37,13 @@ PUSH_S = 1800.0
 
 
 class EngineLost(RuntimeError):
-    """An engine died; the message says which one and what is known."""
-
-
-class PushFailed(EngineLost):
-    """The engine did not take the weights."""
+    """An engine died or did not take the weights; the message says which one and what is known."""
 
 
 def wait(references: Sequence[Any], alive: Callable[[], str | None], timeout_s: float = PUSH_S) -> None:
     """Waits for Ray `references`. `alive` is asked every few seconds and names what died, if anything did.
 
-    Raises `PushFailed` after `timeout_s` seconds, or as soon as something died.
+    Raises `EngineLost` after `timeout_s` seconds, or as soon as something died.
     """
     give_up = time.monotonic() + timeout_s
     pending = list(references)
@@ -57,14 +53,14 @@ def wait(references: Sequence[Any], alive: Callable[[], str | None], timeout_s: 
             ray.get(done)
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None) or error
-            raise PushFailed(f"the weight push failed: {type(cause).__name__}: {str(cause).strip()}") from error
+            raise EngineLost(f"the weight push failed: {type(cause).__name__}: {str(cause).strip()}") from error
         if not pending:
             return
         dead = alive()
         if dead is not None:
-            raise PushFailed(f"the weight push cannot finish: {dead}")
+            raise EngineLost(f"the weight push cannot finish: {dead}")
         if time.monotonic() > give_up:
-            raise PushFailed(f"the weight push did not finish within {timeout_s:g} s")
+            raise EngineLost(f"the weight push did not finish within {timeout_s:g} s")
 
 
 def dead_engine(urls: Sequence[str]) -> str | None:
@@ -85,8 +81,11 @@ def dead_engine(urls: Sequence[str]) -> str | None:
 
 
 @CheckpointEngineRegistry.register(BACKEND)
-class SharedFolder(CheckpointEngine):  # type: ignore[misc]
-    """verl's checkpoint engine for the attached placement: process 0 writes the tensors, every process gathers them."""
+class SharedFolder:
+    """verl's checkpoint engine for the attached placement: process 0 writes the tensors, every process gathers them.
+
+    Its sending half alone, since an engine that stands alone receives by itself.
+    """
 
     def __init__(self, bucket_size: int, is_master: bool, folder: str) -> None:
         self._is_master = is_master
@@ -105,25 +104,6 @@ class SharedFolder(CheckpointEngine):  # type: ignore[misc]
             target.mkdir(parents=True, exist_ok=True)
             save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
 
-    def prepare(self) -> dict[str, Any]:
-        return {}
-
-    def finalize(self) -> None:
-        """Nothing is held between two pushes."""
-
-    def init_process_group(self, **_: Any) -> None:
-        """There is none: the folder is the connection."""
-
-    @classmethod
-    def build_topology(cls, *_: Any, **__: Any) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        return {}, {}
-
-    def receive_weights(self, global_steps: int | None = None) -> Any:
-        raise NotImplementedError("an attached engine reads the folder by itself")
-
-    def get_weights(self) -> Any:
-        raise NotImplementedError("an attached engine reads the folder by itself")
-
 
 def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float = PUSH_S) -> None:
     """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates, and
@@ -131,7 +111,7 @@ def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float 
 
     The folder must hold every tensor under each of its names: vLLM reloads layer by layer, and an output layer that is
     tied to the embedding keeps its old weights where the file leaves it out (measured with 0.31 on a CPU).
-    Raises `PushFailed`. Each engine that was frozen is woken again in any case.
+    Raises `EngineLost`. Each engine that was frozen is woken again in any case.
     """
     with ThreadPoolExecutor(max(1, len(urls))) as pool:
         for loading in [pool.submit(_load, url, folder, version, timeout_s) for url in urls]:
@@ -148,13 +128,15 @@ def _load(url: str, folder: Path, version: int, timeout_s: float) -> None:
             _ask(engine, "/collective_rpc", body)
             _ask(engine, "/reset_prefix_cache")
         except httpx.HTTPError as error:
-            _try(engine, "/resume")
-            raise PushFailed(f"the engine at {url} did not take the weights: {_words(error)}") from error
-        _try(engine, "/update_weight_version", {"new_version": str(version)})
+            with suppress(httpx.HTTPError):
+                _ask(engine, "/resume")
+            raise EngineLost(f"the engine at {url} did not take the weights: {_words(error)}") from error
+        with suppress(httpx.HTTPError):
+            _ask(engine, "/update_weight_version", {"new_version": str(version)})
         try:
             _ask(engine, "/resume")
         except httpx.HTTPError as error:
-            raise PushFailed(f"the engine at {url} took the weights but does not continue: {_words(error)}") from error
+            raise EngineLost(f"the engine at {url} took the weights but does not continue: {_words(error)}") from error
 
 
 @cache
@@ -179,11 +161,6 @@ def forget(folder: Path, keep: int) -> None:
 
 def _ask(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
     engine.post(path, json=body).raise_for_status()
-
-
-def _try(engine: httpx.Client, path: str, body: dict[str, Any] | None = None) -> None:
-    with suppress(httpx.HTTPError):
-        _ask(engine, path, body)
 
 
 def _words(error: httpx.HTTPError) -> str:

@@ -10,14 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ajet_sdk.errors import Forbidden
+from ajet_sdk.errors import Forbidden, ProxyUnreachable
 from ajet_sdk.routes import Lease
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons
-from ajet_trainer.link import TlsJudge, TlsRefused, refusal, tls_context
+from ajet_trainer.link import TlsRefused, refusal, tls_context
 from tests.kit.certificates import Authority
 from tests.kit.proxy_process import ProxyProcess
+from tests.trainer.test_link import Clock, link
 
 
 class Site:
@@ -74,7 +75,7 @@ def test_without_one_the_first_meeting_says_so(site: Site) -> None:
 
 def test_one_of_another_authority_is_soon_known_to_be_refused(site: Site) -> None:
     shown = Authority(site.folder, "others").sign("stranger")
-    with pytest.raises(TlsRefused, match=r"https://127\..* closes our connections, .* its tls_client_ca must"):
+    with pytest.raises(TlsRefused, match=r"https://127\..* closes our connections, .* must have signed tls_cert"):
         meet(replace(site.config, tls_cert=shown.both), 1e6)
 
 
@@ -89,11 +90,17 @@ def test_a_front_that_says_why_it_refuses_is_quoted() -> None:
 
 def test_hang_ups_between_which_nobody_is_there_are_a_restart() -> None:
     gone, hung_up = httpx.ConnectError("refused"), httpx.RemoteProtocolError("Server disconnected")
-    judge = TlsJudge("https://p", certified=True)
-    assert [judge.refused(error) for error in (hung_up, hung_up, gone, hung_up, hung_up)] == [None] * 5
-    assert judge.refused(hung_up) is not None
-    without = TlsJudge("https://p", certified=False)
-    assert [without.refused(hung_up) for _ in range(9)] == [None] * 9
+    errors = [hung_up, hung_up, gone, hung_up, hung_up, hung_up, gone]
+
+    def fail(request: httpx.Request) -> httpx.Response:
+        raise errors.pop(0)
+
+    with pytest.raises(TlsRefused, match="closes our connections"):
+        link(fail, Clock(), certified=True).nack("b")
+    assert errors == [gone]
+    errors = [hung_up] * 99
+    with pytest.raises(ProxyUnreachable, match="Server disconnected"):
+        link(fail, Clock(), certified=False).nack("b")
 
 
 def test_a_proxy_that_cannot_be_trusted_is_not_asked_twice(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,7 +60,7 @@ def advantages(
     """The advantage of each row's sampled tokens, by key, as verl's worker would get them; a critic says 0."""
     from verl.trainer.ppo.v1 import trainer_base
 
-    from ajet_trainer.verl_backend import queue, settings, trainer
+    from ajet_trainer.verl_backend import settings, trainer
 
     actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode", "dro_beta": "policy_loss.dro_beta"}
     verl = {
@@ -70,9 +70,9 @@ def advantages(
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.config = settings.compose(Config(model=str(tiny), verl=verl), device, None)
     memory = MemoryQueue()
-    for module in (trainer_base, trainer, queue):
+    for module in (trainer_base, trainer):
         monkeypatch.setattr(module, "tq", memory)
-    queue.put(rows, 1)
+    trainer.put_rows(rows, 1)
     from transfer_queue import KVBatchMeta
 
     batch = KVBatchMeta(keys=[row.key for row in rows], tags=[{"is_padding": not row.sampled} for row in rows],

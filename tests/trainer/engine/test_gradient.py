@@ -69,7 +69,7 @@ def step_data(rows: list[Row], advantages: list[float], noise: float = 0.0, pack
     from verl.utils import tensordict_utils as tu
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
-    from ajet_trainer.verl_backend.queue import row_fields
+    from ajet_trainer.verl_backend.trainer import row_fields
 
     made = []
     for row in rows:

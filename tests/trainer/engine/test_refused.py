@@ -199,7 +199,7 @@ def test_a_correction_that_verl_cannot_compute_is_refused(
 ) -> None:
     correction = "algorithm.rollout_correction"
     said = refused({f"{correction}.{name}": value for name, value in values.items()})
-    assert said.startswith(f"{correction}: ")
+    assert said.startswith(f"{correction} cannot be computed: ")
     assert words in said
 
 

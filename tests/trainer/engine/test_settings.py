@@ -52,8 +52,8 @@ def test_what_exactly_once_rests_on_is_not_to_be_changed(key: str, value: object
 
 def test_neither_a_plus_nor_a_table_is_a_way_around_it(verl_here: None) -> None:
     assert refused({"+data.train_batch_size": 64}) == refused({"++data.train_batch_size": 64})
-    assert refused({"+trainer.v1": {"trainer_mode": "sync"}}).startswith("trainer.v1.trainer_mode cannot")
-    assert refused({"trainer.v1": None}).startswith("trainer.v1.trainer_mode cannot")
+    assert refused({"+trainer.v1": {"trainer_mode": "sync"}}).startswith("trainer.v1.trainer_mode cannot be changed")
+    assert refused({"trainer.v1": None}).startswith("trainer.v1.trainer_mode cannot be changed")
 
 
 @pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])

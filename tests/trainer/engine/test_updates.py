@@ -50,10 +50,10 @@ class Updates:
         """The keys of each update's rows: each process has an equal part of the batch, and takes from its front."""
         from transfer_queue import KVBatchMeta
 
-        from ajet_trainer.verl_backend import queue
+        from ajet_trainer.verl_backend.trainer import row_tag
 
         self.trainer._fit_to(rows)
-        tags = [queue.row_tag(row, 1) for row in rows]
+        tags = [row_tag(row, 1) for row in rows]
         keys = self.trainer._balance_batch(
             KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train"), {}
         ).keys

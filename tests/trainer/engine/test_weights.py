@@ -50,28 +50,28 @@ def send_to_nobody(folder: str) -> None:
 
 
 def test_a_push_whose_receiver_died_ends_with_a_clear_error(ray_here: Any, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend.weights import PushFailed, wait
+    from ajet_trainer.verl_backend.weights import EngineLost, wait
 
     reference = ray_here.remote(send_to_nobody).remote(str(tmp_path))
     while not (tmp_path / "sending").exists():
         time.sleep(0.2)
-    with pytest.raises(PushFailed, match=r"did not finish within 2 s"):
+    with pytest.raises(EngineLost, match=r"did not finish within 2 s"):
         wait([reference], lambda: None, 2.0)
     start = time.monotonic()
-    with pytest.raises(PushFailed, match="cannot finish: the engine at http://e is gone"):
+    with pytest.raises(EngineLost, match="cannot finish: the engine at http://e is gone"):
         wait([reference], lambda: "the engine at http://e is gone")
     assert time.monotonic() - start < 60
     ray_here.cancel(reference, force=True)
 
 
 def test_a_push_that_works_or_fails_is_reported_as_it_is(ray_here: Any) -> None:
-    from ajet_trainer.verl_backend.weights import PushFailed, wait
+    from ajet_trainer.verl_backend.weights import EngineLost, wait
 
     def fail() -> None:
         raise ValueError("no such tensor")
 
     wait([ray_here.remote(lambda: None).remote()], lambda: None, 60.0)
-    with pytest.raises(PushFailed, match="no such tensor"):
+    with pytest.raises(EngineLost, match="no such tensor"):
         wait([ray_here.remote(fail).remote()], lambda: None, 60.0)
 
 
@@ -147,12 +147,12 @@ def test_an_engine_that_cannot_say_whether_it_is_frozen_is_frozen(engine: Engine
 
 
 def test_engines_load_at_once_and_all_are_woken_when_one_fails(engine: Engine, tmp_path: Path) -> None:
-    from ajet_trainer.verl_backend.weights import PushFailed, load_into
+    from ajet_trainer.verl_backend.weights import EngineLost, load_into
 
     other = Engine()
     other.meet = engine.meet = threading.Barrier(2, timeout=10)
     engine.status["/collective_rpc"] = 500
-    with pytest.raises(PushFailed, match="HTTP 500"):
+    with pytest.raises(EngineLost, match="HTTP 500"):
         load_into([engine.url, other.url], tmp_path, 4, 5.0)
     assert engine.asked[-1] == other.asked[-1] == "/resume"
     assert other.asked.count("/reset_prefix_cache") == 1 and "/reset_prefix_cache" not in engine.asked
@@ -180,10 +180,10 @@ def test_an_engine_that_takes_no_version_is_woken_all_the_same(engine: Engine, t
 def test_an_engine_that_does_not_take_them_is_woken_all_the_same(
     engine: Engine, tmp_path: Path, path: str, status: int, words: str
 ) -> None:
-    from ajet_trainer.verl_backend.weights import PushFailed, load_into
+    from ajet_trainer.verl_backend.weights import EngineLost, load_into
 
     engine.status[path] = status
-    with pytest.raises(PushFailed, match=words):
+    with pytest.raises(EngineLost, match=words):
         load_into([engine.url], tmp_path, 4, 1.0)
     assert engine.asked[-1] == "/resume"
 

@@ -42,9 +42,9 @@ python.chmod(0o755)
 sys.executable = str(python)
 plan = Plan(steps=2, groups=2, group_size=2)
 run = loop.Loop(plan, folder, Path("no-model"), 0, Screen(tty=False))
-record = run.run(2)
-summary = figures.summarize(plan, record.metrics, record.status, record.seconds)
-(folder / "out.json").write_text(json.dumps({"summary": summary, "episodes": record.episodes, "port": run.port}))
+run.run(2)
+summary = figures.summarize(plan, run.metrics, run.status, run.seconds)
+(folder / "out.json").write_text(json.dumps({"summary": summary, "episodes": run.episodes, "port": run.port}))
 """
 
 
