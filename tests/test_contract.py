@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -21,7 +21,6 @@ from ajet_proxy.core.continuity.memory import FIELD
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import ladder as identity
 from ajet_proxy.core.identity.headers import _KNOWN, HARNESS_HEADERS
-from ajet_proxy.core.ledger import events
 from ajet_proxy.core.ledger.episode import NEXT, TAKES
 from ajet_proxy.core.protocol.anthropic.errors import type_of
 from ajet_proxy.core.protocol.exchange import Exchange
@@ -36,6 +35,7 @@ from ajet_trainer import cli as trainer_cli
 from ajet_trainer.link import WireVersion
 from tests.kit.pages import CONTRACT, sections, tables, words
 from tests.kit.source import PACKAGES, modules, name_of, tree
+from tests.kit.strategies import EVENT_KINDS
 
 ELSEWHERE = (FrameError, JournalDamaged, WireVersion)
 """Errors of the tree that stand in modules of their own."""
@@ -263,9 +263,9 @@ def _default(field: Any) -> str:
 
 
 def test_the_events() -> None:
-    assert set(words(SECTIONS["5.5"])) >= {kind.__name__ for kind in get_args(events.Event)}
+    assert set(words(SECTIONS["5.5"])) >= {kind.__name__ for kind in EVENT_KINDS}
     names = {word for word in words(SECTIONS["5.5"]) if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w+", word)}
-    assert names == {kind.__name__ for kind in get_args(events.Event)}
+    assert names == {kind.__name__ for kind in EVENT_KINDS}
 
 
 def test_the_scopes_and_what_each_error_says() -> None:
