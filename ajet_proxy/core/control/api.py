@@ -95,7 +95,8 @@ class _Handlers:
         for name in ("task", "model", "agent"):
             _check_length(name, getattr(body, name), MAX_LABEL)
         if claims.episode is not None:
-            raise Forbidden(f"this key is for episode {claims.episode} alone: it opens no other", code="foreign_episode")
+            message = f"this key is for episode {claims.episode} alone: it opens no other"
+            raise Forbidden(message, code="foreign_episode")
         episode = check_id(self.new_id("ep"))
         key = self.keys(claims.tenant, episode)
         events = self.commands.open_episode(body, episode=episode, at=self.at, tenant=claims.tenant)

@@ -50,7 +50,8 @@ def caller() -> Caller:
 
 
 def test_every_route_that_the_ledger_answers_has_a_handler() -> None:
-    assert set(api._HANDLERS) == {route.name for route in ROUTES} - {"events", "ca"}
+    names = {route.name for route in ROUTES}
+    assert {name for name in names if callable(getattr(api._Handlers, name, None))} == names - {"events", "ca"}
 
 
 # ---- opening
