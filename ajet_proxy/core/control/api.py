@@ -162,7 +162,7 @@ class _Handlers:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
         return episode
 
-    def _episode(self) -> Body:
+    def _episode(self) -> dict[str, Any]:
         known = self.state.episode(self.request.id)
         out = {"episode": known.id, "state": known.state, "reward": known.reward()}
         more = {"reason": known.reason, "detail": known.detail}

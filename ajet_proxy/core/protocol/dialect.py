@@ -97,9 +97,13 @@ class Reader(Protocol):
     tells_versions: bool = False
     """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
 
+    def spoil(self, reason: str) -> None:
+        """Whatever else comes, all calls are lost; the first `reason` counts."""
+        self.spoilt = self.spoilt or reason
+
     @property
     def sampled(self) -> tuple[int, ...]:
-        """How many tokens each choice has so far."""
+        """How many tokens each choice has so far; never more than there are."""
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         """A fast way for the events at the start of `stream`: what the client sees of them, and how many bytes they

@@ -41,9 +41,6 @@ class HiddenReasoning(Reading):
 
     _puts_back = True
 
-    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
-        return [], 0
-
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
         values, spans = choice.values, choice.spans
         if "token_ids" not in values:

@@ -200,7 +200,7 @@ class Pipeline:
             identified_by=identity.identified_by, altered=exchange.altered,
         )
         incoming.upstream_request = request = self._request(
-            incoming, exchange.target, exchange.upstream_body, begun.model, sticky=begun.episode
+            incoming, exchange.target, exchange.upstream_body(), begun.model, sticky=begun.episode
         )
         incoming.recorder = recorder = Recorder(
             origin, scorer=lambda: Scorer(self._upstream, request, exchange.cache_salt, self._metrics),
@@ -235,7 +235,7 @@ class Pipeline:
         answer = None if incoming.ask is PASSED_BY else await incoming.sender.send(request)
         if answer is not None and answer.status in REFUSED and exchange.retreat():
             answer.close()
-            answer = await incoming.sender.send(replace(request, body=exchange.upstream_body))
+            answer = await incoming.sender.send(replace(request, body=exchange.upstream_body()))
         elif answer is None or (answer.status in NO_ROUTE and incoming.dialect.path != incoming.dialect.target):
             answer, request = await self._pass_by(incoming, answer)
         incoming.tail = None if exchange.skip is None else Tail()
@@ -278,9 +278,9 @@ class Pipeline:
         finally:
             if recorder.lost:
                 told = 0 if incoming.tail is None else incoming.tail.tokens()
-                if used := told or sum(exchange.sampled[place] for place in recorder.lost):
+                if used := told or sum(exchange.reader.sampled[place] for place in recorder.lost):
                     self._ledger_port.used(incoming.claims.tenant, used)
-        if exchange.tells_versions:
+        if exchange.reader.tells_versions:
             self._tell_versions.add(exchange.target)
 
     def _marks(
