@@ -22,7 +22,7 @@ from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import ladder as identity
 from ajet_proxy.core.identity.headers import _KNOWN, HARNESS_HEADERS
 from ajet_proxy.core.ledger.episode import NEXT, TAKES
-from ajet_proxy.core.protocol.anthropic.errors import type_of
+from ajet_proxy.core.protocol.anthropic.errors import body_of
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED, OPEN_ROUTES
@@ -272,7 +272,7 @@ def test_the_scopes_and_what_each_error_says() -> None:
     assert {route.scope for route in routes.ROUTES} <= set(words(SECTIONS["5.6"]))
     kinds = (*errors._KINDS, errors.AjetError)
     shown = [(int(status), words(kind)[0], words(theirs)[0]) for status, kind, theirs, _ in table("5.8")]
-    assert shown == sorted((kind.status, kind.type, type_of(kind.status)) for kind in kinds)
+    assert shown == sorted((kind.status, kind.type, body_of(kind(""))["error"]["type"]) for kind in kinds)
 
 
 OTHER_STATUS = {"method_not_allowed": 405, "proxy_authentication_required": 407, "no_websockets": 426}

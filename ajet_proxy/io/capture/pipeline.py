@@ -32,10 +32,9 @@ from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import Identity, identify
 from ajet_proxy.core.protocol.anthropic.messages import Messages
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
-from ajet_proxy.core.protocol.chat import Chat, wants_no_reasoning
+from ajet_proxy.core.protocol.chat import Chat, trial, wants_no_reasoning, withholds
 from ajet_proxy.core.protocol.dialect import Ask, Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
-from ajet_proxy.core.protocol.hidden_reasoning import trial, withholds
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Captured, Origin, Outcome
