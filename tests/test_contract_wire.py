@@ -16,6 +16,7 @@ from ajet_proxy.core.ledger import episode, leases, views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
+from ajet_proxy.core.trajectory import drift_rate
 from ajet_proxy.io.capture.front import FrontSettings
 from ajet_proxy.io.control import routes as control
 from ajet_proxy.io.http.audit import MAX_BYTES
@@ -262,7 +263,7 @@ def test_the_limits_that_are_fixed() -> None:
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, api.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, front.client_timeout,
-        front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, LedgerSettings().drift_limit,
+        front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
     ]
     for said, limit in (
         (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {api.MAX_LABEL} characters", api.MAX_LABEL),

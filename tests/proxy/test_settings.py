@@ -53,6 +53,8 @@ SECRET = "sixteen_characters"
         ({"group_size": 0}, "above 0"),
         ({"group_size": "many"}, "an integer"),
         ({"idle_timeout": "inf"}, "a number"),
+        ({"idle_timeout": 0.0}, "above 0"),
+        ({"wall_timeout": -1.0}, "above 0"),
         ({"idle_timeout": "nan"}, "a number"),
         ({"drain_s": -1.0}, "above 0"),
         ({"read_timeout": -1.0}, "--read-timeout must be at least 0, not -1.0"),

@@ -51,7 +51,6 @@ class Chat(OpenAIDialect):
         + rb')?\},"logprobs":)\{"content":\[' + ROW + rb'\]\}(,"finish_reason":null,"token_ids":)\[('
         + ID + rb')\](\}\]\}\n\n)'
     )
-    long_documents = True
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds

@@ -139,9 +139,6 @@ class OpenAIDialect(Dialect, Protocol):
     report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
 
-    long_documents: bool = False
-    """Whether the lists of a document may be in the form that `long_documents.read` knows."""
-
     def logprobs(self, value: Any) -> list[Any]:
         """One logprob for each token in the ``logprobs`` of a choice."""
 

@@ -209,9 +209,8 @@ class Reading(Reader):
 
     def _document(self, body: bytes) -> tuple[Spanned, str, Edits]:
         """Read `body`; what is in it, its text and the spans of that to be put back."""
-        hidden = self._hides_prompt and self._ask.hide_logprobs and len(self._choices) == 1
-        spans = self._ask.hide_versions or self._puts_back
-        text, answer, logprobs = read(body, long=self._dialect.long_documents and hidden, spans=spans)
+        long = self._hides_prompt and self._ask.hide_logprobs and len(self._choices) == 1
+        text, answer, logprobs = read(body, long=long, spans=self._ask.hide_versions or self._puts_back)
         edits = self._read(answer, answer.values.get("choices"), text)
         self._choices[0].logprobs += logprobs
         return answer, text, edits

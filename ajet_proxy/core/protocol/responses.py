@@ -209,7 +209,7 @@ def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:
     """The objects in the list `name`; none where it is no list of objects."""
     value = found.values.get(name)
     whole = isinstance(value, list) and all(isinstance(item, dict) for item in value)
-    return scan_list(text, found.spans[name][0]) if whole else []
+    return scan_list(text, found.spans[name][0])[0] if whole else []
 
 
 def _outcome(response: Mapping[str, Any]) -> Outcome:

@@ -136,7 +136,7 @@ class Pipeline:
 
     async def _identify(self, incoming: Incoming) -> None:
         incoming.identity = identity = incoming.identify(incoming.request.fields)
-        if identity.reward is not None and identity.episode is not None:
+        if identity.labels.reward is not None and identity.episode is not None:
             incoming.identity = await self._rewards.record(incoming.http, identity, incoming.body, call=True)
         incoming.request.check_size()
 
@@ -149,7 +149,7 @@ class Pipeline:
         incoming.history = deferred(route, fields, identity.scope, exact=exact)
         scope = identity.scope if identity.episode is None else b""
         incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
-        if identity.reward is not None and identity.episode is None:
+        if identity.labels.reward is not None and identity.episode is None:
             incoming.identity = await self._rewards.record(
                 incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
             )

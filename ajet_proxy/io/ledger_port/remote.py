@@ -17,7 +17,7 @@ from msgspec.structs import astuple, replace
 
 from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings, ChatHistory, Mark, Marks, PromptHistory, ResponseHistory
-from ajet_proxy.core.identity.headers import RewardDirective
+from ajet_proxy.core.identity.headers import Labels, RewardDirective
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger.state import Served, Serving
@@ -50,8 +50,8 @@ def _known_marks(kind: type[ChatHistory]) -> Form:
 
 
 VALUES = Values((
-    fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Known), fields(Turn),
-    fields(Packed), fields(Served), fields(Facts), fields(Ask),
+    fields(Claims), fields(RewardDirective), fields(Labels), fields(Identity), fields(Begun), fields(Known),
+    fields(Turn), fields(Packed), fields(Served), fields(Facts), fields(Ask),
     Form(CallRequest, lambda request: [*astuple(replace(request, sent=dict(request.sent)))],
          lambda packed: CallRequest(*packed)),
     _known_marks(ChatHistory), _known_marks(ResponseHistory), fields(PromptHistory),
