@@ -191,7 +191,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path, text: str, env: dict[s
 def test_quotas_stand_in_the_file_alone(tmp_path: Path) -> None:
     file = write(tmp_path / "c.toml", '[tenants.a]\nepisodes = 2\n[tenants."*"]\nbytes = 9\n')
     assert load(file, {}, {}).tenants == (("a", Quota(episodes=2)), ("*", Quota(bytes=9)))
-    with pytest.raises(ConfigError, match="tenants of 'a' has an unknown key 'episode'; did you mean 'episodes'"):
+    with pytest.raises(ConfigError, match="tenants of 'a': unknown key 'episode'; did you mean 'episodes'"):
         load(write(tmp_path / "d.toml", "[tenants.a]\nepisode = 2"), {}, {})
     with pytest.raises(ConfigError, match="tenants must be tables"):
         load(write(tmp_path / "d.toml", "tenants = 1"), {}, {})

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ajet_proxy.core.identity.headers import MAX_LABEL
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.commands import Commands
@@ -26,7 +27,6 @@ from ajet_sdk.routes import check_id, parse, route
 
 MAX_RECORDS = 1000
 MAX_ID = 200
-MAX_LABEL = 1000
 MAX_WORDS = 10_000
 """Characters of a note or a reason."""
 _TOKENS: Mapping[str, Tokens] = {"0": "none", "1": "all", "timelines": "timelines"}

@@ -213,9 +213,6 @@ class State(Serving):
             return "open"
         return "closing" if self.calls["running"] else "closed"
 
-    def gate_is_open(self) -> bool:
-        return not self.gate_now.shut
-
     def only_model(self) -> str:
         """The one that a request means which names none, if a single one was announced; else ""."""
         return next(iter(self.served)) if len(self.served) == 1 else ""
@@ -484,9 +481,6 @@ class State(Serving):
         if reason is not None:
             self.discarded[reason] += 1
         if episode.ended_at is not None:
-            self._finish(episode)
-
-    def _finish(self, episode: Episode) -> None:
-        for model in episode.shares:
-            self.queues.forget(model, episode.id)
-        self.finished[episode.id] = episode.size()
+            for model in episode.shares:
+                self.queues.forget(model, episode.id)
+            self.finished[episode.id] = episode.size()

@@ -38,7 +38,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
-from ajet_sdk.routes import HEADER_REWARD, OpenEpisode, Reward
+from ajet_sdk.routes import HEADER_REWARD, OpenEpisode
 from ajet_sdk.untold import UNTOLD
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ class LocalPort:
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         assert identity.labels.reward is not None
-        episode, directive, commands = identity.episode, identity.labels.reward, self._commands
+        episode, body, commands = identity.episode, identity.labels.reward, self._commands
         if episode is None:
             raise BadRequest(
                 f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
@@ -103,8 +103,8 @@ class LocalPort:
         known = self._state.find(episode)
         tenant = _tenant(identity, episode, known)
         if known is None:
-            if directive.call is not None:
-                raise NotFound(f"episode {episode} has no call {directive.call}", code="unknown_call")
+            if body.call is not None:
+                raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call")
             opening = OpenEpisode(task=identity.labels.task, eval=identity.labels.eval)
             await self._store.commit(commands.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
@@ -115,7 +115,6 @@ class LocalPort:
             before = sum(one.startswith(name) for one in known.rewards)
             repeated = again and not self._unseen.explains(sent, None)
             name = f"{name}-{max(0, before - 1) if repeated else before}"
-        body = Reward(value=directive.value, call=directive.call, final=directive.final)
         labels = commands.label(episode, task=identity.labels.task, eval=identity.labels.eval, at=at)
         events = (*labels, *commands.reward(episode, body, reward_id=name, at=at))
         try:
