@@ -1,6 +1,6 @@
 """The control plane as a function: a request and the ledger in, an answer and the events that make it true out.
 
-Nothing changes here. The caller commits `Answer.events` and only then reads `Answer.body`, which is made at that moment
+Nothing changes here. The caller commits `Answer.events` and only then calls `Answer.body`, which is made at that moment
 and so shows the state after the events. Waiting (leases, the gate) and encoding belong to
 `ajet_proxy.io.control.routes`.
 
@@ -47,17 +47,12 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``show`` makes the body, in which an iterator stands for a list whose items are to be written one by one.
-    ``status`` is 204 for a lease that found nothing."""
+    """``body`` makes the JSON object to answer with; call it after the events are committed. An iterator in it stands
+    for a list whose items are to be written one by one. ``status`` is 204 for a lease that found nothing."""
 
-    show: Callable[[], Body]
+    body: Callable[[], Body]
     events: tuple[Event, ...] = ()
     status: int = 200
-
-    @property
-    def body(self) -> Body:
-        """The JSON object to answer with; read it after the events are committed."""
-        return self.show()
 
 
 def handle(
