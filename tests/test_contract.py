@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import click
 import pytest
@@ -24,9 +24,8 @@ from ajet_proxy.core.continuity.memory import FIELD
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import ladder as identity
 from ajet_proxy.core.identity.headers import _KNOWN, HARNESS_HEADERS
-from ajet_proxy.core.ledger import events
 from ajet_proxy.core.ledger.episode import NEXT, TAKES
-from ajet_proxy.core.protocol.anthropic.errors import type_of
+from ajet_proxy.core.protocol.anthropic.errors import body_of
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED, OPEN_ROUTES
@@ -41,6 +40,7 @@ from ajet_trainer import cli as trainer_cli
 from ajet_trainer.link import WireVersion
 from tests.kit.pages import CONTRACT, sections, tables, words
 from tests.kit.source import PACKAGES, modules, name_of, tree
+from tests.kit.strategies import EVENT_KINDS
 
 ELSEWHERE = (FrameError, JournalDamaged, WireVersion)
 """Errors of the tree that stand in modules of their own."""
@@ -269,16 +269,16 @@ def _default(field: Any) -> str:
 
 
 def test_the_events() -> None:
-    assert set(words(SECTIONS["5.5"])) >= {kind.__name__ for kind in get_args(events.Event)}
+    assert set(words(SECTIONS["5.5"])) >= {kind.__name__ for kind in EVENT_KINDS}
     names = {word for word in words(SECTIONS["5.5"]) if re.fullmatch(r"[A-Z][a-z]+[A-Z]\w+", word)}
-    assert names == {kind.__name__ for kind in get_args(events.Event)}
+    assert names == {kind.__name__ for kind in EVENT_KINDS}
 
 
 def test_the_scopes_and_what_each_error_says() -> None:
     assert {route.scope for route in routes.ROUTES} <= set(words(SECTIONS["5.6"]))
     kinds = (*errors._KINDS, errors.AjetError)
     shown = [(int(status), words(kind)[0], words(theirs)[0]) for status, kind, theirs, _ in table("5.8")]
-    assert shown == sorted((kind.status, kind.type, type_of(kind.status)) for kind in kinds)
+    assert shown == sorted((kind.status, kind.type, body_of(kind(""))["error"]["type"]) for kind in kinds)
 
 
 OTHER_STATUS = {"method_not_allowed": 405, "proxy_authentication_required": 407, "no_websockets": 426}

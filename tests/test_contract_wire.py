@@ -12,10 +12,12 @@ from typing import Any
 import msgpack
 
 from ajet_proxy.core.control import api
+from ajet_proxy.core.identity import headers
 from ajet_proxy.core.ledger import episode, leases, views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
+from ajet_proxy.core.trajectory import drift_rate
 from ajet_proxy.core.trajectory.timeline import pack
 from ajet_proxy.io.capture.front import FrontSettings
 from ajet_proxy.io.control import routes as control
@@ -260,13 +262,13 @@ def test_the_limits_that_are_fixed() -> None:
     front = FrontSettings()
     found = [float(words(row[1])[0]) for row in tables(SECTIONS["11"])[1]]
     assert found == [
-        routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, api.MAX_LABEL,
+        routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, front.client_timeout,
-        front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, LedgerSettings().drift_limit,
+        front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
     ]
     for said, limit in (
-        (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {api.MAX_LABEL} characters", api.MAX_LABEL),
+        (f"to {routes.MAX_VERSION} ", routes.MAX_VERSION), (f"up to {headers.MAX_LABEL} characters", headers.MAX_LABEL),
         (f"{routes.MAX_NESTING} levels of nesting", routes.MAX_NESTING), (f"1 to {api.MAX_RECORDS}", api.MAX_RECORDS),
         ("more than 1 GiB", journal.MAX_RECORD), ("more than 32 MiB", exchange.MAX_EVENT),
         ("beyond 256 MiB", leases.LEASE_BYTES),

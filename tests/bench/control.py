@@ -65,7 +65,7 @@ def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes
     def asked(path: str, **query: str) -> bytes:
         request = Request(*matched("GET", path), query, None, EVERYTHING)
         answer = handle(rig.commands, request, at=rig.at, new_id=rig.id, keys=lambda *_: "", base="")
-        return json.dumps(answer.body).encode()
+        return json.dumps(answer.body()).encode()
 
     def scrape() -> bytes:
         read = gauges.read(rig.state, gate, engines, journal_healthy=True, alerts=0, limits=None)

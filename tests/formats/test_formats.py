@@ -10,17 +10,17 @@ import json
 import lzma
 import tarfile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import msgpack
 import pytest
 
-from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.io.storage.compaction import compact
 from ajet_proxy.io.storage.journal import read, segments
 from ajet_proxy.offline import replay_lines
 from ajet_sdk.frame import decode_batch
 from tests.formats.record import HERE, told
+from tests.kit.strategies import EVENT_KINDS
 from tests.proxy.serving import serving
 
 VERSIONS = sorted(path.parent.name for path in HERE.glob("*/frame.msgpack"))
@@ -68,7 +68,7 @@ def test_a_data_directory_has_every_kind_of_event(version: Path, data_dir: Path)
     if version.name == "0.1.0":
         records = (record for path in segments(data_dir) for record, _ in read(path))
         kinds = {msgpack.unpackb(record, strict_map_key=False)[0] for record in records}
-        assert len(kinds) == 19 and kinds <= {kind.__name__ for kind in get_args(Event)}
+        assert len(kinds) == 19 and kinds <= {kind.__name__ for kind in EVENT_KINDS}
     assert (data_dir / "archive.sqlite").is_file() and list((data_dir / "journal").glob("*.snapshot"))
 
 

@@ -86,10 +86,10 @@ def _request(case: Case, dice: random.Random) -> None:
         _too_many(case, error.code, direct)
         return
     _only_added(request, exchange)
-    asked = engine.ask(exchange.target, exchange.upstream_body)
+    asked = engine.ask(exchange.target, exchange.upstream_body())
     if asked.status == 400 and exchange.retreat():
         case.counts["retreat"] += 1
-        asked = engine.ask(exchange.target, exchange.upstream_body)
+        asked = engine.ask(exchange.target, exchange.upstream_body())
     seen = _play(exchange, asked, dice)
     case.counts[f"status {direct.status}"] += 1
     same(asked.status, direct.status, "status")
@@ -147,9 +147,9 @@ def _anthropic(case: Case, dice: random.Random) -> None:
         return
     _look(MESSAGES, request)
     exchange = Exchange(CAPTURED[MESSAGES], translated)
-    asked = engine.ask(exchange.target, exchange.upstream_body)
+    asked = engine.ask(exchange.target, exchange.upstream_body())
     if asked.status == 400 and exchange.retreat():
-        asked = engine.ask(exchange.target, exchange.upstream_body)
+        asked = engine.ask(exchange.target, exchange.upstream_body())
     parts, names = mutated(list(asked.parts), dice)
     case.notes += [*names, repr(b"".join(parts)[:6000])]
     broken = dice.random() < 0.15
@@ -241,7 +241,7 @@ def same(seen: object, expected: object, what: str) -> None:
 
 def _only_added(request: Request, exchange: Exchange) -> None:
     """Nothing of the request is another than the client's but what is said to be."""
-    sent, put = request.fields, json.loads(exchange.upstream_body)
+    sent, put = request.fields, json.loads(exchange.upstream_body())
     if set(exchange.altered) - ASKED_FOR:
         raise Differs(f"altered: {exchange.altered}")
     for name in set(sent) | set(put):
@@ -336,7 +336,7 @@ def pool() -> tuple[tuple[str, str, bytes, Answer], ...]:
         path = dice.choice(PATHS)
         body = json.dumps(asking.request(path, dice)).encode()
         exchange = Exchange(CAPTURED[path], Request(body))
-        out.append((f"stub-{number}", path, body, engine.ask(path, exchange.upstream_body)))
+        out.append((f"stub-{number}", path, body, engine.ask(path, exchange.upstream_body())))
     return tuple(out)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from ajet_proxy.core.protocol import hidden_reasoning as quiet
+from ajet_proxy.core.protocol.chat import trial
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.routes import CAPTURED
@@ -190,7 +190,7 @@ def _is_trial(body: bytes) -> bool:
     """Whether the proxy asks if the engine withholds ids, which that of the recorded answers does."""
     with suppress(ValueError, TypeError, AttributeError):
         asked = json.loads(body)
-        return any(asked == question for _, question in quiet.trial(asked.get("model")))
+        return any(asked == question for _, question in trial(asked.get("model")))
     return False
 
 

@@ -54,6 +54,8 @@ SECRET = "sixteen_characters"
         ({"group_size": 0}, "above 0"),
         ({"group_size": "many"}, "an integer"),
         ({"idle_timeout": "inf"}, "a number"),
+        ({"idle_timeout": 0.0}, "above 0"),
+        ({"wall_timeout": -1.0}, "above 0"),
         ({"idle_timeout": "nan"}, "a number"),
         ({"drain_s": -1.0}, "above 0"),
         ({"read_timeout": -1.0}, "--read-timeout must be at least 0, not -1.0"),
@@ -190,7 +192,7 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path, text: str, env: dict[s
 def test_quotas_stand_in_the_file_alone(tmp_path: Path) -> None:
     file = write(tmp_path / "c.toml", '[tenants.a]\nepisodes = 2\n[tenants."*"]\nbytes = 9\n')
     assert load(file, {}, {}).tenants == (("a", Quota(episodes=2)), ("*", Quota(bytes=9)))
-    with pytest.raises(ConfigError, match="tenants of 'a' has an unknown key 'episode'; did you mean 'episodes'"):
+    with pytest.raises(ConfigError, match="tenants of 'a': unknown key 'episode'; did you mean 'episodes'"):
         load(write(tmp_path / "d.toml", "[tenants.a]\nepisode = 2"), {}, {})
     with pytest.raises(ConfigError, match="tenants must be tables"):
         load(write(tmp_path / "d.toml", "tenants = 1"), {}, {})

@@ -3,7 +3,7 @@
 An engine renders history from text on each turn, and what it then reads as tokens can differ from what it once sampled.
 Where a request says again exactly what a call was asked and what it answered, its prompt can be that call's own tokens
 with the new messages behind them (see `ajet_proxy.core.continuity.splice`). This module says which call that is, or why
-there is none, with a word of `OUTCOMES`. Chats are read here, responses in `ajet_proxy.core.continuity.responses`.
+there is none, with a word of `Outcome`. Chats are read here, responses in `ajet_proxy.core.continuity.responses`.
 
 Idea: a history is known by its fingerprint (`ajet_proxy.core.conversation.history`) at the level of text. A call is
 kept under the digest of its request with its answer behind it, so that the next request finds it under the digest of
@@ -38,30 +38,7 @@ Outcome = Literal[
     "reasoning_left_out", "words_left_out", "stop_string", "not_rendered", "not_proven", "no_joint", "stop_token",
     "too_long", "reasoning_parser", "engine", "refused", "ignored",
 ]
-OUTCOMES: Mapping[Outcome, str] = {
-    "exact": "sent as the exact ids",
-    "same": "the engine's own rendering already begins with the exact ids, so nothing was altered",
-    "first_turn": "the history has no answer",
-    "unsupported": "the request is more than a plain turn: images, echo, truncation, a prefilled answer, ids of its "
-    "own, or it asks for its prompt's text, which an engine that was sent ids does not have",
-    "unknown_history": "this episode was not given the last answer in the history, or not after this beginning",
-    "nothing_new": "nothing follows the last answer",
-    "request_changed": "a field that can shape the prompt, such as tools, differs from the turn before",
-    "reasoning_left_out": "the history lacks the reasoning that the client was given with the answer",
-    "words_left_out": "the history lacks what the model said with a tool call",
-    "stop_string": "the answer before was cut at a stop string, so its tokens say more than its text",
-    "not_rendered": "the engine did not render the conversation when it was asked to",
-    "not_proven": "the engine's /tokenize does not render what the chat route was seen to read",
-    "no_joint": "the template's text between two turns could not be told apart",
-    "stop_token": "the template ends an answer in another way than the engine did, as after a cut tool call",
-    "too_long": "the exact prompt and the answer do not fit into the model's context",
-    "reasoning_parser": "the engine's reasoning parser would read the answer differently",
-    "engine": "the engine does not take prompt ids on this route",
-    "refused": "the engine refused the exact ids, and answered the plain request",
-    "ignored": "the engine was sent exact ids and reported others",
-}
-"""What can become of a turn's continuity, with what each word means."""
-
+"""What can become of a turn's continuity. What each word means: docs/explain/continuity.md, in this order."""
 CAPACITY = 100_000
 """Answers remembered; the oldest are forgotten first, and their next turns go out as they are."""
 HARMLESS = frozenset((

@@ -33,6 +33,7 @@ from ajet_sdk.routes import (
     HEADER_TASK,
     HEADER_WIRE,
     MAX_REWARD,
+    Reward,
     check_id,
 )
 
@@ -46,21 +47,13 @@ _KNOWN = {name.lower(): name for name in (
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
-class RewardDirective(Struct, frozen=True):
-    """A reward that rides on a request."""
-
-    value: float
-    call: str | None
-    final: bool
-
-
 class Labels(Struct, frozen=True):
     """What is said of an episode, and the reward it gets, as the headers of a request say it."""
 
     task: str | None
     agent: str | None
     eval: bool
-    reward: RewardDirective | None
+    reward: Reward | None
 
 
 class Headers:
@@ -117,7 +110,7 @@ class Headers:
             raise BadRequest(f"{name} must be 1 or 0, not {value[:80]!r}", param=name)
         return _WORDS[value]
 
-    def _reward(self) -> RewardDirective | None:
+    def _reward(self) -> Reward | None:
         text = self.sent.get(HEADER_REWARD.lower())
         call = self._text(HEADER_REWARD_CALL)
         final = self._flag(HEADER_FINAL)
@@ -136,7 +129,7 @@ class Headers:
                 f"{HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}",
                 param=HEADER_REWARD,
             )
-        return RewardDirective(value=value, call=call, final=final)
+        return Reward(value=value, call=call, final=final)
 
 
 def is_text(value: str) -> bool:

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from ajet_proxy.core.identity.headers import Headers, RewardDirective
+from ajet_proxy.core.identity.headers import Headers, Labels
 from ajet_proxy.core.identity.keys import Claims, check_scope
 from ajet_sdk.errors import Forbidden
 from ajet_sdk.routes import KEY_PREFIX, check_id
@@ -40,10 +40,7 @@ class Identity(Struct, frozen=True):
     identified_by: str
     issued: bool
     """Whether the episode's own key named it, so that it must exist already."""
-    task: str | None
-    agent: str | None
-    eval: bool
-    reward: RewardDirective | None
+    labels: Labels
 
 
 def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, claims: Claims) -> Identity:
@@ -69,7 +66,6 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
         episode, way = in_body, "body"
     if claims.episode is not None and episode != claims.episode:
         raise Forbidden(f"this key is for another episode than {episode!r}", code="wrong_episode")
-    labels = headers.labels
     return Identity(
         path=rest,
         claims=claims,
@@ -77,10 +73,7 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
         episode=episode,
         identified_by=way,
         issued=issued,
-        task=labels.task,
-        agent=labels.agent,
-        eval=labels.eval,
-        reward=labels.reward,
+        labels=headers.labels,
     )
 
 

@@ -19,9 +19,19 @@ from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.trajectory.timeline import Packed
 
 
-class EpisodeOpened(Struct, frozen=True):
+class Event(Struct, frozen=True):
+    """Something that happened."""
+
     at: float
+
+
+class EpisodeEvent(Event, frozen=True):
+    """It happened to one episode."""
+
     episode: str
+
+
+class EpisodeOpened(EpisodeEvent, frozen=True):
     task: str | None
     model: str | None
     agent: str | None
@@ -34,29 +44,22 @@ class EpisodeOpened(Struct, frozen=True):
     members: Mapping[str, str] | None = None
 
 
-class TaskNamed(Struct, frozen=True):
+class TaskNamed(EpisodeEvent, frozen=True):
     """An episode got its task: a label on one of its calls, or (``derived``) the hash of its first call's prompt."""
 
-    at: float
-    episode: str
     task: str
     derived: bool = True
 
 
-class EpisodeMarkedEval(Struct, frozen=True):
+class EpisodeMarkedEval(EpisodeEvent, frozen=True):
     """A call said that its episode is an evaluation; it will not be trained."""
 
-    at: float
-    episode: str
 
-
-class CallStarted(Struct, frozen=True):
+class CallStarted(EpisodeEvent, frozen=True):
     """A request went to the engine. ``calls`` has one id for each choice; ``body_hash`` recognises a retry, and
     ``retries`` is how many of them the client has counted; ``route`` is the path that was asked, such as
     ``/v1/messages``."""
 
-    at: float
-    episode: str
     calls: tuple[str, ...]
     model: str
     agent: str
@@ -67,40 +70,33 @@ class CallStarted(Struct, frozen=True):
     retries: int = 0
 
 
-class CallFinished(Struct, frozen=True):
+class CallFinished(EpisodeEvent, frozen=True):
     """A choice is whole: exact ids and logprobs. Its id was announced by a `CallStarted`. A later request whose history
     begins with one of ``marks`` continues it."""
 
-    at: float
-    episode: str
     call: Packed
     marks: tuple[Mark, ...] = ()
 
 
-class CallLost(Struct, frozen=True):
+class CallLost(EpisodeEvent, frozen=True):
     """A choice will never be trained. ``reason`` is from the closed list of contract §1.4. Its client may have the
     answer, and goes on from ``marks``."""
 
-    at: float
-    episode: str
     call: str
     reason: str
     marks: tuple[Mark, ...] = ()
 
 
-class AnswersSent(Struct, frozen=True):
+class AnswersSent(Event, frozen=True):
     """The clients of ``calls`` have been sent the end of their answers. It comes a little later, once for many: a call
     without it, when the proxy starts again, may be one that no client heard of. So may those in ``unknown``, whose
     worker process is gone."""
 
-    at: float
     calls: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
 
-class RewardGiven(Struct, frozen=True):
-    at: float
-    episode: str
+class RewardGiven(EpisodeEvent, frozen=True):
     id: str
     value: float
     call: str | None
@@ -109,33 +105,26 @@ class RewardGiven(Struct, frozen=True):
     note: str | None = None
 
 
-class EpisodeSealed(Struct, frozen=True):
-    at: float
-    episode: str
+class EpisodeSealed(EpisodeEvent, frozen=True):
+    """It takes no more calls, and becomes ready when those in flight have ended."""
 
 
-class EpisodeDiscarded(Struct, frozen=True):
+class EpisodeDiscarded(EpisodeEvent, frozen=True):
     """``reason`` is from the closed list of contract §1.3; ``detail`` is free text. Where another model has
     trained its share, only those of ``models`` are dropped, and the episode goes on without them."""
 
-    at: float
-    episode: str
     reason: str
     detail: str | None = None
     models: tuple[str, ...] = ()
 
 
-class EpisodeTouched(Struct, frozen=True):
+class EpisodeTouched(EpisodeEvent, frozen=True):
     """A heartbeat: the episode is alive though it calls nothing."""
 
-    at: float
-    episode: str
 
-
-class BatchLeased(Struct, frozen=True):
+class BatchLeased(Event, frozen=True):
     """``groups`` are ``(task, episode ids)`` in the order in which they are delivered, all of one model."""
 
-    at: float
     batch: str
     lease_until: float
     policy_version: int
@@ -143,81 +132,49 @@ class BatchLeased(Struct, frozen=True):
     model: str
 
 
-class LeaseExtended(Struct, frozen=True):
-    at: float
+class LeaseExtended(Event, frozen=True):
     batch: str
     lease_until: float
 
 
-class BatchReturned(Struct, frozen=True):
+class BatchReturned(Event, frozen=True):
     """Its episodes are ready again. ``reason``: nack or expired."""
 
-    at: float
     batch: str
     reason: str
 
 
-class BatchTrained(Struct, frozen=True):
+class BatchTrained(Event, frozen=True):
     """``filtered`` are episodes that were delivered and not trained, and why."""
 
-    at: float
     batch: str
     policy_version: int
     filtered: Mapping[str, str] = {}
 
 
-class EpisodesArchived(Struct, frozen=True):
+class EpisodesArchived(Event, frozen=True):
     """Nothing can happen to them any more: from now on they are read in the archive. ``batches`` delivered nothing
     else than archived episodes."""
 
-    at: float
     episodes: tuple[str, ...]
     batches: tuple[str, ...]
 
 
-class PolicyAnnounced(Struct, frozen=True):
-    at: float
+class PolicyAnnounced(Event, frozen=True):
     model: str
     version: int
     upstreams: tuple[str, ...] | None = None
 
 
-class GateClosed(Struct, frozen=True):
-    at: float
+class GateClosed(Event, frozen=True):
     reason: str
 
 
-class GateOpened(Struct, frozen=True):
-    at: float
+class GateOpened(Event, frozen=True):
     policy_version: int
 
 
-class ProxyStarted(Struct, frozen=True):
+class ProxyStarted(Event, frozen=True):
     """The proxy runs, perhaps again: silence during a stop was nobody's fault. From now on it merges by this policy."""
 
-    at: float
     merge_policy: str
-
-
-Event = (
-    EpisodeOpened
-    | TaskNamed
-    | EpisodeMarkedEval
-    | CallStarted
-    | CallFinished
-    | CallLost
-    | AnswersSent
-    | RewardGiven
-    | EpisodeSealed
-    | EpisodeDiscarded
-    | EpisodeTouched
-    | BatchLeased
-    | LeaseExtended
-    | BatchReturned
-    | BatchTrained
-    | EpisodesArchived
-    | PolicyAnnounced
-    | GateClosed
-    | GateOpened
-    | ProxyStarted
-)

@@ -14,16 +14,16 @@ Next: ajet_proxy/io/storage/limits.py
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import OverQuota
+from ajet_sdk.settings import ConfigError, Settings, option
 
 ALL_OTHERS = "*"
 MINUTE_S = 60.0
@@ -35,14 +35,17 @@ BYTES_FRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One tenant's limits; 0 is none. ``episodes`` are open at a time. ``bytes`` are token ids, logprobs, metadata and
-    notes of its episodes that have not ended, from open to leased: what the daemon must keep until somebody trains or
-    aborts it. Tokens are the prompt's and the sampled ones."""
+    """One tenant's limits; 0 is none. ``bytes`` are what the daemon must keep until somebody trains or aborts it."""
 
-    episodes: int = 0
-    requests_per_minute: int = 0
-    tokens_per_minute: int = 0
-    bytes: int = 0
+    episodes: int = option(0, "Those that are open at a time.", zero=True)
+    requests_per_minute: int = option(0, "Calls, and episodes that open without one.", zero=True)
+    tokens_per_minute: int = option(0, "The prompt's and the sampled ones.", zero=True)
+    bytes: int = option(
+        0, "Token ids, logprobs, metadata and notes of episodes that have not ended, from open to leased.", zero=True
+    )
+
+
+_LIMITS = Settings(Quota, prefix="", removed={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +189,10 @@ def parse(table: Any) -> dict[str, Quota]:
     """TOML's ``[tenants.NAME]`` tables as quotas; `ValueError` says what is wrong with them."""
     if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
         raise ValueError("must be tables: [tenants.NAME]")
-    known = [f.name for f in fields(Quota)]
-    for tenant, row in table.items():
-        for name, value in row.items():
-            if name not in known:
-                near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-                raise ValueError(f"of {tenant!r} has an unknown key {name!r}; did you mean {near[0]!r}?")
-            if type(value) is not int or value < 0:
-                raise ValueError(f"of {tenant!r}: {name} must be an integer of at least 0, not {value!r}")
-    return {tenant: Quota(**row) for tenant, row in table.items()}
+    try:
+        return {tenant: Quota(**_LIMITS.in_table(row, f"of {tenant!r}")) for tenant, row in table.items()}
+    except ConfigError as error:
+        raise ValueError(error.message) from None
 
 
 def _size(episode: Episode) -> int:

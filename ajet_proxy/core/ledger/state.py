@@ -30,22 +30,12 @@ GateState = Literal["open", "closing", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
-    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size; when more
-    than the share `drift_limit` of a model's turns drift, that is an alert (0: never)."""
+    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size."""
 
     idle_timeout: float = 1800.0
     wall_timeout: float = 86400.0
     merge_policy: str = "strict"
     group_size: int = 8
-    drift_limit: float = 0.05
-
-    def __post_init__(self) -> None:
-        if self.merge_policy not in POLICIES:
-            raise ValueError(f"merge_policy must be one of {', '.join(POLICIES)}, not {self.merge_policy!r}")
-        if not 0 <= self.drift_limit <= 1:
-            raise ValueError("drift_limit must be a share between 0 and 1")
-        if self.group_size < 1 or self.idle_timeout <= 0 or self.wall_timeout <= 0:
-            raise ValueError("group_size and the timeouts must be positive")
 
 
 class Archive(Protocol):
@@ -223,9 +213,6 @@ class State(Serving):
             return "open"
         return "closing" if self.calls["running"] else "closed"
 
-    def gate_is_open(self) -> bool:
-        return not self.gate_now.shut
-
     def only_model(self) -> str:
         """The one that a request means which names none, if a single one was announced; else ""."""
         return next(iter(self.served)) if len(self.served) == 1 else ""
@@ -236,8 +223,7 @@ class State(Serving):
 
     def alerts(self) -> dict[str, str]:
         """What an operator should look at, by what it is about."""
-        limit = self.settings.drift_limit
-        lines = {f"drift of model {model!r}": drift.alert(model, limit) for model, drift in self.drifts.items()}
+        lines = {f"drift of model {model!r}": drift.alert(model) for model, drift in self.drifts.items()}
         return {about: line for about, line in lines.items() if line is not None}
 
     def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
@@ -495,9 +481,6 @@ class State(Serving):
         if reason is not None:
             self.discarded[reason] += 1
         if episode.ended_at is not None:
-            self._finish(episode)
-
-    def _finish(self, episode: Episode) -> None:
-        for model in episode.shares:
-            self.queues.forget(model, episode.id)
-        self.finished[episode.id] = episode.size()
+            for model in episode.shares:
+                self.queues.forget(model, episode.id)
+            self.finished[episode.id] = episode.size()

@@ -18,7 +18,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.drift_rate import by_model
 from ajet_proxy.core.trajectory.repair import join
 from ajet_proxy.core.trajectory.rewards import total
-from ajet_proxy.core.trajectory.samples import each_sample, samples_of
+from ajet_proxy.core.trajectory.samples import samples_of
 from ajet_proxy.core.trajectory.timeline import Timeline
 from ajet_sdk import __version__
 from ajet_sdk.errors import BadRequest
@@ -113,7 +113,7 @@ def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
         model: {"turns": turns, "broken_by": dict(broken)} for model, (turns, broken) in by_model(timelines).items()
     }
     if tokens != "none":
-        samples = each_sample(timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
+        samples = samples_of(timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
         out["timelines"] = (sample.to_json() for sample in samples)
     else:
         out["timelines"] = (_timeline(f"{episode.id}/{index}", item) for index, item in enumerate(join(timelines)))

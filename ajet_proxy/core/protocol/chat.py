@@ -9,8 +9,12 @@ so it is taken out. And the first event of a choice, which only names the role, 
 ``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
 that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
 Prompts that are more than text, and answers that are searched for and not sampled, go out as they are, uncaptured.
-With ``include_reasoning: false`` a vLLM that has a parser withholds the ids even of a request that asks for them, so
-the engine is asked with it true (see `hidden_reasoning`).
+
+With ``include_reasoning: false`` a vLLM that has a parser (of reasoning or of tool calls) withholds the ids even of a
+request that asks for them, since they would tell the reasoning. So the engine is asked with it true, and what the agent
+must not see is taken out by `HiddenReasoning`, as vLLM itself does it. Without any parser vLLM ignores the field, and
+so does the proxy. Which it is cannot be told from an answer with the reasoning: a `trial` shows it, whose one token the
+engine withholds or not.
 
 Next: ajet_proxy/io/ledger_port/local.py
 """
@@ -18,13 +22,12 @@ Next: ajet_proxy/io/ledger_port/local.py
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet_proxy.core.protocol.dialect import Ask, Echo, OpenAIDialect
-from ajet_proxy.core.protocol.hidden_reasoning import HiddenReasoning
-from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, WHOLE, Spanned
-from ajet_proxy.core.protocol.reading import Reading
+from ajet_proxy.core.protocol.json_edits import ID, IDS, INDEX, NUMBER, STRING, WHOLE, Edits, Spanned, scan_at
+from ajet_proxy.core.protocol.reading import UNREADABLE, Reading
 from ajet_proxy.core.protocol.request import beyond_text, choices_of, flag, unread
 
 ROW = (
@@ -32,6 +35,8 @@ ROW = (
     rb',"top_logprobs":\[\]\}'
 )
 """What a chat answer tells of one token; its group is the logprob."""
+_BEFORE = ("role", "content")
+"""What stands before ``reasoning`` in a message."""
 
 
 class Chat(OpenAIDialect):
@@ -46,7 +51,6 @@ class Chat(OpenAIDialect):
         + rb')?\},"logprobs":)\{"content":\[' + ROW + rb'\]\}(,"finish_reason":null,"token_ids":)\[('
         + ID + rb')\](\}\]\}\n\n)'
     )
-    long_documents = True
 
     def __init__(self, *, withholds: bool = True) -> None:
         self._withholds = withholds
@@ -110,3 +114,69 @@ def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
 
 
 CHAT = Chat()
+
+
+# --- answers without the reasoning
+
+
+def trial(model: str) -> list[tuple[str, dict[str, Any]]]:
+    """What to ask the engine about `model`: a route and a body."""
+    hello = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+    return [("/v1/chat/completions", {"model": model, **hello, "include_reasoning": False, "return_token_ids": True})]
+
+
+def withholds(answers: Sequence[Any]) -> bool | None:
+    """Whether the engine withholds ids from agents that want no reasoning, by its answer to `trial`; None if it does
+    not tell."""
+    try:
+        return answers[0]["choices"][0]["token_ids"] is None
+    except UNREADABLE:
+        return None
+
+
+class HiddenReasoning(Reading):
+    """Reads an answer with reasoning and shows it without: the reasoning becomes null and goes out with an event that
+    would have held nothing else, the end of a choice with an empty ``delta``."""
+
+    _puts_back = True
+
+    def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
+        values, spans = choice.values, choice.spans
+        if "token_ids" not in values:
+            return
+        if "message" in values:
+            message = scan_at(text, spans["message"][0])
+            if "reasoning" in message.spans:
+                edits[message.spans["reasoning"]] = "null"
+        elif not _says_something(values["delta"]):
+            edits[spans["delta"]] = "{}"
+        else:
+            _silence(scan_at(text, spans["delta"][0]), spans["delta"][0] + 1, edits)
+
+    def _is_filler(self, choices: list[Spanned]) -> bool:
+        return all(map(_is_filler, choices))
+
+
+def _is_filler(choice: Spanned) -> bool:
+    values = choice.values
+    told = "token_ids" in values and not values.get("finish_reason") and isinstance(values.get("delta"), dict)
+    return told and not _says_something(values["delta"])
+
+
+def _says_something(delta: Any) -> bool:
+    """Whether words are left without the reasoning. Null content alone is a tool call that was one too many for
+    ``parallel_tool_calls: false``, whose event is sent in either case."""
+    is_void = delta.get("content", "") is None and "reasoning" not in delta
+    return bool(delta.get("content") or delta.get("tool_calls")) or is_void
+
+
+def _silence(delta: Spanned, start: int, edits: Edits) -> None:
+    """Null for the reasoning of `delta`, whose first member begins at `start`, also where it had none."""
+    if "reasoning" in delta.spans:
+        edits[delta.spans["reasoning"]] = "null"
+        return
+    after = max((delta.spans[name][1] for name in _BEFORE if name in delta.spans), default=None)
+    if after is not None:
+        edits[after, after] = ',"reasoning":null'
+    else:
+        edits[start, start] = '"reasoning":null' + ("," if delta.values else "")

@@ -105,9 +105,6 @@ class EchoReading(Reading):
         self._echo = echo
         self._begun: set[int] = set()
 
-    def usual(self, stream: bytes) -> tuple[list[bytes], int]:
-        return [], 0
-
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
         values, spans = choice.values, choice.spans
         if values.get("prompt_logprobs") is not None and self._ask.hide_logprobs and not self._echo.prompt_logprobs:

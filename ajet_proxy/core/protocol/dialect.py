@@ -97,9 +97,13 @@ class Reader(Protocol):
     tells_versions: bool = False
     """Whether the engine has a place for the weights that sampled each token, so that it can be asked for them."""
 
+    def spoil(self, reason: str) -> None:
+        """Whatever else comes, all calls are lost; the first `reason` counts."""
+        self.spoilt = self.spoilt or reason
+
     @property
     def sampled(self) -> tuple[int, ...]:
-        """How many tokens each choice has so far."""
+        """How many tokens each choice has so far; never more than there are."""
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
         """A fast way for the events at the start of `stream`: what the client sees of them, and how many bytes they
@@ -134,9 +138,6 @@ class OpenAIDialect(Dialect, Protocol):
     """The event that makes up most of a stream, blank line included: one token of one choice, and nothing else to
     report. Its groups are what stands before the logprobs, in that the choice's index and what was said (without it
     the event is a filler, see `is_filler`), the logprob, what stands before the ids, the id, and the rest."""
-
-    long_documents: bool = False
-    """Whether the lists of a document may be in the form that `long_documents.read` knows."""
 
     def logprobs(self, value: Any) -> list[Any]:
         """One logprob for each token in the ``logprobs`` of a choice."""

@@ -121,16 +121,16 @@ class Exchange:
         self.ask = ask
         """What the engine is asked for, and what of it the client must not see."""
         self._fields = fields
-        self._reading = dialect.reader(ask)
-        self._translates = self._reading.translates
+        self.reader = dialect.reader(ask)
+        """What is read of the answer. Its `Reader.status` is known after `finish`."""
+        self._translates = self.reader.translates
         self._parser = SseParser()
         self._document: list[bytes] = []
         self._held: list[bytes] = []
 
-    @property
-    def upstream_body(self) -> bytes:
-        """The body that the engine gets."""
-        return self.body_with({})
+    def upstream_body(self, **more: str) -> bytes:
+        """The body that the engine gets, with `more` fields (name to JSON text) set."""
+        return self.asked.with_fields({**self._fields, **more})
 
     def under(self, version: int, since: float) -> None:
         """Which weights answer, by their policy version and the gate's last move: the engine may use of its prefix
@@ -141,39 +141,20 @@ class Exchange:
             self._fields = self._fields | {"cache_salt": json.dumps(salt)}
             self.altered = tuple(self._fields)
 
-    def body_with(self, fields: Mapping[str, str]) -> bytes:
-        """`upstream_body` with more `fields` (name to JSON text) set."""
-        return self.asked.with_fields({**self._fields, **fields})
-
     @cached_property
     def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
         """What each choice said, for those who know history by its words; see `Reader.answers`. Ask once `settled`."""
-        return self._reading.answers()
+        return self.reader.answers()
 
     @property
     def response_id(self) -> str | None:
         """The id under which the engine may keep the answer, where it gives answers out again; known once `settled`."""
-        return None if self.asked.fields.get("store") is False else self._reading.response_id
-
-    @property
-    def sampled(self) -> tuple[int, ...]:
-        """How many tokens each choice has so far."""
-        return self._reading.sampled
-
-    @property
-    def tells_versions(self) -> bool:
-        """Whether the engine showed that it can tell the weights behind each token; see `Reader`."""
-        return self._reading.tells_versions
-
-    @property
-    def status(self) -> int | None:
-        """The client's status, where it is not the engine's; known after `finish`."""
-        return self._reading.status
+        return None if self.asked.fields.get("store") is False else self.reader.response_id
 
     @property
     def patient(self) -> bool:
         """Whether the client has whole events of a stream that is not at its end."""
-        return self.state in ("stream", "held", "watched") and not self._reading.ended
+        return self.state in ("stream", "held", "watched") and not self.reader.ended
 
     def pass_by(self) -> None:
         """The answer is the engine's to the client's request on the client's own route: the client gets it as it is,
@@ -184,7 +165,7 @@ class Exchange:
     def retreat(self) -> bool:
         """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
         call comes of the answer."""
-        if self.skip is not None or self.upstream_body == self.asked.with_fields(self._named):
+        if self.skip is not None or self.upstream_body() == self.asked.with_fields(self._named):
             return False
         self._fields = self._named
         self.skip = UNASKABLE
@@ -206,7 +187,7 @@ class Exchange:
             if state == "held" or self._parser.unfinished:
                 out = self._events(self._parser.feed(data))
                 return out if len(self._parser.unfinished) <= MAX_EVENT else out + self._overlong()
-            out, end = self._reading.usual(data)
+            out, end = self.reader.usual(data)
             return out if end == len(data) else out + self._events(self._parser.feed(data[end:]))
         if self.buffered:
             self._document.append(data)
@@ -249,7 +230,7 @@ class Exchange:
             return
         self.settled = True
         self.outcomes = (
-            self._reading.outcomes() if lost is None else tuple(Lost(index, lost) for index in range(self.choices))
+            self.reader.outcomes() if lost is None else tuple(Lost(index, lost) for index in range(self.choices))
         )
 
     def _events(self, events: list[SseEvent]) -> list[bytes]:
@@ -257,17 +238,17 @@ class Exchange:
         for event in events:
             seen: bytes | None = event.raw
             try:
-                seen = self._reading.show(event)
+                seen = self.reader.show(event)
             except Exception:  # the one broad except: a capture that fails must not cost the agent its answer
-                if not self._reading.ended:
+                if not self.reader.ended:
                     self._go("ended", CAPTURE_FAILED)
             if seen:
-                holds = self.state == "held" or (self._reading.ended and self.state == "stream")
+                holds = self.state == "held" or (self.reader.ended and self.state == "stream")
                 (self._held if holds else out).append(seen)
         if not self.settled:
-            if self._reading.ended:
+            if self.reader.ended:
                 self._go("ended")
-        elif (why := self._reading.spoilt) is not None:
+        elif (why := self.reader.spoilt) is not None:
             self.contradicted = why
             self.outcomes = tuple(one if isinstance(one, Lost) else Lost(one.index, why) for one in self.outcomes)
         return out
@@ -285,7 +266,7 @@ class Exchange:
         body = b"".join(self._document)
         self._document = []
         try:
-            body = self._reading.document(body)
+            body = self.reader.document(body)
         except Exception:  # as in feed
             self._go("over", CAPTURE_FAILED)
         else:

@@ -50,7 +50,7 @@ def scan(text: str, *, deep: str | None = None, most: int = sys.maxsize) -> Span
 
     Raises ValueError if `text` is anything else, RecursionError if it is nested too deeply.
     """
-    found = _object(text, _skip(text, 0), deep, most)
+    found = scan_at(text, _skip(text, 0), deep, most)
     if _skip(text, found.end + 1) != len(text):
         raise ValueError("text after the end of the object")
     return found
@@ -68,18 +68,6 @@ def _unplaced(values: Any) -> Spanned:
     if not isinstance(values, dict):
         raise ValueError("expected an object")
     return Spanned(values, {}, -1)
-
-
-def scan_at(text: str, at: int) -> Spanned:
-    """The object that begins at character `at`, whatever follows it; raises like `scan`."""
-    return _object(text, at, None)
-
-
-def scan_list(text: str, at: int) -> list[Spanned]:
-    """The objects of the list that begins at character `at`; raises like `scan`."""
-    if not text.startswith("[", at):
-        raise ValueError(f"expected a list at character {at}")
-    return _objects(text, at)[0]
 
 
 def splice(text: str, edits: Edits) -> str:
@@ -109,7 +97,8 @@ def _skip(text: str, at: int) -> int:
     return found.end()
 
 
-def _object(text: str, at: int, deep: str | None, most: int = sys.maxsize) -> Spanned:
+def scan_at(text: str, at: int, deep: str | None = None, most: int = sys.maxsize) -> Spanned:
+    """The object that begins at character `at`, whatever follows it; otherwise as `scan`."""
     if not text.startswith("{", at):
         raise ValueError(f"expected an object at character {at}")
     values: dict[str, Any] = {}
@@ -120,7 +109,7 @@ def _object(text: str, at: int, deep: str | None, most: int = sys.maxsize) -> Sp
     for _ in range(most):
         name, start = _name(text, at)
         if name == deep and text.startswith("[", start):
-            values[name], at = _objects(text, start)
+            values[name], at = scan_list(text, start)
         else:
             values[name], at = _scan_value(text, start)
         spans[name] = (start, at)
@@ -147,14 +136,15 @@ def _name(text: str, at: int) -> tuple[str, int]:
     return name, _skip(text, at + 1)
 
 
-def _objects(text: str, at: int) -> tuple[list[Spanned], int]:
-    """The list of objects that begins at `at`, and where the text goes on after it."""
+def scan_list(text: str, at: int) -> tuple[list[Spanned], int]:
+    """The objects of the list that begins at character `at`, and where the text goes on after it; raises like `scan`.
+    """
     items: list[Spanned] = []
     at = _skip(text, at + 1)
     if text.startswith("]", at):
         return items, at + 1
     while True:
-        items.append(_object(text, at, None))
+        items.append(scan_at(text, at))
         at = _skip(text, items[-1].end + 1)
         if text.startswith("]", at):
             return items, at + 1

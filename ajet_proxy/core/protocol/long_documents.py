@@ -41,29 +41,23 @@ class Document(NamedTuple):
     logprobs: list[float]
 
 
-class _Lists(NamedTuple):
-    rest: bytes
-    prompt: list[int]
-    ids: list[int]
-    logprobs: list[float]
-
-
 def read(body: bytes, *, long: bool, spans: bool) -> Document:
     """The document `body`. Out of the text of a `long` one the lists are taken. Where no `spans` are asked for, the
     `answer` may be without. Raises like `scan`, and for what is not UTF-8."""
     text = body.decode()
-    if long and (lists := _taken(body)) is not None:
-        rest = lists.rest.decode()
+    if long and (taken := _taken(body)) is not None:
+        rest, prompt, ids, logprobs = taken
         answer = (scan if spans else load)(rest, deep="choices")
         if _belongs(answer):
-            answer.values["prompt_token_ids"] = lists.prompt
-            answer.values["choices"][0].values["token_ids"] = lists.ids
-            return Document(rest, answer, lists.logprobs)
+            answer.values["prompt_token_ids"] = prompt
+            answer.values["choices"][0].values["token_ids"] = ids
+            return Document(rest, answer, logprobs)
     return Document(text, scan(text, deep="choices"), [])
 
 
-def _taken(body: bytes) -> _Lists | None:
-    """The lists of `body`, each of them being there once, in vLLM's order."""
+def _taken(body: bytes) -> tuple[str, list[int], list[int], list[float]] | None:
+    """The text without its lists, and these: the prompt's ids, the sampled ones and the logprobs. Each has to be there
+    once, in vLLM's order."""
     start, end = body.find(_LOGPROBS), body.rfind(_END)
     sampled = body.find(_SAMPLED, end)
     asked = body.find(_PROMPT, sampled)
@@ -81,7 +75,7 @@ def _taken(body: bytes) -> _Lists | None:
     ))  # fmt: skip
     if any(rest.count(name) > 1 for name in _NAMES):
         return None
-    return _Lists(rest, *values, logprobs)
+    return rest.decode(), *values, logprobs
 
 
 def _belongs(answer: Spanned) -> bool:

@@ -122,6 +122,7 @@ class Reading(Reader):
         self._ask = ask
         self._hides_all = ask.hide_ids and ask.hide_logprobs
         self._hides_prompt = ask.hide_ids and not ask.show_prompt
+        self._fast = self._hides_all and not self._puts_back
         hides = {"prompt_token_ids": self._hides_prompt, "token_ids": ask.hide_ids, "logprobs": ask.hide_logprobs,
                  "weight_versions": ask.hide_versions}  # fmt: skip
         self._hidden = [name for name, hidden in hides.items() if hidden]
@@ -137,7 +138,7 @@ class Reading(Reader):
         the cost of `event`: what the agent sees in their place, and how many bytes they are."""
         seen: list[bytes] = []
         at, end = 0, len(stream)
-        if self.ended or not self._hides_all or not is_utf8(stream):
+        if self.ended or not self._fast or not is_utf8(stream):
             return seen, at
         match = self._dialect.usual.match
         while at < end and (found := match(stream, at)):
@@ -192,11 +193,9 @@ class Reading(Reader):
 
     @property
     def sampled(self) -> tuple[int, ...]:
-        """How many tokens each choice has so far."""
         return tuple(len(partial.ids) for partial in self._choices)
 
     def outcomes(self) -> tuple[Outcome, ...]:
-        """What became of each choice."""
         if self.spoilt is not None or self._unfinished:
             return tuple(Lost(index, self.spoilt or TRUNCATED) for index in range(len(self._choices)))
         prompts = [tuple(prompt) if are_tokens(prompt) else prompt for prompt in self._prompts]
@@ -206,14 +205,12 @@ class Reading(Reader):
         )
 
     def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said; see `Reader`."""
         return tuple(None if partial.finish_reason is None else joined(partial.said) for partial in self._choices)
 
     def _document(self, body: bytes) -> tuple[Spanned, str, Edits]:
         """Read `body`; what is in it, its text and the spans of that to be put back."""
-        hidden = self._hides_prompt and self._ask.hide_logprobs and len(self._choices) == 1
-        spans = self._ask.hide_versions or self._puts_back
-        text, answer, logprobs = read(body, long=self._dialect.long_documents and hidden, spans=spans)
+        long = self._hides_prompt and self._ask.hide_logprobs and len(self._choices) == 1
+        text, answer, logprobs = read(body, long=long, spans=self._ask.hide_versions or self._puts_back)
         edits = self._read(answer, answer.values.get("choices"), text)
         self._choices[0].logprobs += logprobs
         return answer, text, edits
@@ -222,11 +219,11 @@ class Reading(Reader):
         """Add `choices` to their tallies; the spans of `text`, which `answer` was read from, to be put back."""
         values = answer.values
         if values.get("error") and not choices:
-            self._spoil(ENGINE_ERROR)
+            self.spoil(ENGINE_ERROR)
         self._model = values.get("model") or self._model
         edits: Edits = {}
         if choices and not isinstance(choices, list):
-            self._spoil(CAPTURE_FAILED)
+            self.spoil(CAPTURE_FAILED)
             choices = None
         if self._hides_prompt:
             hide(answer, ("prompt_token_ids",), edits)
@@ -239,12 +236,8 @@ class Reading(Reader):
                 self._put_back(text, choice, edits)
                 self._add(choice, named)
             except UNREADABLE:
-                self._spoil(CAPTURE_FAILED)
+                self.spoil(CAPTURE_FAILED)
         return edits
-
-    def _spoil(self, reason: str) -> None:
-        """Whatever else comes, all calls are lost; the first `reason` counts."""
-        self.spoilt = self.spoilt or reason
 
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
         """What else in `choice` would have been otherwise, had the agent been answered directly."""
@@ -255,7 +248,7 @@ class Reading(Reader):
         if not known:
             self._prompts[place] = known if prompt is None else prompt
         elif prompt and prompt is not known and (not are_tokens(prompt) or prompt != known):
-            self._spoil(CAPTURE_FAILED)
+            self.spoil(CAPTURE_FAILED)
 
     def _add(self, choice: Spanned, named: set[int]) -> None:
         """Add `choice` to what came of it before. It is not among those that its event has `named`, and becomes one."""
@@ -295,9 +288,9 @@ class Reading(Reader):
         words = [word for name, word in self._dialect.said(choice).items() if name != "role"]
         rows = self._dialect.logprobs(values.get("logprobs") or {})
         if finish_reason != partial.finish_reason:
-            self._spoil(LOSSES.get(finish_reason, CAPTURE_FAILED))
+            self.spoil(LOSSES.get(finish_reason, CAPTURE_FAILED))
         elif values.get("token_ids") or rows or any(words):
-            self._spoil(CAPTURE_FAILED)
+            self.spoil(CAPTURE_FAILED)
 
     def _is_filler(self, choices: list[Spanned]) -> bool:
         """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""

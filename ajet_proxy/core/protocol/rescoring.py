@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ajet_proxy.core.protocol.reading import logprobs_of
 from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
 
@@ -50,15 +52,7 @@ def answered(choice: Unscored, body: bytes) -> Captured | Lost:
         logprobs = _logprobs(choice, json.loads(body)["choices"][0])
     except (ValueError, TypeError, LookupError, RecursionError):
         return Lost(choice.index, NOT_SCORED)
-    return Captured(
-        index=choice.index,
-        model=choice.model,
-        prompt_token_ids=choice.prompt_token_ids,
-        token_ids=choice.token_ids,
-        logprobs=logprobs,
-        finish_reason=choice.finish_reason,
-        scored=True,
-    )
+    return Captured(**asdict(choice), logprobs=logprobs, scored=True)
 
 
 def _logprobs(choice: Unscored, told: Any) -> tuple[float, ...]:

@@ -119,7 +119,6 @@ class ResponseReading(Reader):
 
     @property
     def sampled(self) -> tuple[int, ...]:
-        """How many tokens have shown so far; never more than there are."""
         return (self._events,)
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
@@ -145,7 +144,7 @@ class ResponseReading(Reader):
         kind = found.values.get("type")
         edits: Edits = {}
         if self.ended and kind in _TELLING:
-            self._lose(ENGINE_ERROR if kind == "response.failed" else CAPTURE_FAILED)
+            self.spoil(ENGINE_ERROR if kind == "response.failed" else CAPTURE_FAILED)
         elif kind == _ITEM:
             self._shown.append(found.values.get("item"))
         if kind in _DELTAS:
@@ -154,7 +153,7 @@ class ResponseReading(Reader):
             if rows and self._ask.hide_logprobs:
                 edits = {found.spans["logprobs"]: "[]"}
         elif kind == "error" or found.values.get("error"):
-            self._lose(ENGINE_ERROR)
+            self.spoil(ENGINE_ERROR)
         elif "response" in found.spans:
             response = scan_at(text, found.spans["response"][0])
             edits = self._put_back(text, response)
@@ -193,11 +192,7 @@ class ResponseReading(Reader):
         if not self._prompt:
             self._prompt = prompt
         elif prompt and prompt != self._prompt:
-            self._lose(CAPTURE_FAILED)
-
-    def _lose(self, reason: str) -> None:
-        """Whatever comes, the call is lost; the first `reason` counts."""
-        self.spoilt = self.spoilt or reason
+            self.spoil(CAPTURE_FAILED)
 
     def _end(self, response: dict[str, Any]) -> None:
         try:
@@ -214,7 +209,7 @@ def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:
     """The objects in the list `name`; none where it is no list of objects."""
     value = found.values.get(name)
     whole = isinstance(value, list) and all(isinstance(item, dict) for item in value)
-    return scan_list(text, found.spans[name][0]) if whole else []
+    return scan_list(text, found.spans[name][0])[0] if whole else []
 
 
 def _outcome(response: Mapping[str, Any]) -> Outcome:

@@ -20,6 +20,8 @@ from ajet_proxy.core.trajectory.timeline import Timeline
 
 WINDOW = 1000
 """The rate is that of so many of the latest turns, in whole episodes."""
+LIMIT = 0.05
+"""A rate above this is an alert."""
 LEAST = 50
 """With fewer turns than this in the window there is no rate yet."""
 
@@ -51,15 +53,14 @@ class Drift:
         """The share of the latest turns that drifted; None while they are too few."""
         return self._drifted / self._recent if self._recent >= LEAST else None
 
-    def alert(self, model: str, limit: float) -> str | None:
-        """The line for an operator if the rate is over `limit` (0: never)."""
-        rate = self.rate
-        if not limit or rate is None or rate <= limit:
+    def alert(self, model: str) -> str | None:
+        """The line for an operator if the rate is over `LIMIT`."""
+        if (rate := self.rate) is None or rate <= LIMIT:
             return None
         reasons = ", ".join(f"{reason} {self.broken[reason]}" for reason in DRIFTED if self.broken[reason])
         return (
             f"model {model!r}: {self._drifted} of the last {self._recent} turns ({rate:.1%}) were read as other tokens "
-            f"than were sampled, over the limit of {limit:.1%} (in all: {reasons})"
+            f"than were sampled, over the limit of {LIMIT:.1%} (in all: {reasons})"
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ Next: ajet_sdk/frame.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ajet_proxy.core.tokens import count, cut, unpack_tokens
 from ajet_proxy.core.trajectory.call import prompt_hash
@@ -22,16 +22,10 @@ from ajet_sdk.sample import Call, PolicySpans, Sample
 
 
 def samples_of(
-    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Iterable[EpisodeReward] = ()
-) -> tuple[Sample, ...]:
-    """The samples of one episode, one for each of `timelines` and in their order, after `repair.join`."""
-    return tuple(each_sample(timelines, episode=episode, task=task, rewards=tuple(rewards)))
-
-
-def each_sample(
-    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Sequence[EpisodeReward]
+    timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Collection[EpisodeReward] = ()
 ) -> Iterator[Sample]:
-    """`samples_of`, each made when it is asked for: their tokens as numbers take many times the room of timelines."""
+    """The samples of one episode, one for each of `timelines` and in their order, after `repair.join`. Each is made
+    when it is asked for: their tokens as numbers take many times the room of timelines."""
     return (
         Sample(
             sample=f"{episode}/{index}",
@@ -57,7 +51,8 @@ def each_sample(
 def merge_calls(calls: Sequence[Call], policy: Policy = "strict") -> tuple[Sample, ...]:
     """The samples of the calls of one episode that nobody has rewarded; its task is the hash of its first prompt."""
     first = min(calls, key=lambda call: (call.started_at, call.call))
-    return samples_of(merge(calls, policy), episode=first.episode, task=prompt_hash(first.prompt_token_ids))
+    task = prompt_hash(first.prompt_token_ids)
+    return tuple(samples_of(merge(calls, policy), episode=first.episode, task=task))
 
 
 def _mask(timeline: Timeline) -> tuple[int, ...]:

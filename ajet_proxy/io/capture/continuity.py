@@ -116,7 +116,7 @@ class ContinuedRequest:
 
     async def _send_exact(self, request: EngineRequest, prompt: Ids) -> aiohttp.ClientResponse | None:
         """The answer to `request` with `prompt`; None if the engine finds fault with it, which may be the prompt's."""
-        body = self._exchange.body_with({FIELD: json.dumps({"prompt_token_ids": prompt}, separators=(",", ":"))})
+        body = self._exchange.upstream_body(**{FIELD: json.dumps({"prompt_token_ids": prompt}, separators=(",", ":"))})
         answer = await self._shared.upstream.send(replace(request, body=body))
         if answer.status in (400, 422):
             answer.close()

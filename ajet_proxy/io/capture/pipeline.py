@@ -32,10 +32,9 @@ from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import Identity, identify
 from ajet_proxy.core.protocol.anthropic.messages import Messages
 from ajet_proxy.core.protocol.anthropic.template import Template, depends_on_template, questions, template_of
-from ajet_proxy.core.protocol.chat import Chat, wants_no_reasoning
+from ajet_proxy.core.protocol.chat import Chat, trial, wants_no_reasoning, withholds
 from ajet_proxy.core.protocol.dialect import Ask, Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
-from ajet_proxy.core.protocol.hidden_reasoning import trial, withholds
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Captured, Origin, Outcome
@@ -137,7 +136,7 @@ class Pipeline:
 
     async def _identify(self, incoming: Incoming) -> None:
         incoming.identity = identity = incoming.identify(incoming.request.fields)
-        if identity.reward is not None and identity.episode is not None:
+        if identity.labels.reward is not None and identity.episode is not None:
             incoming.identity = await self._rewards.record(incoming.http, identity, incoming.body, call=True)
         incoming.request.check_size()
 
@@ -150,7 +149,7 @@ class Pipeline:
         incoming.history = deferred(route, fields, identity.scope, exact=exact)
         scope = identity.scope if identity.episode is None else b""
         incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
-        if identity.reward is not None and identity.episode is None:
+        if identity.labels.reward is not None and identity.episode is None:
             incoming.identity = await self._rewards.record(
                 incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
             )
@@ -200,7 +199,7 @@ class Pipeline:
             identified_by=identity.identified_by, altered=exchange.altered,
         )
         incoming.upstream_request = request = self._request(
-            incoming, exchange.target, exchange.upstream_body, begun.model, sticky=begun.episode
+            incoming, exchange.target, exchange.upstream_body(), begun.model, sticky=begun.episode
         )
         incoming.recorder = recorder = Recorder(
             origin, scorer=lambda: Scorer(self._upstream, request, exchange.cache_salt, self._metrics),
@@ -235,7 +234,7 @@ class Pipeline:
         answer = None if incoming.ask is PASSED_BY else await incoming.sender.send(request)
         if answer is not None and answer.status in REFUSED and exchange.retreat():
             answer.close()
-            answer = await incoming.sender.send(replace(request, body=exchange.upstream_body))
+            answer = await incoming.sender.send(replace(request, body=exchange.upstream_body()))
         elif answer is None or (answer.status in NO_ROUTE and incoming.dialect.path != incoming.dialect.target):
             answer, request = await self._pass_by(incoming, answer)
         incoming.tail = None if exchange.skip is None else Tail()
@@ -278,9 +277,9 @@ class Pipeline:
         finally:
             if recorder.lost:
                 told = 0 if incoming.tail is None else incoming.tail.tokens()
-                if used := told or sum(exchange.sampled[place] for place in recorder.lost):
+                if used := told or sum(exchange.reader.sampled[place] for place in recorder.lost):
                     self._ledger_port.used(incoming.claims.tenant, used)
-        if exchange.tells_versions:
+        if exchange.reader.tells_versions:
             self._tell_versions.add(exchange.target)
 
     def _marks(

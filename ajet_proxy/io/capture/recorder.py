@@ -75,7 +75,7 @@ class Recorder:
         version = self._ledger_port.policy_version(self.origin.model)
         if version != self._version:
             self._version = version
-            self._changes.append(Change(version, exchange.sampled))
+            self._changes.append(Change(version, exchange.reader.sampled))
 
     async def record(self, outcomes: Sequence[Outcome]) -> None:
         """Record `outcomes`; returns when they are on disk."""

@@ -146,7 +146,7 @@ class WholeRelay(_Relay):
             ) from self._error
         if self._body is None:
             raise EngineError("the engine's answer broke off", code="engine_broken") from self._error
-        response = WholeAnswer(self._answer, self._body, self._exchange.status)
+        response = WholeAnswer(self._answer, self._body, self._exchange.reader.status)
         response.unsent = lambda: self._recorder.lose(why_gone(self._http))
         response.sent = self._recorder.sent
         self._address(response)

@@ -32,10 +32,11 @@ class Rewards:
     ) -> Identity:
         """`identity` with the episode that it stands for, which has the reward of the request now, if it brings one.
         `call`: the request makes a call. `history` and `sent` find the episode where nothing names it."""
-        reward = identity.reward
+        labels, reward = identity.labels, identity.labels.reward
         if identity.episode is not None or sent:
-            looking = replace(identity, reward=None) if call and reward is not None and not reward.final else identity
-            identity = replace(await self._ledger_port.find(looking, history, sent or {}), reward=reward)
+            open_still = call and reward is not None and not reward.final
+            looking = replace(identity, labels=replace(labels, reward=None)) if open_still else identity
+            identity = replace(await self._ledger_port.find(looking, history, sent or {}), labels=labels)
         if reward is not None:
             await self._give(http, identity, body)
         return identity
@@ -46,6 +47,6 @@ class Rewards:
         if identity.episode is not None:
             http[SUBJECT] = identity.episode
         key = retry_key(http.headers)
-        said = key or repr((http.method, identity.path, identity.agent, identity.reward))
+        said = key or repr((http.method, identity.path, identity.labels.agent, identity.labels.reward))
         digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + sent).hexdigest()
         await self._ledger_port.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)

@@ -111,7 +111,7 @@ class Control:
                 case "events":
                     return await self._events(http)
                 case "status":
-                    known = self._decide(request, "").body or {}
+                    known = self._decide(request, "").body() or {}
                     return web.json_response(self._status(known) | self._intercepting(http))
                 case "ca":
                     return self._certificate()
@@ -119,7 +119,7 @@ class Control:
                     await self._check_upstreams(request)
             answer = await self._ask(http, request)
             if route.name == "open_episode":
-                http[SUBJECT] = (answer.body or {}).get("episode", "")
+                http[SUBJECT] = (answer.body() or {}).get("episode", "")
             return await _response(http, answer)
 
         return handle
@@ -187,7 +187,7 @@ class Control:
             if left <= 0 or self._stopping.is_set():
                 return web.Response(status=204)
             await self._until_stop(self._store.leasable(seen, left))
-        batch = http[SUBJECT] = str((answer.body or {})["batch"])
+        batch = http[SUBJECT] = str((answer.body() or {})["batch"])
         data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(self._store.state, batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 
@@ -227,7 +227,7 @@ class Control:
         faults: list[str] = []
         if self._config.gate_mode == "pause":
             faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
-        return web.json_response((answer.body or {}) | ({"not_resumed": faults} if faults else {}))
+        return web.json_response((answer.body() or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, known: dict[str, Any]) -> dict[str, Any]:
         """The ledger's status with what only this process knows: its engines (``any_model``: those for
@@ -340,7 +340,7 @@ def _is_local(http: web.Request) -> bool:
 async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse:
     """`answer` as JSON. One that has iterators is written piece by piece, each made in a thread: a record with tokens
     may be hundreds of megabytes, of which memory and other requests are to feel one item at most."""
-    body = answer.body
+    body = answer.body()
     if body is None or not any(isinstance(value, Iterator) for value in body.values()):
         return web.json_response(body, status=answer.status)
     response = body_of.Unmeasured(status=answer.status)

@@ -38,7 +38,7 @@ from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, NotReady
-from ajet_sdk.routes import HEADER_REWARD, OpenEpisode, Reward
+from ajet_sdk.routes import HEADER_REWARD, OpenEpisode
 from ajet_sdk.untold import UNTOLD
 
 logger = logging.getLogger(__name__)
@@ -93,8 +93,8 @@ class LocalPort:
         return found
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
-        assert identity.reward is not None
-        episode, directive, commands = identity.episode, identity.reward, self._commands
+        assert identity.labels.reward is not None
+        episode, body, commands = identity.episode, identity.labels.reward, self._commands
         if episode is None:
             raise BadRequest(
                 f"{HEADER_REWARD} needs an episode, and this request neither names one nor continues any one",
@@ -103,9 +103,9 @@ class LocalPort:
         known = self._state.find(episode)
         tenant = _tenant(identity, episode, known)
         if known is None:
-            if directive.call is not None:
-                raise NotFound(f"episode {episode} has no call {directive.call}", code="unknown_call")
-            opening = OpenEpisode(task=identity.task, eval=identity.eval)
+            if body.call is not None:
+                raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call")
+            opening = OpenEpisode(task=identity.labels.task, eval=identity.labels.eval)
             await self._store.commit(commands.open_episode(
                 opening, episode=episode, at=self._clock.now(), tenant=tenant, identified_by=identity.identified_by
             ))
@@ -115,8 +115,7 @@ class LocalPort:
             before = sum(one.startswith(name) for one in known.rewards)
             repeated = again and not self._unseen.explains(sent, None)
             name = f"{name}-{max(0, before - 1) if repeated else before}"
-        body = Reward(value=directive.value, call=directive.call, final=directive.final)
-        labels = commands.label(episode, task=identity.task, eval=identity.eval, at=at)
+        labels = commands.label(episode, task=identity.labels.task, eval=identity.labels.eval, at=at)
         events = (*labels, *commands.reward(episode, body, reward_id=name, at=at))
         try:
             self._store.check(events)
@@ -130,7 +129,7 @@ class LocalPort:
 
     async def admit(self, identity: Identity) -> None:
         episode = identity.claims.episode
-        if episode is not None and identity.reward is None:
+        if episode is not None and identity.labels.reward is None:
             known = self._state.find(episode)
             _tenant(identity, episode, known)
             if known is not None:
@@ -157,23 +156,23 @@ class LocalPort:
         name = named.episode or "", request.sent["body_hash"]
         try:
             identity, metadata = named, _NOTHING
-            if named.reward is None:
+            if named.labels.reward is None:
                 identity, metadata = self._continued(self._current(named), request.history, request.sent)
             episode = identity.episode or self._clock.new_id("ep")
             known = state.find(episode)
-            agent = identity.agent or (None if known is None else known.agent) or ""
+            agent = identity.labels.agent or (None if known is None else known.agent) or ""
             chosen = None if known is None else known.model_for(agent, request.model, self._engines.names())
             model = chosen or request.model or state.only_model()
             opening = partial(
-                self._commands.begin_call, model=model, agent=agent, task=identity.task, eval=identity.eval,
-                identified_by=identity.identified_by, tenant=_tenant(identity, episode, known), metadata=metadata,
-                route=request.route, **request.sent,
+                self._commands.begin_call, model=model, agent=agent, task=identity.labels.task,
+                eval=identity.labels.eval, identified_by=identity.identified_by, route=request.route,
+                tenant=_tenant(identity, episode, known), metadata=metadata, **request.sent,
             )
             if state.gate != "open" or not self._engines.candidates(model):  # waiting takes memory
                 self._store.check(opening(episode=episode, calls=(), at=self._clock.now()))
             async with self._come_in(model):
                 known = state.find(episode)
-                if named.identified_by in UNSURE and named.reward is None and known and known.state != "open":
+                if named.identified_by in UNSURE and named.labels.reward is None and known and known.state != "open":
                     episode = self._current(named).episode or self._clock.new_id("ep")
                     known = state.find(episode)
                 begun = Begun(
@@ -301,7 +300,7 @@ class LocalPort:
         if identity.episode is None or identity.identified_by not in RUNGS:
             return identity
         find, tenant = self._state.find, identity.claims.tenant
-        found = self._names.current(identity.episode, tenant, find, for_reward=identity.reward is not None)
+        found = self._names.current(identity.episode, tenant, find, for_reward=identity.labels.reward is not None)
         return replace(identity, episode=found)
 
     def _come_in(self, model: str) -> AbstractAsyncContextManager[None]:

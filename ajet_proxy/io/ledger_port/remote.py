@@ -7,6 +7,7 @@ before anything that depends on them: notices and answers come in the order in w
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from msgspec.structs import astuple, replace
 
 from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings, ChatHistory, Mark, Marks, PromptHistory, ResponseHistory
-from ajet_proxy.core.identity.headers import RewardDirective
+from ajet_proxy.core.identity.headers import Labels
 from ajet_proxy.core.identity.keys import Claims, Ring
 from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.ledger.state import Served, Serving
@@ -28,6 +29,7 @@ from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole
 from ajet_proxy.io.ledger_port.worker_connection import Form, Values, WorkerConnection, fields
 from ajet_sdk.errors import AjetError
+from ajet_sdk.routes import Reward
 
 
 class Facts(Serving, Struct, frozen=True):
@@ -50,8 +52,8 @@ def _known_marks(kind: type[ChatHistory]) -> Form:
 
 
 VALUES = Values((
-    fields(Claims), fields(RewardDirective), fields(Identity), fields(Begun), fields(Known), fields(Turn),
-    fields(Packed), fields(Served), fields(Facts), fields(Ask),
+    fields(Claims), fields(Labels), fields(Identity), fields(Begun), fields(Known), fields(Turn), fields(Packed),
+    fields(Served), fields(Facts), fields(Ask), Form(Reward, dataclasses.astuple, lambda packed: Reward(*packed)),
     Form(CallRequest, lambda request: [*astuple(replace(request, sent=dict(request.sent)))],
          lambda packed: CallRequest(*packed)),
     _known_marks(ChatHistory), _known_marks(ResponseHistory), fields(PromptHistory),

@@ -94,7 +94,7 @@ class MessagesReading(Reading):
         try:
             return b"".join(self._events(event.data))
         except UNREADABLE as error:
-            self._spoil(CAPTURE_FAILED)
+            self.spoil(CAPTURE_FAILED)
             return self._fail(f"the engine's stream cannot be read: {error}")
 
     def document(self, body: bytes) -> bytes:
@@ -106,7 +106,7 @@ class MessagesReading(Reading):
                 return _dump(error_body(refusal["type"], refusal["message"]))
             shown = self._message(answer.values, choices[0].values)
         except UNREADABLE:
-            self._spoil(CAPTURE_FAILED)
+            self.spoil(CAPTURE_FAILED)
             return body
         self.ended = True
         return _dump(shown)

@@ -23,11 +23,6 @@ def speaks_anthropic(path: str) -> bool:
     return path == PREFIX or path.startswith(PREFIX + "/")
 
 
-def type_of(status: int) -> str:
-    """Anthropic's name for an error with `status`."""
-    return _TYPES.get(status, "api_error")
-
-
 def error_body(kind: str, message: str) -> dict[str, Any]:
     """An error of type `kind`."""
     return {"type": "error", "error": {"type": kind, "message": message}}
@@ -35,4 +30,4 @@ def error_body(kind: str, message: str) -> dict[str, Any]:
 
 def body_of(error: AjetError) -> dict[str, Any]:
     """What an Anthropic client gets for `error`."""
-    return error_body(type_of(error.status), error.message)
+    return error_body(_TYPES.get(error.status, "api_error"), error.message)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.continuity.memory import FIELD, OUTCOMES, Known, Memory, heard_as
+from ajet_proxy.core.continuity.memory import FIELD, Known, Memory, Outcome, heard_as
 from ajet_proxy.core.continuity.responses import Responding, outline
 from ajet_proxy.core.conversation.history import RESPONSES, ResponseHistory, read
 from tests.kit.outlines import recall, remember
@@ -100,7 +100,7 @@ def test_a_streamed_answer_is_known_as_its_events_told_it_and_as_its_end_did() -
 )
 def test_why_a_turn_goes_on_from_none(request_: Responding, word: str) -> None:
     assert recalled(request_) == word
-    assert word in OUTCOMES
+    assert word in get_args(Outcome)
 
 
 def test_sampling_may_change_from_turn_to_turn() -> None:

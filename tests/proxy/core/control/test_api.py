@@ -36,7 +36,7 @@ class Caller:
         answer = self.decide(method, path, body, **options)
         self.rig.run(answer.events)
         assert answer.status == 200
-        shown = answer.body
+        shown = answer.body()
         assert shown is not None
         return shown
 
@@ -50,7 +50,8 @@ def caller() -> Caller:
 
 
 def test_every_route_that_the_ledger_answers_has_a_handler() -> None:
-    assert set(api._HANDLERS) == {route.name for route in ROUTES} - {"events", "ca"}
+    names = {route.name for route in ROUTES}
+    assert {name for name in names if callable(getattr(api._Handlers, name, None))} == names - {"events", "ca"}
 
 
 # ---- opening
@@ -244,7 +245,7 @@ def test_listing_episodes(caller: Caller) -> None:
 
 def test_from_lease_to_acknowledgement(caller: Caller) -> None:
     empty = caller.decide("POST", "/batches/lease", {"group_size": 1})
-    assert (empty.status, empty.events, empty.body) == (204, (), None)
+    assert (empty.status, empty.events, empty.body()) == (204, (), None)
     caller.rig.ready()
     batch = caller.post("/batches/lease", {"group_size": 1, "lease_s": 60.0})["batch"]
     lease = {"batch": batch, "state": "leased", "lease_until": caller.rig.at + 60.0}

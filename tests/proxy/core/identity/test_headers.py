@@ -10,8 +10,9 @@ from collections.abc import Mapping
 import pytest
 from multidict import CIMultiDict
 
-from ajet_proxy.core.identity.headers import Headers, Labels, RewardDirective, is_text, retries, retry_key, retry_keys
+from ajet_proxy.core.identity.headers import Headers, Labels, is_text, retries, retry_key, retry_keys
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import Reward
 
 
 def labels(**sent: str) -> Labels:
@@ -38,14 +39,14 @@ def test_an_unusable_label_is_refused_each_time(sent: Mapping[str, str]) -> None
 
 
 def test_rewards() -> None:
-    assert labels(reward="0.5").reward == RewardDirective(0.5, None, False)
-    assert labels(reward="-1", final="1").reward == RewardDirective(-1.0, None, True)
-    assert labels(reward="1e0", final="0", reward_call="call-1").reward == RewardDirective(1.0, "call-1", False)
+    assert labels(reward="0.5").reward == Reward(0.5, None, None, False)
+    assert labels(reward="-1", final="1").reward == Reward(-1.0, None, None, True)
+    assert labels(reward="1e0", final="0", reward_call="call-1").reward == Reward(1.0, "call-1", None, False)
 
 
 def test_two_rewards_must_be_one() -> None:
     first, other = ("X-AJet-Reward", "1"), ("accept", "2")
-    assert Headers(CIMultiDict([first, other, first])).labels.reward == RewardDirective(1.0, None, False)
+    assert Headers(CIMultiDict([first, other, first])).labels.reward == Reward(1.0, None, None, False)
     with pytest.raises(BadRequest, match="X-AJet-Reward is there twice"):
         Headers(CIMultiDict([first, other, ("x-ajet-reward", "0")])).labels  # noqa: B018 - asking is what raises
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import inspect
-from typing import get_args
 
 import pytest
 from msgspec.structs import fields
 
 from ajet_proxy.core.ledger import events
+from tests.kit.strategies import EVENT_KINDS
 
 
 def test_every_record_is_an_event() -> None:
     records = {kind for _, kind in inspect.getmembers(events, inspect.isclass) if kind.__module__ == events.__name__}
-    assert records == set(get_args(events.Event))
+    assert records == {events.Event, events.EpisodeEvent, *EVENT_KINDS}
 
 
-@pytest.mark.parametrize("kind", get_args(events.Event), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", EVENT_KINDS, ids=lambda kind: kind.__name__)
 def test_every_event_has_a_time_and_cannot_change(kind: type) -> None:
     names = [field.name for field in fields(kind)]
     assert names[0] == "at"

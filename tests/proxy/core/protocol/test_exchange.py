@@ -55,17 +55,17 @@ def test_what_another_policy_version_has_put_into_the_prefix_cache_is_not_for_th
     assert (running.altered, running.cache_salt) == ((), None)
     running.under(3, 1.5)
     assert (running.altered, running.cache_salt) == (("cache_salt",), "#3.1500")
-    assert json.loads(running.upstream_body)["cache_salt"] == "#3.1500"
-    assert json.loads(running.body_with({"seed": "1"}))["cache_salt"] == "#3.1500"
+    assert json.loads(running.upstream_body())["cache_salt"] == "#3.1500"
+    assert json.loads(running.upstream_body(seed="1"))["cache_salt"] == "#3.1500"
 
 
 def test_a_clients_own_salt_stays_a_part_of_it_and_is_all_of_it_where_the_question_is_put_as_it_came() -> None:
     running = exchange(CHAT, {"cache_salt": "mine"})
     running.under(3, 1.5)
     assert running.altered == ("return_token_ids", "logprobs", "cache_salt")
-    assert json.loads(running.upstream_body)["cache_salt"] == "mine#3.1500"
+    assert json.loads(running.upstream_body())["cache_salt"] == "mine#3.1500"
     assert running.retreat()
-    assert running.upstream_body == b'{"model":"policy","cache_salt":"mine"}'
+    assert running.upstream_body() == b'{"model":"policy","cache_salt":"mine"}'
     assert not running.retreat()
 
 
@@ -73,19 +73,19 @@ def test_the_request_stays_as_it_was_written() -> None:
     body = b'{ "model":"policy",\n "temperature": 0.70, "x":1e2,"messages":[{"content":"\\u00e9"}], "logprobs":null }'
     running = Exchange(CAPTURED[CHAT], Request(body))
     expected = body.replace(b'"logprobs":null }', b'"logprobs":true ,"return_token_ids":true}')
-    assert running.upstream_body == expected
+    assert running.upstream_body() == expected
     assert running.altered == ("return_token_ids", "logprobs")
 
 
 def test_a_request_that_asks_for_all_is_not_altered() -> None:
     running = exchange(CHAT, {"logprobs": True, "return_token_ids": True})
     assert running.altered == ()
-    assert running.upstream_body == b'{"model":"policy","logprobs":true,"return_token_ids":true}'
+    assert running.upstream_body() == b'{"model":"policy","logprobs":true,"return_token_ids":true}'
 
 
 def test_the_episodes_model_stands_in_for_another() -> None:
     running = exchange(CHAT, {"logprobs": True, "return_token_ids": True}, model='other "é"')
-    assert json.loads(running.upstream_body)["model"] == 'other "é"'
+    assert json.loads(running.upstream_body())["model"] == 'other "é"'
     assert running.altered == ("model",)
     assert exchange(CHAT, model="policy").altered == ("return_token_ids", "logprobs")
 
@@ -94,16 +94,16 @@ def test_an_engine_that_tells_versions_is_asked_for_them() -> None:
     asked = Request(b'{"model":"policy"}')
     for path in (CHAT, COMPLETIONS):
         running = Exchange(CAPTURED[path], asked, versions=True)
-        assert json.loads(running.upstream_body)["return_weight_versions"] is True
+        assert json.loads(running.upstream_body())["return_weight_versions"] is True
         assert running.altered == ("return_token_ids", "logprobs", "return_weight_versions")
-        assert not running.tells_versions
+        assert not running.reader.tells_versions
 
 
 def test_each_event_leaves_at_once_and_the_last_one_waits() -> None:
     running = streaming()
     assert running.feed(START + WORD[:9]) == [SEEN_START]
     assert running.feed(WORD[9:]) == [SEEN_WORD]
-    assert not running.settled and running.outcomes == () and running.sampled == (1,)
+    assert not running.settled and running.outcomes == () and running.reader.sampled == (1,)
     assert running.feed(END + USAGE) == []
     assert running.settled and ids_of(running.outcomes) == [(5, 6)], "nobody waits for [DONE]"
     assert running.feed(DONE) == [], "what follows the end may not overtake it"
@@ -244,14 +244,14 @@ def test_what_is_not_captured_passes_untouched() -> None:
 def test_what_is_not_captured_still_goes_to_the_episodes_model() -> None:
     running = exchange(COMPLETIONS, {"echo": True}, model="other")
     assert running.altered == ("model",)
-    assert json.loads(running.upstream_body) == {"model": "other", "echo": True}
+    assert json.loads(running.upstream_body()) == {"model": "other", "echo": True}
 
 
 def test_a_refused_question_is_put_again_as_the_client_put_it() -> None:
     running = exchange(CHAT, {"n": 2}, model="other")
-    assert json.loads(running.body_with({"seed": "1"})) == json.loads(running.upstream_body) | {"seed": 1}
+    assert json.loads(running.upstream_body(seed="1")) == json.loads(running.upstream_body()) | {"seed": 1}
     assert running.retreat()
-    assert running.upstream_body == b'{"model":"other","n":2}'
+    assert running.upstream_body() == b'{"model":"other","n":2}'
     assert not running.retreat()
     running.on_headers(200, SSE)
     assert reasons(running.outcomes) == ["unaskable"] * 2
@@ -318,7 +318,7 @@ def test_a_protocol_that_is_not_the_engines_is_translated_to_its_last_event() ->
     running = Exchange(Shout(), Shout().translate(Request(b'{"model":"policy"}')))
     assert (running.target, running.keep_alive) == ("/v1/chat/completions", b":\n\n")
     assert running.asked.fields == {"model": "policy", "loud": True}
-    assert json.loads(running.upstream_body) == {
+    assert json.loads(running.upstream_body()) == {
         "model": "policy", "loud": True, "return_token_ids": True, "logprobs": True
     }  # fmt: skip
     running.on_headers(200, SSE)
@@ -346,7 +346,7 @@ def test_the_engines_answer_to_the_clients_own_request_is_not_translated(
 def test_a_request_that_is_not_carried_goes_out_as_it_is() -> None:
     body = b'{ "model": "m", "messages": [{"role": "user", "content": [{"type": "document"}]}] }'
     running = Exchange(Shout(), Request(body), ask=Ask(skip="no_chat_route"), versions=True)
-    assert (running.upstream_body, running.altered, running.choices) == (body, (), 1)
+    assert (running.upstream_body(), running.altered, running.choices) == (body, (), 1)
 
 
 def test_an_error_is_translated_too() -> None:
@@ -400,9 +400,9 @@ def test_a_document_may_need_another_status() -> None:
     running = Exchange(Shout(), Request(b"{}"))
     running.on_headers(200, "application/json")
     running.feed(b'{"bad":1}')
-    assert running.status is None
+    assert running.reader.status is None
     running.finish()
-    assert running.status == 400
+    assert running.reader.status == 400
 
 
 # --- the states

@@ -27,7 +27,7 @@ WITHOUT_TEXT = (
 @pytest.mark.parametrize("name", NAMES)
 def test_the_engine_is_asked_what_stands_on_the_tape(name: str) -> None:
     """Fails when the proxy asks otherwise than when the tapes were recorded: record them anew."""
-    asked = json.loads(exchange_of(TAPES[name, AGENT]).upstream_body)
+    asked = json.loads(exchange_of(TAPES[name, AGENT]).upstream_body())
     assert asked == TAPES[name, PROXY].request == as_proxy(name, TAPES[name, AGENT].request)
 
 

@@ -40,7 +40,7 @@ def expected_calls(tape: Tape) -> dict[int, tuple[list[int], list[int], list[flo
 @pytest.mark.parametrize("name", CAPTURABLE)
 def test_the_engine_is_asked_what_stands_on_the_tape(name: str) -> None:
     """Fails when the proxy asks otherwise than when the tapes were recorded: record them anew."""
-    assert json.loads(exchange_of(tapes.load()[name, AGENT]).upstream_body) == tapes.load()[name, PROXY].request
+    assert json.loads(exchange_of(tapes.load()[name, AGENT]).upstream_body()) == tapes.load()[name, PROXY].request
 
 
 @pytest.mark.parametrize("name", CAPTURABLE)
@@ -81,7 +81,7 @@ def test_the_calls_are_the_engines_own(name: str) -> None:
 def test_what_cannot_be_captured_passes_as_it_is(name: str) -> None:
     direct = tapes.load()[name, AGENT]
     exchange = exchange_of(tapes.load()[name, AGENT])
-    assert json.loads(exchange.upstream_body) == direct.request
+    assert json.loads(exchange.upstream_body()) == direct.request
     _, seen, outcomes = replay(tapes.load()[name, AGENT], direct, [direct.body])
     assert seen == direct.body
     assert not any(isinstance(outcome, Captured) for outcome in outcomes)

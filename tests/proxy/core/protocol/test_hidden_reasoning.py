@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ajet_proxy.core.protocol.chat import Chat, wants_no_reasoning
-from ajet_proxy.core.protocol.hidden_reasoning import HiddenReasoning, trial, withholds
+from ajet_proxy.core.protocol.chat import Chat, HiddenReasoning, trial, wants_no_reasoning, withholds
 from tests.proxy.core.protocol.answers import (
     CHAT,
     chat_event,

@@ -90,11 +90,12 @@ def test_a_deep_key_that_holds_no_list_stays_plain() -> None:
 def test_objects_inside_are_found_in_their_place() -> None:
     text = '{"a":[1],"b": [ {"c":2} , {"d":{"e":null}} ], "f":{}}x'
     found = scan_at(text, 0)
-    items = scan_list(text, found.spans["b"][0])
+    items, end = scan_list(text, found.spans["b"][0])
+    assert text.startswith(', "f"', end)
     assert [plain(item) for item in items] == [{"c": 2}, {"d": {"e": None}}]
     start, end = scan_at(text, items[1].spans["d"][0]).spans["e"]
     assert text[start:end] == "null"
-    assert scan_list(" []", 1) == []
+    assert scan_list(" []", 1) == ([], 3)
     for name in ("a", "f"):
         with pytest.raises(ValueError):
             scan_list(text, found.spans[name][0])

@@ -71,7 +71,7 @@ def replay(parts: list[bytes], request: dict[str, Any] | None = None) -> tuple[b
     running = exchange(RESPONSES, {"stream": True, **(request or {})})
     running.on_headers(200, SSE)
     out = b"".join(b"".join([*running.feed(part), *running.release()]) for part in parts)
-    return out + b"".join(running.finish()), running.outcomes, running.sampled[0]
+    return out + b"".join(running.finish()), running.outcomes, running.reader.sampled[0]
 
 
 @pytest.mark.parametrize(("request_", "fields", "hidden"), [
@@ -278,10 +278,10 @@ def test_a_call_is_lost_by_what_contradicts_it_behind_the_end_and_by_nothing_els
     running.on_headers(200, SSE)
     running.feed(begin(0) + end(response([text(rows(-0.5, -1.0))])))
     assert running.release() and ids_of(running.outcomes) == [(5, 6)]
-    shown = list(running._reading._shown)
+    shown = list(running.reader._shown)
     running.feed(more)
     assert reasons(running.outcomes) == [reason] == [running.contradicted or "captured"]
-    assert running._reading._shown == shown, "nothing of it is kept"
+    assert running.reader._shown == shown, "nothing of it is kept"
 
 
 def test_an_empty_prompt_says_nothing_against_another() -> None:

@@ -7,12 +7,13 @@ of 12 tokens that end in the stop token, with results of tools between them.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.continuity.memory import OUTCOMES
+from ajet_proxy.core.continuity.memory import Outcome
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory import drift
 from ajet_proxy.core.trajectory.drift import broken_by
@@ -185,7 +186,7 @@ def test_of_several_answers_to_one_prompt_the_one_that_is_like_it_is_compared() 
 
 def test_what_the_agent_is_known_to_have_left_out_is_its_own_edit() -> None:
     """By its tokens alone it is what a template does that takes reasoning out."""
-    assert set(drift.EDITED) <= set(OUTCOMES)
+    assert set(drift.EDITED) <= set(get_args(Outcome))
     first = make_call("a", FIRST, ANSWERS[0], at=0)
     second = make_call("b", FIRST + ANSWERS[0][3:] + RESULTS[0], [1, STOP], at=1)
     for word, name in ((None, "template"), ("unknown_history", "template"), ("words_left_out", "history_edited")):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_proxy.core.ledger import views
-from ajet_proxy.core.trajectory.drift_rate import LEAST, WINDOW, Drift, by_model
+from ajet_proxy.core.trajectory.drift_rate import LEAST, LIMIT, WINDOW, Drift, by_model
 from ajet_proxy.core.trajectory.timeline import merge
 from tests.kit.ledger_rig import LedgerRig, picture
 from tests.kit.strategies import make_call, tangled_calls
@@ -50,16 +50,17 @@ def test_without_merging_nothing_is_known() -> None:
 def test_only_a_rate_over_the_limit_warns() -> None:
     drift = Drift()
     drift.add(LEAST - 1, Counter({"template": LEAST - 1}))
-    assert (drift.rate, drift.alert("m", 0.05)) == (None, None)
+    assert (drift.rate, drift.alert("m")) == (None, None)
     drift.add(1, counted("retokenized"))
     assert drift.rate == 1.0
-    line = drift.alert("m", 0.5)
+    line = drift.alert("m")
     assert line is not None
-    for words in ("model 'm'", f"{LEAST} of the last {LEAST} turns (100.0%)", "over the limit of 50.0%",
+    for words in ("model 'm'", f"{LEAST} of the last {LEAST} turns (100.0%)", "over the limit of 5.0%",
                   f"retokenized 1, template {LEAST - 1}"):
         assert words in line
-    assert drift.alert("m", 1.0) is None
-    assert drift.alert("m", 0.0) is None
+    seldom = Drift()
+    seldom.add(100, Counter({"template": 5}))
+    assert (seldom.rate, seldom.alert("m")) == (LIMIT, None)
 
 
 def test_what_an_agent_does_to_its_history_is_no_drift() -> None:

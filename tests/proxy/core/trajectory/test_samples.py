@@ -128,7 +128,7 @@ def test_a_sample_gets_the_rewards_that_concern_it(rewards: list[EpisodeReward],
         make_call("a1", [1], [2], at=0, agent="solver"), make_call("a2", [1, 2, 3], [4], at=1, agent="solver"),
         make_call("b", [9], [8], at=2, agent="solver"), make_call("c", [1], [2], at=3, agent="critic"),
     ]
-    samples = samples_of(merge(calls), episode="ep", task="t", rewards=rewards)
+    samples = tuple(samples_of(merge(calls), episode="ep", task="t", rewards=rewards))
     assert [sample.reward for sample in samples] == expected
 
 

@@ -308,7 +308,7 @@ def test_the_bytes_of_a_document() -> None:
         '"model":"policy","stop_reason":"tool_use","usage":{"input_tokens":9,"output_tokens":0},'
         '"kv_transfer_params":{"a":null}}'
     )
-    assert ids_of(running.outcomes) == [(5,)] and running.status is None
+    assert ids_of(running.outcomes) == [(5,)] and running.reader.status is None
 
 
 @pytest.mark.parametrize("content", [None, ""])
@@ -325,7 +325,7 @@ def test_half_a_surrogate_pair_stays_an_escape() -> None:
 @pytest.mark.parametrize("arguments", ['{"a": 1', "", "3", '["a"]', "[" * 100_000])
 def test_arguments_that_are_no_object_are_refused_as_vllm_refuses_them(arguments: str) -> None:
     body, running = whole(document({"tool_calls": [tool(arguments)]}, "length"))
-    assert running.status == 400
+    assert running.reader.status == 400
     error = json.loads(body)
     assert error["type"] == "error" and error["error"]["type"] == "BadRequestError" and error["error"]["message"]
     assert ids_of(running.outcomes) == [(5,)], "what was sampled was sampled"

@@ -30,7 +30,7 @@ def test_the_route_is_captured_over_chat() -> None:
     dialect = CAPTURED["/v1/messages"]
     running = Exchange(dialect, dialect.translate(Request(dump(ASK).encode())))
     assert running.target == "/v1/chat/completions"
-    assert json.loads(running.upstream_body) == {
+    assert json.loads(running.upstream_body()) == {
         "model": "policy", "messages": [{"role": "user", "content": "é"}], "max_tokens": 5, "max_completion_tokens": 5,
         "tool_choice": None, "return_token_ids": True, "logprobs": True,
     }  # fmt: skip
