@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import ClientResponse, web
@@ -45,8 +46,8 @@ from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
 from ajet_proxy.io.capture.reward_header import Rewards
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe
-from ajet_proxy.io.engines.rendering import Detokenizer
-from ajet_proxy.io.engines.rescoring import Scorer
+from ajet_proxy.io.engines.rendering import repeated
+from ajet_proxy.io.engines.rescoring import score
 from ajet_proxy.io.engines.upstream import EngineRequest, Forwarding, Upstream
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, LedgerPort
@@ -203,8 +204,8 @@ class Pipeline:
             incoming, exchange.target, exchange.upstream_body, begun.model, sticky=begun.episode
         )
         incoming.recorder = recorder = Recorder(
-            origin, scorer=lambda: Scorer(self._upstream, request, exchange.cache_salt, self._metrics),
-            texts=lambda: Detokenizer(self._upstream, request), ledger_port=self._ledger_port,
+            origin, score=lambda choice: score(choice, self._upstream, request, exchange.cache_salt, self._metrics),
+            find_same_text=partial(repeated, self._upstream, request), ledger_port=self._ledger_port,
             marks=self._marks(incoming.history, exchange),
         )
         incoming.sender = self._upstream

@@ -195,6 +195,15 @@ class Upstream:
         return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
 
 
+async def told(upstream: Upstream, request: EngineRequest) -> tuple[int, bytes]:
+    """The status and the body of the whole answer to `request`."""
+    answer = await upstream.send(request)
+    try:
+        return answer.status, await answer.read()
+    finally:
+        answer.close()
+
+
 class Forwarding:
     """How clients' requests go on to the engines: without keys of ours (`is_ours`), with `upstream_key` in place of any
     other, and under the name of this `daemon`."""

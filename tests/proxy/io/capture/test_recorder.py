@@ -54,7 +54,8 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
         tenant="", body_hash="", idempotency_key=None, retries=0,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    return Recorder(origin, scorer=lambda: scoring, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type,return-value]
+    score = (scoring or Scoring(store)).score
+    return Recorder(origin, score=score, find_same_text=None, ledger_port=port_of(store))  # type: ignore[arg-type]
 
 
 def ends(store: MemoryStore) -> list[str]:

@@ -11,7 +11,6 @@ from multidict import CIMultiDict
 from ajet_proxy.core.trajectory.call import Captured, Lost, Unscored
 from ajet_proxy.io.engines import rescoring as module
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -32,7 +31,7 @@ async def scored(
     request = EngineRequest("POST", "/v1/responses?x=1", headers, b"{}", model, "ep-1")
     await upstream.start()
     try:
-        return await Scorer(upstream, request, salt, metrics).score(CHOICE), metrics
+        return await module.score(CHOICE, upstream, request, salt, metrics), metrics
     finally:
         await upstream.close()
 
