@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Keys
-from ajet_proxy.io.capture.front import FrontSettings
+from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_proxy.settings import Config

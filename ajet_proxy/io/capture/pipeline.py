@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -40,15 +41,16 @@ from ajet_proxy.core.protocol.hidden_reasoning import trial, withholds
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Captured, Origin, Outcome
-from ajet_proxy.io.capture.continuity import Continuity
+from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
-from ajet_proxy.io.capture.reward_header import Rewards
+from ajet_proxy.io.capture.reward_header import record_reward
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe
 from ajet_proxy.io.engines.rendering import repeated
 from ajet_proxy.io.engines.rescoring import score
 from ajet_proxy.io.engines.upstream import EngineRequest, Forwarding, Upstream
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -62,13 +64,30 @@ PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
 """An engine without a chat route is asked what the client asked, on the client's own route."""
 
 
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the
+    engines' own API key; ``pauses`` says that weights change while calls are in flight. ``daemon`` is its name, which
+    no other one has."""
+
+    daemon: str = "ajet_proxy"
+    allow_routes: tuple[str, ...] = ()
+    upstream_key: str | None = None
+    pauses: bool = False
+    connect_timeout: float = 10.0
+    read_timeout: float = 0.0
+    keep_alive: float = 15.0
+    max_body: int = 64 << 20
+    max_messages: int = 10_000
+    max_header: int = MAX_HEADER
+    max_choices: int = 1024
+    client_timeout: float = PATIENCE_S
+    continuity: bool = True
+
+
 class Incoming:
     """A client's request on its way. Each step adds what it finds; what is set stays as it is."""
 
-    __slots__ = (
-        "ask", "begun", "body", "claims", "dialect", "exchange", "headers", "history", "http", "identity", "recorder",
-        "request", "retry", "sender", "tail", "translated", "upstream_request",
-    )  # fmt: skip
     claims: Claims
     body: bytes
     request: Request
@@ -106,19 +125,16 @@ class Pipeline:
     """What all captured requests share."""
 
     def __init__(
-        self, *, ledger_port: LedgerPort, rewards: Rewards, upstream: Upstream, engines: Engines,
-        forwarding: Forwarding, metrics: Metrics, keep_alive_s: float, pauses: bool, continuity: bool,
-        max_choices: int,
+        self, *, ledger_port: LedgerPort, upstream: Upstream, engines: Engines, forwarding: Forwarding,
+        metrics: Metrics, settings: FrontSettings,
     ) -> None:
         self._ledger_port = ledger_port
-        self._rewards = rewards
         self._upstream = upstream
         self._forwarding = forwarding
         self._metrics = metrics
-        self._keep_alive_s = keep_alive_s
-        self._pauses = pauses
-        self._max_choices = max_choices
-        self._continuity = Continuity(upstream, ledger_port=ledger_port, metrics=metrics) if continuity else None
+        self._settings = settings
+        continuity = Continuity(upstream, ledger_port=ledger_port, metrics=metrics)
+        self._continuity = continuity if settings.continuity else None
         self._chat_routes = ChatRoutes(upstream, engines)
         self._templates = EngineProbe(upstream, engines, questions, template_of, otherwise=Template())
         self._withholds = EngineProbe(upstream, engines, trial, withholds, otherwise=True)
@@ -139,7 +155,9 @@ class Pipeline:
     async def _identify(self, incoming: Incoming) -> None:
         incoming.identity = identity = incoming.identify(incoming.request.fields)
         if identity.reward is not None and identity.episode is not None:
-            incoming.identity = await self._rewards.record(incoming.http, identity, incoming.body, call=True)
+            incoming.identity = await record_reward(
+                self._ledger_port, incoming.http, identity, incoming.body, call=True
+            )
         incoming.request.check_size()
 
     async def _translate(self, incoming: Incoming) -> None:
@@ -152,10 +170,11 @@ class Pipeline:
         scope = identity.scope if identity.episode is None else b""
         incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
         if identity.reward is not None and identity.episode is None:
-            incoming.identity = await self._rewards.record(
-                incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
+            incoming.identity = await record_reward(
+                self._ledger_port, incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
             )
-        incoming.ask = question(dialect, incoming.translated, self._max_choices) if carried else PASSED_BY
+        most = self._settings.max_choices
+        incoming.ask = question(dialect, incoming.translated, most) if carried else PASSED_BY
 
     async def _carry(self, incoming: Incoming) -> bool:
         """Put the request as the engine's route takes it, if the engine has that route."""
@@ -193,7 +212,7 @@ class Pipeline:
             incoming.dialect, incoming.translated, ask=incoming.ask, model=begun.episode_model,
             versions=incoming.dialect.target in self._tell_versions,
         )
-        if self._pauses and incoming.ask is not PASSED_BY:
+        if self._settings.pauses and incoming.ask is not PASSED_BY:
             exchange.under(begun.policy_version, begun.gate_since)
         origin = Origin(
             calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
@@ -210,7 +229,7 @@ class Pipeline:
         )
         incoming.sender = self._upstream
         if self._continuity is not None:
-            incoming.sender = turn = self._continuity.turn(exchange, origin, incoming.history)
+            incoming.sender = turn = ContinuedRequest(self._continuity, exchange, origin, incoming.history)
             recorder.finished = turn.finished
 
     async def _suit(self, incoming: Incoming) -> None:
@@ -229,7 +248,7 @@ class Pipeline:
         else:
             return
         incoming.translated = incoming.dialect.translate(incoming.request)
-        incoming.ask = question(incoming.dialect, incoming.translated, self._max_choices)
+        incoming.ask = question(incoming.dialect, incoming.translated, self._settings.max_choices)
 
     async def _send(self, incoming: Incoming) -> Relay:
         exchange, request = incoming.exchange, incoming.upstream_request
@@ -241,7 +260,8 @@ class Pipeline:
             answer, request = await self._pass_by(incoming, answer)
         incoming.tail = None if exchange.skip is None else Tail()
         return relaying(
-            incoming.http, answer, request, exchange, incoming.recorder, incoming.tail, keep_alive_s=self._keep_alive_s
+            incoming.http, answer, request, exchange, incoming.recorder, incoming.tail,
+            keep_alive_s=self._settings.keep_alive,
         )
 
     async def _pass_by(

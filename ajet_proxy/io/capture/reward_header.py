@@ -20,32 +20,24 @@ from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.port import LedgerPort
 
 
-class Rewards:
-    """Records them at a ledger_port."""
+async def record_reward(
+    ledger_port: LedgerPort, http: web.Request, identity: Identity, body: bytes, history: History | None = None,
+    sent: Mapping[str, Any] | None = None, *, call: bool = False,
+) -> Identity:
+    """`identity` with the episode that it stands for, which has the reward of the request now, if it brings one.
+    `call`: the request makes a call. `history` and `sent` find the episode where nothing names it.
 
-    def __init__(self, ledger_port: LedgerPort) -> None:
-        self._ledger_port = ledger_port
-
-    async def record(
-        self, http: web.Request, identity: Identity, body: bytes, history: History | None = None,
-        sent: Mapping[str, Any] | None = None, *, call: bool = False,
-    ) -> Identity:
-        """`identity` with the episode that it stands for, which has the reward of the request now, if it brings one.
-        `call`: the request makes a call. `history` and `sent` find the episode where nothing names it."""
-        reward = identity.reward
-        if identity.episode is not None or sent:
-            looking = replace(identity, reward=None) if call and reward is not None and not reward.final else identity
-            identity = replace(await self._ledger_port.find(looking, history, sent or {}), reward=reward)
-        if reward is not None:
-            await self._give(http, identity, body)
-        return identity
-
-    async def _give(self, http: web.Request, identity: Identity, sent: bytes) -> None:
-        """A request that is sent again with the body `sent`, by an equal ``Idempotency-Key`` or a count of retries,
-        gives the same reward, or with a key is refused for another value."""
+    A request that is sent again with the same `body`, by an equal ``Idempotency-Key`` or a count of retries, gives the
+    same reward, or with a key is refused for another value."""
+    reward = identity.reward
+    if identity.episode is not None or sent:
+        looking = replace(identity, reward=None) if call and reward is not None and not reward.final else identity
+        identity = replace(await ledger_port.find(looking, history, sent or {}), reward=reward)
+    if reward is not None:
         if identity.episode is not None:
             http[SUBJECT] = identity.episode
         key = retry_key(http.headers)
-        said = key or repr((http.method, identity.path, identity.agent, identity.reward))
-        digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + sent).hexdigest()
-        await self._ledger_port.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)
+        said = key or repr((http.method, identity.path, identity.agent, reward))
+        digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + body).hexdigest()
+        await ledger_port.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)
+    return identity

@@ -19,7 +19,8 @@ from ajet_proxy.core.identity.keys import Claims, Keys
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.core.ledger.state import LedgerSettings, State
-from ajet_proxy.io.capture.front import FrontSettings, HttpFront
+from ajet_proxy.io.capture.front import HttpFront
+from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger

@@ -18,7 +18,7 @@ import pytest
 from ajet_proxy.core.protocol import request
 from ajet_proxy.core.protocol.routes import CAPTURED
 from ajet_proxy.io.capture import listeners
-from ajet_proxy.io.capture.front import FrontSettings
+from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_proxy.io.control import routes
 from ajet_proxy.io.storage.limits import resident_bytes
 from tests.kit.engine_stub import EngineStub
