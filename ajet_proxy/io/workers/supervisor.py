@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet_proxy.io.http.audit import AuditLog
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import VALUES, Facts
 from ajet_proxy.io.ledger_port.remote_server import Notified, PortServer
@@ -65,7 +64,7 @@ class Workers:
 
     def __init__(
         self, number: int, settings: Mapping[str, Any], *, ledger_port: LocalPort, facts: Callable[[], Facts],
-        audit: AuditLog, metrics: Metrics, data_dir: Path, drain_s: float,
+        audit: Notified, metrics: Metrics, data_dir: Path, drain_s: float,
     ) -> None:
         self._settings = settings
         self._ledger_port = ledger_port
@@ -242,15 +241,14 @@ class Workers:
 
         def ready(problem: str | None = None) -> None:
             slot.listening = problem is None
-            if slot.ready.done() and problem is not None:
+            if problem is None and not slot.ready.done():
+                slot.ready.set_result(None)
+            elif not slot.ready.done():
+                slot.ready.set_exception(OSError(problem))
+            elif problem is not None:
                 logger.error("worker %d cannot serve: %s", slot.number, problem)
-            if not slot.ready.done():
-                if problem is None:
-                    slot.ready.set_result(None)
-                else:
-                    slot.ready.set_exception(OSError(problem))
 
-        more: dict[str, Notified] = {"listening": ready, "failed": ready, "audit": self._audit.write}
+        more: dict[str, Notified] = {"listening": ready, "failed": ready, "audit": self._audit}
         return PortServer(self._ledger_port, notify=connection.notify, more=more, gone=gone)
 
 
