@@ -71,7 +71,7 @@ class Worker:
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         """Begin at once: what "start" brings is there before the next notice."""
-        task = asyncio.Task(work, eager_start=True)
+        task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 

@@ -50,8 +50,6 @@ KEY_TTL_S = 7 * 86400.0
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
-KEY_TTL_S = 7 * 86400.0
-"""An episode's key lives this long, or as long as the episode may be open."""
 
 
 class Control:

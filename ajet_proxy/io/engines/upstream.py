@@ -221,44 +221,36 @@ class Forwarding:
         query = http.rel_url.raw_query_string
         return EngineRequest(
             method=http.method, target=f"{path}?{query}" if query else path,
-            headers=request_headers(
-                headers.sent.items(), is_ours=self._is_ours, upstream_key=self._upstream_key, identity=identity,
-                daemon=self._daemon,
-            ),
-            body=body, model=model, sticky=sticky,
+            headers=self.headers(headers.sent.items(), identity=identity), body=body, model=model, sticky=sticky,
         )
 
-
-def request_headers(
-    headers: Iterable[tuple[str, str]], *, is_ours: Callable[[str], bool], upstream_key: str | None, identity: bool,
-    daemon: str,
-) -> CIMultiDict[str]:
-    """The client's headers as the engine gets them: what is for us, for one hop or about the body's framing is left
-    out, keys of ours (`is_ours`) too; `upstream_key` stands in for any key; with `identity` the answer must not be
-    compressed. ``Via`` names this `daemon`, which so knows a request of its own again. A name that comes again is
-    spelled as it was first, since aiohttp keeps all values of one spelling."""
-    pairs = list(headers)
-    dropped = _NOT_FORWARDED | _named_in_connection(pairs)
-    spelled: dict[str, str] = {}
-    out: CIMultiDict[str] = CIMultiDict()
-    codings = [place for place, (name, _) in enumerate(pairs) if name.lower() == "content-encoding"]
-    for place, (name, value) in enumerate(pairs):
-        lower = name.lower()
-        if codings[-1:] == [place] and coding_of([value]) is not None:
-            continue
-        if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
-            continue
-        if lower in _CREDENTIALS and (upstream_key is not None or any(map(is_ours, _keys(value)))):
-            continue
-        if holds_key(value):  # as a cookie or in a header of the caller's own
-            continue
-        out.add(spelled.setdefault(lower, name), sendable(value))
-    out.add(spelled.get("via", "Via"), f"1.1 {daemon}")
-    if identity:
-        out["Accept-Encoding"] = "identity"
-    if upstream_key is not None:
-        out["Authorization"] = f"Bearer {upstream_key}"
-    return out
+    def headers(self, headers: Iterable[tuple[str, str]], *, identity: bool) -> CIMultiDict[str]:
+        """The client's headers as the engine gets them. What is for us, for one hop or about the body's framing is left
+        out; with `identity` the answer must not be compressed. ``Via`` names this daemon, which so knows a request of
+        its own again. A name that comes again is spelled as it was first, since aiohttp keeps all values of one
+        spelling."""
+        pairs, upstream_key = list(headers), self._upstream_key
+        dropped = _NOT_FORWARDED | _named_in_connection(pairs)
+        spelled: dict[str, str] = {}
+        out: CIMultiDict[str] = CIMultiDict()
+        codings = [place for place, (name, _) in enumerate(pairs) if name.lower() == "content-encoding"]
+        for place, (name, value) in enumerate(pairs):
+            lower = name.lower()
+            if codings[-1:] == [place] and coding_of([value]) is not None:
+                continue
+            if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
+                continue
+            if lower in _CREDENTIALS and (upstream_key is not None or any(map(self._is_ours, _keys(value)))):
+                continue
+            if holds_key(value):  # as a cookie or in a header of the caller's own
+                continue
+            out.add(spelled.setdefault(lower, name), sendable(value))
+        out.add(spelled.get("via", "Via"), f"1.1 {self._daemon}")
+        if identity:
+            out["Accept-Encoding"] = "identity"
+        if upstream_key is not None:
+            out["Authorization"] = f"Bearer {upstream_key}"
+        return out
 
 
 def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:

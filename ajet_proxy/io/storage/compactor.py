@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,32 +85,19 @@ class Compactor:
         return is_due(sealed, snapshot) or (self._retains and self._now() >= self._at_latest)
 
     async def _run(self) -> None:
+        """A compaction. It ends with this process, which holds the other end of its input."""
         try:
             if self._retains and self._store.state.leaving:
                 await self._store.end_segment()
-            tie, held = os.pipe()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *COMMAND, str(self._data_dir), *self._limits, TIED, stdin=PIPE, stdout=PIPE, stderr=PIPE
+            )
         except (OSError, AjetError) as error:
             self._failed(f"a compaction cannot be started: {error}")
             return
+        assert process.stdout is not None and process.stderr is not None
         try:
-            await self._compact(tie)
-        finally:
-            os.close(held)
-
-    async def _compact(self, tie: int) -> None:
-        """A compaction that ends when nobody holds the other end of `tie`, which is closed here."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *COMMAND, str(self._data_dir), *self._limits, TIED,
-                stdin=tie, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )
-        except OSError as error:
-            self._failed(f"a compaction cannot be started: {error}")
-            return
-        finally:
-            os.close(tie)
-        try:
-            out, errors = await process.communicate()
+            out, errors, _ = await asyncio.gather(process.stdout.read(), process.stderr.read(), process.wait())
         except asyncio.CancelledError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -21,8 +21,8 @@ from ajet_proxy.io.engines.upstream import (
     COOLDOWN_S,
     LONGEST_COOLDOWN_S,
     EngineRequest,
+    Forwarding,
     Upstream,
-    request_headers,
     response_headers,
 )
 from ajet_proxy.io.http import aiohttp_internals
@@ -339,15 +339,16 @@ async def test_nothing_is_added_to_what_an_engine_gets() -> None:
 
 
 def to_engine(headers: dict[str, str], **more: Any) -> dict[str, str]:
-    options: dict[str, Any] = {"is_ours": lambda key: key == "ours", "upstream_key": None, "identity": False, **more}
-    out = dict(request_headers(headers.items(), daemon="me", **options))
+    options: dict[str, Any] = {"is_ours": lambda key: key == "ours", "upstream_key": None, **more}
+    identity = options.pop("identity", False)
+    out = dict(Forwarding(daemon="me", **options).headers(headers.items(), identity=identity))
     assert out.pop("Via") == "1.1 me"
     return out
 
 
 def test_the_way_of_a_request_goes_on_with_the_daemons_name() -> None:
     sent = [("via", "1.0 front"), ("Via", "1.1 b, 1.1 c")]
-    out = request_headers(sent, is_ours=bool, upstream_key=None, identity=False, daemon="me")
+    out = Forwarding(daemon="me", is_ours=bool, upstream_key=None).headers(sent, identity=False)
     assert list(out.items()) == [("via", "1.0 front"), ("via", "1.1 b, 1.1 c"), ("via", "1.1 me")]
 
 
