@@ -30,7 +30,7 @@ from ajet_proxy.core.ledger.events import Event, GateOpened, PolicyAnnounced
 from ajet_proxy.core.ledger.quotas import Quotas
 from ajet_proxy.core.ledger.retention import to_archive
 from ajet_proxy.core.ledger.state import LedgerSettings
-from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.capture import front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import relayed
 from ajet_proxy.io.control.routes import Control
@@ -53,6 +53,7 @@ from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.runtime.process import (
     allow_many_connections,
     cannot_listen,
+    end,
     endings,
     log_to_stderr,
     look_for_garbage_less,
@@ -158,8 +159,12 @@ class App:
         traces = Traces(provider) if provider is not None else None
         if traces is not None:
             self._stack.push_async_callback(traces.close)
-        settings = _ledger_settings(self.config)
-        store = Store.open(self._data_dir, settings, metrics=self._metrics, patience_s=self.config.drain_s)
+        config = self.config
+        settings = LedgerSettings(
+            idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
+            group_size=config.group_size,
+        )
+        store = Store.open(self._data_dir, settings, metrics=self._metrics, patience_s=config.drain_s)
         self._stack.push_async_callback(store.close)
         if traces is not None:
             traces.follow(store)
@@ -177,7 +182,7 @@ class App:
         self._stack.push_async_callback(compactor.stop)
         watch = keyring.Watch(self._data_dir, self._keys)
         self.ticker = asyncio.get_running_loop().create_task(self._tick(limits, compactor, watch))
-        self._stack.push_async_callback(_end, self.ticker)
+        self._stack.push_async_callback(end, self.ticker)
 
     async def _listen_with(self, workers: Workers, application: web.Application) -> tuple[str, int]:
         """Have `workers` listen and bring the requests that are for `application`."""
@@ -347,11 +352,6 @@ async def _run(app: App, announce: Callable[[str], None]) -> None:
         raise failed
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
 def open_data_dir(config: Config) -> Path:
     """The data directory, made for this user alone if it was not there."""
     path = Path(config.data_dir)
@@ -366,10 +366,3 @@ def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
     chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
     return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
-
-
-def _ledger_settings(config: Config) -> LedgerSettings:
-    return LedgerSettings(
-        idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
-        group_size=config.group_size,
-    )

@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Keys
-from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.capture import front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import ControlRelay
 from ajet_proxy.io.engines.pool import Engines
@@ -58,9 +58,9 @@ class Worker:
             "drain": lambda: self._do(self._drain()),
         }
 
-    def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
+    async def ask(self, what: str, values: Sequence[Any]) -> Any:
         assert what == "figures"
-        return self._figures()
+        return self._metrics.figures()
 
     def notified(self, what: str, values: Sequence[Any]) -> None:
         self._notices[what](*values)
@@ -115,9 +115,6 @@ class Worker:
     def _take(self, facts: Facts) -> None:
         self._ledger_port.facts = facts
         self._keys.ring = facts.ring
-
-    async def _figures(self) -> Any:
-        return self._metrics.figures()
 
     async def _drain(self) -> None:
         if self._runner is not None:

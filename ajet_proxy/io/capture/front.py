@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
@@ -31,20 +32,23 @@ from ajet_proxy.core.protocol.responses import fetched, shown
 from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay
-from ajet_proxy.io.capture.pipeline import FrontSettings, Incoming, Pipeline
-from ajet_proxy.io.capture.reward_header import record_reward
+from ajet_proxy.io.capture.pipeline import FrontSettings, Incoming, Pipeline, record_reward
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.upstream import Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
+from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import LedgerPort
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.settings import Config
 from ajet_sdk.errors import AjetError, BadRequest, LoopDetected, NotFound, NotReady, TooLarge
 from ajet_sdk.routes import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
+BACKLOG = 4096
 LOOP = "an engine of this proxy leads back to it: give --upstream, and POST policy, the engines' own addresses"
 MOST_MISSPELT = 100
 """So many header names that mean nothing are written to the log, each once."""
@@ -239,3 +243,35 @@ class HttpFront:
 def _is_preflight(http: web.Request) -> bool:
     """Whether a browser asks what a page of another site may ask."""
     return http.method == "OPTIONS" and "Origin" in http.headers and "Access-Control-Request-Method" in http.headers
+
+
+def application(config: Config, keys: Keys, *around: Any) -> web.Application:
+    """An application without routes; `around` are middlewares around all others."""
+    guards = [refuse_foreign_pages(_own_names(config))] if keys.is_open else []
+    return web.Application(middlewares=[*around, error_middleware, *guards], client_max_size=config.max_body)
+
+
+def runner(config: Config, served: web.Application) -> Runner:
+    """What serves an application, with the limits of `config`. aiohttp waits twice for the shutdown's time: for the
+    handlers, and for them once more after it has cut off their requests' bodies."""
+    return Runner(
+        served, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s / 2,
+        max_line_size=MAX_HEADER, max_field_size=MAX_HEADER, keepalive_timeout=300.0, logger=http_logger,
+    )
+
+
+def settings(config: Config, daemon: str) -> FrontSettings:
+    """Those of the front of the `daemon` of this name, in its own process and in each of its workers."""
+    return FrontSettings(
+        daemon=daemon, allow_routes=config.allow_route, upstream_key=config.upstream_key,
+        read_timeout=config.read_timeout, max_body=config.max_body, continuity=config.continuity == "auto",
+        pauses=config.gate_mode == "pause",
+    )
+
+
+def _own_names(config: Config) -> tuple[str, ...] | None:
+    """What callers may call us besides our address; a trusted front answers for the names it has."""
+    if config.trusted_front:
+        return None
+    name = urlsplit(config.public_url or "").hostname
+    return () if name is None else (name,)

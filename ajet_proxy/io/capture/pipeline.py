@@ -19,6 +19,7 @@ Next: ajet_proxy/core/identity/ladder.py
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from aiohttp import ClientResponse, web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import History, Mark, deferred, marks_of
-from ajet_proxy.core.identity.headers import Headers, retry_keys
+from ajet_proxy.core.identity.headers import Headers, retries, retry_key, retry_keys
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import Identity, identify
 from ajet_proxy.core.protocol.anthropic.messages import Messages
@@ -44,13 +45,13 @@ from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Capture
 from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
-from ajet_proxy.io.capture.reward_header import record_reward
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe
 from ajet_proxy.io.engines.rendering import repeated
 from ajet_proxy.io.engines.rescoring import score
 from ajet_proxy.io.engines.upstream import EngineRequest, Forwarding, Upstream
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
+from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -319,3 +320,29 @@ class Pipeline:
 
     def _request(self, incoming: Incoming, path: str, body: bytes | None, model: str, sticky: str) -> EngineRequest:
         return self._forwarding.request(incoming.http, incoming.headers, path, body, model=model, sticky=sticky)
+
+
+async def record_reward(
+    ledger_port: LedgerPort, http: web.Request, identity: Identity, body: bytes, history: History | None = None,
+    sent: Mapping[str, Any] | None = None, *, call: bool = False,
+) -> Identity:
+    """`identity` with the episode that it stands for, which has the reward of the request now, if it brings one.
+    `call`: the request makes a call. `history` and `sent` find the episode where nothing names it.
+
+    A request that makes no call rewards what its name last stood for. One that makes a call rewards the episode which
+    the call goes to, unless its reward is final: then it can only be meant for what is there already.
+
+    A request that is sent again with the same `body`, by an equal ``Idempotency-Key`` or a count of retries, gives the
+    same reward, or with a key is refused for another value."""
+    reward = identity.reward
+    if identity.episode is not None or sent:
+        looking = replace(identity, reward=None) if call and reward is not None and not reward.final else identity
+        identity = replace(await ledger_port.find(looking, history, sent or {}), reward=reward)
+    if reward is not None:
+        if identity.episode is not None:
+            http[SUBJECT] = identity.episode
+        key = retry_key(http.headers)
+        said = key or repr((http.method, identity.path, identity.agent, reward))
+        digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + body).hexdigest()
+        await ledger_port.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)
+    return identity

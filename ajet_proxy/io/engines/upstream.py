@@ -82,6 +82,17 @@ def watched(address: aiohttp.AddrInfoType) -> socket.socket:
     return made
 
 
+def session(
+    connector: aiohttp.BaseConnector, timeout: aiohttp.ClientTimeout, max_header: int = MAX_HEADER
+) -> aiohttp.ClientSession:
+    """Sends requests, and gives answers, as they are; one header of an answer has at most `max_header` bytes."""
+    return aiohttp.ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        max_line_size=max_header, max_field_size=max_header, max_headers=MAX_HEADERS,
+    )
+
+
 class Upstream:
     """Sends requests to the engine that should have them."""
 
@@ -102,8 +113,9 @@ class Upstream:
         self._away: dict[str, _Away] = {}
 
     async def start(self) -> None:
-        self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched))
-        self._fresh = self._session(Pool(limit=0, force_close=True, socket_factory=watched))
+        pooled = Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched)
+        fresh = Pool(limit=0, force_close=True, socket_factory=watched)
+        self._pooled, self._fresh = (session(pool, self._timeout, self._max_header) for pool in (pooled, fresh))
 
     async def close(self) -> None:
         for session in (self._pooled, self._fresh):
@@ -175,13 +187,6 @@ class Upstream:
         elif answer.connection is not None:
             break_off(answer.content)
         return answer
-
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=connector, timeout=self._timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            max_line_size=self._max_header, max_field_size=self._max_header, max_headers=MAX_HEADERS,
-        )
 
     def _failed(self, url: str, error: Exception) -> AjetError:
         if isinstance(error, TimeoutError):

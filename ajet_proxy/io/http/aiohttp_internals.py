@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from time import monotonic
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -136,7 +136,7 @@ def _error(error: BaseException | None) -> AjetError:
     return AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")
 
 
-class Tap(asyncio.BaseProtocol):
+class Tap:
     """Stands between an engine's connection and aiohttp's `reader` of it: notes whether anything came back, tells who
     follows an answer, and sees to it that an answer breaks off with its connection.
 
@@ -181,19 +181,14 @@ class Tap(asyncio.BaseProtocol):
         self.data_received = self._reader.data_received  # the rest goes there at once: a call less for each piece
         self._reader.data_received(data)
 
-    def eof_received(self) -> bool | None:
-        return self._reader.eof_received()
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._reader.connection_lost(exc)
         if self.content is not None:
             break_off(self.content)
 
-    def pause_writing(self) -> None:
-        self._reader.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._reader.resume_writing()
+    def __getattr__(self, name: str) -> Any:
+        """What else a connection tells is the reader's."""
+        return getattr(self._reader, name)
 
 
 LATEST: ContextVar[Tap | None] = ContextVar("tap")
@@ -221,12 +216,12 @@ class Pool(aiohttp.TCPConnector):
     async def connect(self, *request: Any, **more: Any) -> Any:
         connection = await super().connect(*request, **more)
         if (transport := connection.transport) is not None:
-            tap = transport.get_protocol()
+            tap: Any = transport.get_protocol()
             if isinstance(tap, Tap):
                 tap.reused = True
                 tap.listen()
             else:
-                tap = Tap(cast(asyncio.Protocol, tap))
+                tap = Tap(tap)
                 transport.set_protocol(tap)
             LATEST.set(tap)
         return connection

@@ -86,7 +86,8 @@ class RemotePort:
         return self.facts
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        return replace(identity, episode=await self._connection.ask("find", identity, history, dict(sent)))
+        found: Identity = await self._connection.ask("find", identity, history, dict(sent))
+        return found
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         await self._connection.ask("reward", identity, name, again)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ajet_proxy.core.ledger.retention import is_due
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_proxy.io.runtime.process import give_memory_back
+from ajet_proxy.io.runtime.process import end, give_memory_back
 from ajet_proxy.io.storage.compaction import TIED
 from ajet_proxy.io.storage.journal import segments, snapshots
 from ajet_proxy.io.storage.store import Store
@@ -76,8 +76,7 @@ class Compactor:
     async def stop(self) -> None:
         """End a compaction that runs; the next one begins anew."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     def _is_due(self) -> bool:
         sealed = sum(path.stat().st_size for path in segments(self._data_dir)[:-1])

@@ -259,22 +259,19 @@ async def _reserve(address: Address) -> list[socket.socket]:
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     held: list[socket.socket] = []
     deadline = loop.time() + PATIENCE_S
-    try:
+    with contextlib.ExitStack() as unless_all:
         for family, *_, where in dict.fromkeys(found):
             exact = (where[0], port, *where[2:])
             while True:
                 try:
-                    held.append(_hold(family, exact))
+                    held.append(unless_all.enter_context(_hold(family, exact)))
                     break
                 except OSError as error:
                     if error.errno != errno.EADDRINUSE or loop.time() > deadline:
                         raise cannot_listen(str(where[0]), port, error) from error
                 await asyncio.sleep(0.1)
             port = held[0].getsockname()[1]
-    except BaseException:
-        for made in held:
-            made.close()
-        raise
+        unless_all.pop_all()
     return held
 
 
@@ -282,13 +279,11 @@ def _hold(family: int, where: Sequence[Any]) -> socket.socket:
     if where[1]:
         with _socket(family) as probe:  # refused by another daemon's sockets, which ours could share the port with
             probe.bind(tuple(where))
-    made = _socket(family)
-    try:
+    with contextlib.ExitStack() as unless_bound:
+        made = unless_bound.enter_context(_socket(family))
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.bind(tuple(where))
-    except BaseException:
-        made.close()
-        raise
+        unless_bound.pop_all()
     return made
 
 

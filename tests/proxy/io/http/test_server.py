@@ -10,7 +10,7 @@ import socket
 import pytest
 from aiohttp import web
 
-from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.capture import front
 from ajet_proxy.io.http import aiohttp_internals as server
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.settings import Config
