@@ -221,7 +221,8 @@ class App:
         settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
         def facts() -> Facts:
-            return Facts(dict(state.served), state.default_version, state.merge_policy, keys.ring, self.name)
+            serving = dict(state.served), state.default_version, state.policy_updates, state.merge_policy
+            return Facts(*serving, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:
             if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):

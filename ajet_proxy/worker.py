@@ -92,7 +92,7 @@ class Worker:
         keys.ring = facts.ring
         self._ledger_port = ledger_port = RemotePort(self._connection, facts)
         engines = Engines(
-            config.upstreams, lambda model: ledger_port.facts.upstreams(model), lambda: ledger_port.facts.models()
+            config.upstreams, lambda model: ledger_port.serving.upstreams(model), lambda: ledger_port.serving.models()
         )
         audit = audited(
             lambda line: self._connection.notify("audit", line), keys=keys, now=clock.now, headers=headers_as_sent
@@ -113,7 +113,7 @@ class Worker:
             ).start()
 
     def _take(self, facts: Facts) -> None:
-        self._ledger_port.facts = facts
+        self._ledger_port.serving = facts
         self._keys.ring = facts.ring
 
     async def _drain(self) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -91,16 +91,11 @@ class HttpFront:
 
     def add_routes(self, app: web.Application) -> None:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
-        app.cleanup_ctx.append(self._connections)
+        app.cleanup_ctx.append(self._upstream.connected)
         app.on_response_prepare.append(relay.leave_out)
         app.on_response_prepare.append(body_of.close_unread)
         app.on_response_prepare.append(self._began)
         app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=body_of.unasked)
-
-    async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
-        await self._upstream.start()
-        yield
-        await self._upstream.close()
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         """Answer one request."""

@@ -59,7 +59,7 @@ class Recorder:
         self.finished: Finished | None = None
         """Is told of each whole choice before it is recorded, and has the last word on where it came from."""
         self._version = origin.policy_version
-        self._weights: object = None
+        self._updates = -1
         self._changes: list[Change] = []
         self._same_text: dict[int, Found | None] = {}
         self._endings: list[Ending] = []
@@ -69,10 +69,11 @@ class Recorder:
         changed, what comes from now on counts as theirs; of an answer in one piece all counts as the first ones'.
         Either way the call is uncertain, unless the engine itself says which token came from which (see
         `call.versions_of`)."""
-        if (weights := self._ledger_port.weights) is self._weights:
+        serving = self._ledger_port.serving
+        if serving.policy_updates == self._updates:
             return
-        self._weights = weights
-        version = self._ledger_port.policy_version(self.origin.model)
+        self._updates = serving.policy_updates
+        version = serving.policy_version(self.origin.model)
         if version != self._version:
             self._version = version
             self._changes.append(Change(version, exchange.sampled))
@@ -82,7 +83,7 @@ class Recorder:
         if self.ended:
             return
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
-        if self._ledger_port.merge_policy == "repair":
+        if self._ledger_port.serving.merge_policy == "repair":
             for outcome in whole:
                 self._same_text[outcome.index] = await self._repeated(outcome)
         self.ended = True
@@ -123,7 +124,7 @@ class Recorder:
 
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""
-        version = self._ledger_port.policy_version(self.origin.model)
+        version = self._ledger_port.serving.policy_version(self.origin.model)
         return not self._changes and version == self.origin.policy_version
 
     def _ending(self, outcome: Captured | Lost) -> Ending:

@@ -98,7 +98,7 @@ def ledger_figures(state: State) -> dict[str, Values]:
     """What the ledger knows; `ajet_proxy.core.ledger.views.status` shows the same."""
     curves = state.reward_curves.curves
     recent = {kind: state.reward_curves.recent_mean(kind, RECENT_EPISODES) for kind in curves}
-    drifts = {model: drift.to_json() for model, drift in state.drifts.items()}
+    drifts = state.drifts.items()
     groups = {
         "waiting": state.queues.waiting, "ready": state.queues.complete,
         "leased": sum(len(batch.groups) for batch in state.leased.values()),
@@ -114,13 +114,11 @@ def ledger_figures(state: State) -> dict[str, Values]:
         "ajet_groups": _by_label(groups),
         "ajet_batches_leased": _one(len(state.leased)),
         "ajet_tokens_total": _by_label(state.tokens),
-        "ajet_turns_total": _by_label({model: drift["turns"] for model, drift in drifts.items()}),
+        "ajet_turns_total": _by_label({model: drift.turns for model, drift in drifts}),
         "ajet_broken_timelines_total": {
-            (model, why): count for model, drift in drifts.items() for why, count in drift["broken_by"].items()
+            (model, why): count for model, drift in drifts for why, count in drift.broken.items()
         },
-        "ajet_drift_ratio": _by_label(
-            {model: drift["rate"] for model, drift in drifts.items() if drift["rate"] is not None}
-        ),
+        "ajet_drift_ratio": _by_label({model: rate for model, drift in drifts if (rate := drift.rate) is not None}),
     }
 
 

@@ -45,7 +45,7 @@ class ControlRelay:
         self._keys = keys
         self._clock = clock
         self._max_body = max_body
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession
 
     def add_routes(self, app: web.Application) -> None:
         """Take the control routes of `app`, before its front takes what is left."""
@@ -75,7 +75,6 @@ class ControlRelay:
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The answer of the ledger's process."""
-        assert self._session is not None, "the application started"
         try:
             return await self._session.request(
                 request.method, URL(f"http://ledger{request.target}", encoded=True), data=request.body,

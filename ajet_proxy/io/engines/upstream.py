@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import aiohttp
@@ -108,19 +109,20 @@ class Upstream:
             total=None, sock_connect=connect_timeout, sock_read=read_timeout or None
         )
         self._max_header = max_header
-        self._pooled: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
+        self._pooled: aiohttp.ClientSession
+        self._fresh: aiohttp.ClientSession
         self._away: dict[str, _Away] = {}
 
-    async def start(self) -> None:
+    @asynccontextmanager
+    async def connected(self, _app: web.Application | None = None) -> AsyncIterator[None]:
+        """Only in this context requests can be sent; at its end the connections are closed."""
         pooled = Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched)
         fresh = Pool(limit=0, force_close=True, socket_factory=watched)
-        self._pooled, self._fresh = (session(pool, self._timeout, self._max_header) for pool in (pooled, fresh))
-
-    async def close(self) -> None:
-        for session in (self._pooled, self._fresh):
-            if session is not None:
-                await session.close()
+        async with (
+            session(pooled, self._timeout, self._max_header) as self._pooled,
+            session(fresh, self._timeout, self._max_header) as self._fresh,
+        ):
+            yield
 
     def order(self, model: str, sticky: str) -> list[str]:
         """The engines to try for `sticky`: by rendezvous hash, those that could not be reached lately last."""
@@ -174,11 +176,8 @@ class Upstream:
         self._metrics.inc("ajet_upstream_retries_total")
         return await self._request(self._fresh, url, request)
 
-    async def _request(
-        self, session: aiohttp.ClientSession | None, url: str, request: EngineRequest
-    ) -> aiohttp.ClientResponse:
-        assert session is not None, "start() comes first"
-        answer = await session.request(
+    async def _request(self, pool: aiohttp.ClientSession, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
+        answer = await pool.request(
             request.method, URL(url + request.target, encoded=True), data=request.body, headers=request.headers,
             allow_redirects=False,
         )

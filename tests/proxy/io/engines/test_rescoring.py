@@ -29,11 +29,8 @@ async def scored(
     upstream = Upstream(engines, clock=Clock(), metrics=metrics, connect_timeout=5.0, read_timeout=read_timeout)
     headers = CIMultiDict({"Content-Type": "application/json", "X-Site": "north"})
     request = EngineRequest("POST", "/v1/responses?x=1", headers, b"{}", model, "ep-1")
-    await upstream.start()
-    try:
+    async with upstream.connected():
         return await module.score(CHOICE, upstream, request, salt, metrics), metrics
-    finally:
-        await upstream.close()
 
 
 async def test_the_engine_that_sampled_is_asked_with_the_exact_ids() -> None:

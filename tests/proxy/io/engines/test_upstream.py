@@ -103,11 +103,8 @@ async def upstream(*urls: str, clock: Clock | None = None, **limits: float) -> A
     made = Upstream(
         engines, clock=clock or Clock(), metrics=metrics, **{"connect_timeout": 5.0, "read_timeout": 0.0, **limits}
     )
-    await made.start()
-    try:
+    async with made.connected():
         yield made, metrics
-    finally:
-        await made.close()
 
 
 def reset_on_close(writer: asyncio.StreamWriter) -> None:
