@@ -198,10 +198,14 @@ async def test_when_no_engine_is_known_the_caller_may_come_back() -> None:
         assert caught.value.retry_after
 
 
-async def test_closing_twice_or_before_starting_does_no_harm() -> None:
-    engines = Engines({}, lambda model: (), lambda: ())
-    made = Upstream(engines, clock=Clock(), metrics=Metrics(), connect_timeout=1, read_timeout=0)
-    await made.close()
+async def test_connections_end_with_their_context_and_can_be_had_again() -> None:
+    async with engine("answer") as (url, connections):
+        engines = Engines({"": (url,)}, lambda model: (), lambda: ())
+        made = Upstream(engines, clock=Clock(), metrics=Metrics(), connect_timeout=1, read_timeout=0)
+        for _ in range(2):
+            async with made.connected():
+                assert await answer(made) == b"ok"
+        assert [len(seen) for seen in connections] == [1, 1]
 
 
 # --- over which connection
