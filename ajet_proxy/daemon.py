@@ -25,12 +25,12 @@ from typing import Any
 from aiohttp import web
 
 from ajet_proxy import systemd as service
-from ajet_proxy.core.identity.keys import SCOPES, Claims, Keys
+from ajet_proxy.core.identity.keys import SCOPES, Claims
 from ajet_proxy.core.ledger.events import Event, GateOpened, PolicyAnnounced
 from ajet_proxy.core.ledger.quotas import Quotas
 from ajet_proxy.core.ledger.retention import to_archive
 from ajet_proxy.core.ledger.state import LedgerSettings
-from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.capture import front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import relayed
 from ajet_proxy.io.control.routes import Control
@@ -53,6 +53,7 @@ from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.io.runtime.process import (
     allow_many_connections,
     cannot_listen,
+    end,
     endings,
     log_to_stderr,
     look_for_garbage_less,
@@ -109,15 +110,15 @@ class App:
         if self._handed is not None and service.hears_ipv4(self._handed):
             self.listening.append(("0.0.0.0", config.address[1]))
             refuse_own(config, self.listening)
-        data_dir = open_data_dir(config)
-        clock, metrics = Clock(), Metrics()
-        budget = MemoryBudget(metrics)
-        store = await self._open_store(data_dir, clock, metrics)
+        self._data_dir = data_dir = open_data_dir(config)
+        self._clock, self._metrics = clock, metrics = Clock(), Metrics()
+        self._budget = budget = MemoryBudget(metrics)
+        self._store = store = await self._open_store()
         state = store.state
         waited = functools.partial(metrics.observe, "ajet_gate_wait_seconds")
         gate = Gatekeeper(is_open=lambda: not state.gate_now.shut, hold_s=config.gate_hold_s, waited=waited)
         engines = Engines(config.upstreams, state.upstreams, state.models)
-        keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
+        self._keys = keys = keyring.keys(data_dir, admin_secret=config.admin_secret)
         ledger_port = LocalPort(store=store, gate=gate, engines=engines, clock=clock, metrics=metrics)
         self._stack.callback(ledger_port.close)
         make_front = functools.partial(
@@ -125,17 +126,11 @@ class App:
             settings=front.settings(config, self.name), budget=budget,
         )
         log = AuditLog(data_dir)
-        workers = self._crew(store, ledger_port, keys, log, metrics, data_dir) if config.workers > 1 else None
-        self._look_after(store, data_dir, clock, metrics, keys, budget)
-        audit = functools.partial(audited, log, keys=keys, now=clock.now)
+        self.workers = workers = self._crew(ledger_port, log) if config.workers > 1 else None
+        self._look_after()
+        audit = functools.partial(audited, log.write, keys=keys, now=clock.now)
         if config.intercept:
-            tunnels = Tunnels(
-                config.intercept_host, authenticate=lambda key: keys.authenticate(key, clock.now()),
-                needs_key=config.intercept_needs_key,
-            )
-            await self._intercept(
-                make_front(headers=tunnels.headers), data_dir, tunnels, metrics, audit(headers=tunnels.headers)
-            )
+            await self._intercept(make_front, audit)
         else:
             self._stack.push_async_callback(self._drain)
         control = Control(
@@ -158,34 +153,36 @@ class App:
         scheme = "http" if config.tls_cert is None else "https"
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
-    async def _open_store(self, data_dir: Path, clock: Clock, metrics: Metrics) -> Store:
+    async def _open_store(self) -> Store:
         """The ledger as it was, and what was in flight when it was left is lost."""
         provider = exporting(os.environ)
         traces = Traces(provider) if provider is not None else None
         if traces is not None:
             self._stack.push_async_callback(traces.close)
-        settings = _ledger_settings(self.config)
-        store = Store.open(data_dir, settings, metrics=metrics, patience_s=self.config.drain_s)
+        config = self.config
+        settings = LedgerSettings(
+            idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
+            group_size=config.group_size,
+        )
+        store = Store.open(self._data_dir, settings, metrics=self._metrics, patience_s=config.drain_s)
         self._stack.push_async_callback(store.close)
         if traces is not None:
             traces.follow(store)
-        await store.commit(store.commands.restarted(clock.now()))
+        await store.commit(store.commands.restarted(self._clock.now()))
         return store
 
-    def _look_after(
-        self, store: Store, data_dir: Path, clock: Clock, metrics: Metrics, keys: Keys, budget: MemoryBudget
-    ) -> None:
+    def _look_after(self) -> None:
         """Start what is done again and again."""
         config = self.config
-        limits = self._limit(store, data_dir, metrics, budget)
+        limits = self._limit()
         compactor = Compactor(
-            store, data_dir, metrics=metrics, now=clock.now, max_age=config.archive_max_age,
+            self._store, self._data_dir, metrics=self._metrics, now=self._clock.now, max_age=config.archive_max_age,
             max_bytes=config.archive_max_bytes,
         )
         self._stack.push_async_callback(compactor.stop)
-        watch = keyring.Watch(data_dir, keys)
-        self.ticker = asyncio.get_running_loop().create_task(self._tick(store, clock, limits, compactor, watch))
-        self._stack.push_async_callback(_end, self.ticker)
+        watch = keyring.Watch(self._data_dir, self._keys)
+        self.ticker = asyncio.get_running_loop().create_task(self._tick(limits, compactor, watch))
+        self._stack.push_async_callback(end, self.ticker)
 
     async def _listen_with(self, workers: Workers, application: web.Application) -> tuple[str, int]:
         """Have `workers` listen and bring the requests that are for `application`."""
@@ -218,41 +215,40 @@ class App:
         await runner.setup()
         return runner
 
-    def _crew(
-        self, store: Store, ledger_port: LocalPort, keys: Keys, log: AuditLog, metrics: Metrics, data_dir: Path
-    ) -> Workers:
+    def _crew(self, ledger_port: LocalPort, log: AuditLog) -> Workers:
         """The worker processes, which know at every moment what the ledger says of weights and engines."""
-        config, state = self.config, store.state
+        config, state, keys = self.config, self._store.state, self._keys
         settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
         def facts() -> Facts:
-            return Facts(dict(state.served), state.default_version, state.merge_policy, keys.ring, self.name)
+            serving = dict(state.served), state.default_version, state.policy_updates, state.merge_policy
+            return Facts(*serving, keys.ring, self.name)
 
         def heard(events: Sequence[Event]) -> None:
             if any(isinstance(event, PolicyAnnounced | GateOpened) for event in events):
                 workers.send_facts()
 
-        self.workers = workers = Workers(
-            config.workers, settings | {"tenants": ()}, ledger_port=ledger_port, facts=facts, audit=log,
-            metrics=metrics, data_dir=data_dir, drain_s=config.drain_s + STOP_MARGIN_S,
+        workers = Workers(
+            config.workers, settings | {"tenants": ()}, ledger_port=ledger_port, facts=facts, audit=log.write,
+            metrics=self._metrics, data_dir=self._data_dir, drain_s=config.drain_s + STOP_MARGIN_S,
         )
-        store.listen(heard)
+        self._store.listen(heard)
         return workers
 
-    def _limit(self, store: Store, data_dir: Path, metrics: Metrics, budget: MemoryBudget) -> DaemonLimits:
-        """Hold `store`, and what bodies take, to what the operator allows."""
-        config = self.config
+    def _limit(self) -> DaemonLimits:
+        """Hold the store, and what bodies take, to what the operator allows."""
+        config, store, metrics = self.config, self._store, self._metrics
 
         def measured(left: int) -> None:
-            budget.look(left if self.workers is None else self.workers.share(left))
+            self._budget.look(left if self.workers is None else self.workers.share(left))
 
         def resident() -> int:
             pids = () if self.workers is None else self.workers.pids().values()
             return sum(resident_bytes(pid) for pid in ("self", *map(str, pids)))
 
         store.limits = limits = DaemonLimits(
-            data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics, resident=resident,
-            measured=measured,
+            self._data_dir, max_disk=config.max_disk, max_memory=config.max_memory, metrics=metrics,
+            resident=resident, measured=measured,
         )
         if config.tenants:
             store.quotas = Quotas(
@@ -261,11 +257,10 @@ class App:
             )
         return limits
 
-    async def _tick(
-        self, store: Store, clock: Clock, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch
-    ) -> None:
+    async def _tick(self, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch) -> None:
         """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and
         tell systemd's watchdog that the loop turns."""
+        store, clock = self._store, self._clock
         on: set[str] = set()
         while True:
             await asyncio.sleep(TICK_S)
@@ -287,17 +282,20 @@ class App:
         """Stop listening and let requests finish, on all listeners at once."""
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
 
-    async def _intercept(
-        self, relayed_to: HttpFront, data_dir: Path, tunnels: Tunnels, metrics: Metrics, audit: Any
-    ) -> None:
+    async def _intercept(self, make_front: Callable[..., HttpFront], audit: Callable[..., Any]) -> None:
         """The interceptor, and the listener that it relays to: the front alone, without control routes."""
         from ajet_proxy.io.intercept.interceptor import Interceptor
 
-        guards = [audit, error_middleware, refuse_foreign_pages(None), tunnels.guard()]
-        application = web.Application(middlewares=guards, client_max_size=self.config.max_body)
-        relayed_to.add_routes(application)
+        config = self.config
+        tunnels = Tunnels(
+            config.intercept_host, authenticate=lambda key: self._keys.authenticate(key, self._clock.now()),
+            needs_key=config.intercept_needs_key,
+        )
+        guards = [audit(headers=tunnels.headers), error_middleware, refuse_foreign_pages(None), tunnels.guard()]
+        application = web.Application(middlewares=guards, client_max_size=config.max_body)
+        make_front(headers=tunnels.headers).add_routes(application)
         interceptor = Interceptor(
-            directory=data_dir / "ca", modes=self.config.modes, tunnels=tunnels, metrics=metrics
+            directory=self._data_dir / "ca", modes=config.modes, tunnels=tunnels, metrics=self._metrics
         )
         self._stack.push_async_callback(interceptor.close)
         self._stack.push_async_callback(self._drain)
@@ -355,11 +353,6 @@ async def _run(app: App, announce: Callable[[str], None]) -> None:
         raise failed
 
 
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
 def open_data_dir(config: Config) -> Path:
     """The data directory, made for this user alone if it was not there."""
     path = Path(config.data_dir)
@@ -374,10 +367,3 @@ def issue_key(config: Config, scope: str, tenant: str, ttl_s: float) -> str:
     """A signed key that the proxy on this data directory accepts for `ttl_s` seconds."""
     chosen, now = SCOPES[SCOPES.index(scope)], Clock().now()
     return keyring.keys(open_data_dir(config)).issue(Claims(chosen, tenant, None, now + ttl_s, now))
-
-
-def _ledger_settings(config: Config) -> LedgerSettings:
-    return LedgerSettings(
-        idle_timeout=config.idle_timeout, wall_timeout=config.wall_timeout, merge_policy=config.merge_policy,
-        group_size=config.group_size,
-    )

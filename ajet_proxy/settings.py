@@ -305,6 +305,14 @@ def split_upstream(text: str) -> tuple[str, str]:
     return name, url
 
 
+def is_address(host: str) -> bool:
+    """Whether `host` is an address and no name."""
+    try:
+        return bool(ipaddress.ip_address(host))
+    except ValueError:
+        return False
+
+
 def is_loopback(host: str) -> bool:
     """Whether `host` (a name or an address) can be reached from this machine only."""
     try:

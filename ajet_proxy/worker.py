@@ -22,7 +22,7 @@ from typing import Any
 from aiohttp import web
 
 from ajet_proxy.core.identity.keys import Keys
-from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.capture import front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import ControlRelay
 from ajet_proxy.io.engines.pool import Engines
@@ -49,18 +49,18 @@ class Worker:
         self._metrics = Metrics()
         self._budget = MemoryBudget(self._metrics)
         self._runner: Runner | None = None
-        self._ledger_port: RemotePort | None = None
-        self._keys: Keys | None = None
+        self._ledger_port: RemotePort
+        self._keys: Keys
         self._work: set[asyncio.Task[None]] = set()
         self._notices: Mapping[str, Callable[..., None]] = {
             "start": lambda *values: self._do(self._start(*values)), "facts": self._take,
-            "discarded": self._discarded, "budget": self._budget.look,
+            "discarded": lambda entry: self._ledger_port.discarded(entry), "budget": self._budget.look,
             "drain": lambda: self._do(self._drain()),
         }
 
-    def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
+    async def ask(self, what: str, values: Sequence[Any]) -> Any:
         assert what == "figures"
-        return self._figures()
+        return self._metrics.figures()
 
     def notified(self, what: str, values: Sequence[Any]) -> None:
         self._notices[what](*values)
@@ -69,12 +69,9 @@ class Worker:
         if not self.over.is_set():
             os._exit(1)
 
-    def write(self, line: Mapping[str, Any]) -> None:
-        """A line for the daemon's audit log."""
-        self._connection.notify("audit", dict(line))
-
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        """Begin at once: what "start" brings is there before the next notice."""
+        task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
@@ -95,18 +92,17 @@ class Worker:
         keys.ring = facts.ring
         self._ledger_port = ledger_port = RemotePort(self._connection, facts)
         engines = Engines(
-            config.upstreams, lambda model: ledger_port.facts.upstreams(model), lambda: ledger_port.facts.models()
+            config.upstreams, lambda model: ledger_port.serving.upstreams(model), lambda: ledger_port.serving.models()
         )
-        audit = audited(self, keys=keys, now=clock.now, headers=headers_as_sent)
+        audit = audited(
+            lambda line: self._connection.notify("audit", line), keys=keys, now=clock.now, headers=headers_as_sent
+        )
         application = front.application(config, keys, audit)
-        relay = ControlRelay(
-            control, keys=keys, clock=clock, max_body=config.max_body, budget=self._budget,
-        )
+        relay = ControlRelay(control, keys=keys, clock=clock, max_body=config.max_body, budget=self._budget)
         relay.add_routes(application)
         HttpFront(
             ledger_port=ledger_port, keys=keys, engines=engines, clock=clock, metrics=self._metrics,
-            budget=self._budget,
-            settings=front.settings(config, facts.daemon),
+            budget=self._budget, settings=front.settings(config, facts.daemon),
         ).add_routes(application)
         self._runner = front.runner(config, application)
         await self._runner.setup()
@@ -117,16 +113,8 @@ class Worker:
             ).start()
 
     def _take(self, facts: Facts) -> None:
-        if self._ledger_port is not None and self._keys is not None:
-            self._ledger_port.facts = facts
-            self._keys.ring = facts.ring
-
-    def _discarded(self, entry: int) -> None:
-        if self._ledger_port is not None:
-            self._ledger_port.discarded(entry)
-
-    async def _figures(self) -> Any:
-        return self._metrics.figures()
+        self._ledger_port.serving = facts
+        self._keys.ring = facts.ring
 
     async def _drain(self) -> None:
         if self._runner is not None:

@@ -44,7 +44,7 @@ IO = {
     "ledger_port": {"runtime", "engines", "storage"},
     "capture": {"runtime", "http", "engines", "ledger_port"},
     "intercept": {"runtime", "http", "engines"},
-    "workers": {"runtime", "http", "ledger_port"},
+    "workers": {"runtime", "ledger_port"},
     "control": {"runtime", "http", "engines", "storage", "ledger_port", "capture", "intercept", "workers"},
 }
 """The rooms of io. Each may know all of the core."""

@@ -19,7 +19,7 @@ from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
 from ajet_proxy.core.trajectory import drift_rate
 from ajet_proxy.core.trajectory.timeline import pack
-from ajet_proxy.io.capture.front import FrontSettings
+from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_proxy.io.control import routes as control
 from ajet_proxy.io.http.audit import MAX_BYTES
 from ajet_proxy.io.http.body import MAX_CONTROL

@@ -18,6 +18,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 from ajet_proxy.core.control.api import Request, handle
 from ajet_proxy.core.identity.keys import EVERYTHING
@@ -61,6 +63,7 @@ def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes
     """What is asked, each as a function that makes the bytes of the answer."""
     gate, metrics = Gatekeeper(is_open=lambda: True, hold_s=1.0), Metrics()
     engines = Engines({"": ("http://a",)}, rig.state.upstreams, rig.state.models)
+    store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=dict, limits=None)
 
     def asked(path: str, **query: str) -> bytes:
         request = Request(*matched("GET", path), query, None, EVERYTHING)
@@ -68,8 +71,7 @@ def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes
         return json.dumps(answer.body()).encode()
 
     def scrape() -> bytes:
-        read = gauges.read(rig.state, gate, engines, journal_healthy=True, alerts=0, limits=None)
-        return metrics.render(read).encode()
+        return metrics.render(gauges.read(store, gate, engines, {})).encode()
 
     def look(max_staleness: int | None = None) -> bytes:
         body = Lease(groups=4, group_size=GROUP, max_staleness=max_staleness)

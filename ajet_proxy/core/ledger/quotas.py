@@ -23,7 +23,7 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.errors import OverQuota
-from ajet_sdk.settings import ConfigError, Settings, option
+from ajet_sdk.settings import FILE, ConfigError, Settings, option
 
 ALL_OTHERS = "*"
 MINUTE_S = 60.0
@@ -190,7 +190,7 @@ def parse(table: Any) -> dict[str, Quota]:
     if not isinstance(table, Mapping) or not all(isinstance(row, Mapping) for row in table.values()):
         raise ValueError("must be tables: [tenants.NAME]")
     try:
-        return {tenant: Quota(**_LIMITS.in_table(row, f"of {tenant!r}")) for tenant, row in table.items()}
+        return {tenant: Quota(**_LIMITS.read(row, FILE, f"of {tenant!r}: ")) for tenant, row in table.items()}
     except ConfigError as error:
         raise ValueError(error.message) from None
 

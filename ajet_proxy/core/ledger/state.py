@@ -68,11 +68,14 @@ class Served(Struct, frozen=True):
 
 
 class Serving:
-    """Which weights and engines serve: in the ledger's process, and as a worker knows it."""
+    """Which weights and engines serve: in the ledger's process, and as a worker knows it. ``policy_updates`` counts
+    what may have changed a `policy_version`."""
 
     __slots__ = ()
     served: Mapping[str, Served]
     default_version: int
+    policy_updates: int
+    merge_policy: Policy
 
     def policy_version(self, model: str) -> int:
         """The version that serves `model`; for a model nobody announced, the one that the gate was last opened with."""

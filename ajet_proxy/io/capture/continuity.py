@@ -64,12 +64,6 @@ class Continuity:
     )
     engines: dict[tuple[str, str, str], Engine] = field(default_factory=dict)
 
-    def turn(
-        self, exchange: Exchange, origin: Origin, history: Callable[[], History | None] = lambda: None
-    ) -> ContinuedRequest:
-        """The request of `exchange` for the calls in `origin`. `history` is its history, if that is read anyway."""
-        return ContinuedRequest(self, exchange, origin, history)
-
 
 class ContinuedRequest:
     """One request on its way to an engine, in the place of `Upstream`; and what is recorded of it."""
@@ -77,6 +71,7 @@ class ContinuedRequest:
     def __init__(
         self, shared: Continuity, exchange: Exchange, origin: Origin, history: Callable[[], History | None]
     ) -> None:
+        """The request of `exchange` for the calls in `origin`. `history` is its history, if that is read anyway."""
         self._shared = shared
         self._exchange = exchange
         self._origin = origin

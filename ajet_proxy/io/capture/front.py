@@ -15,61 +15,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import perf_counter
+from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Keys, holds_key
-from ajet_proxy.core.identity.ladder import key_of, split_path
+from ajet_proxy.core.identity.ladder import Identity, key_of, split_path
 from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.responses import fetched, shown
 from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay
-from ajet_proxy.io.capture.pipeline import Incoming, Pipeline
-from ajet_proxy.io.capture.reward_header import Rewards
+from ajet_proxy.io.capture.pipeline import FrontSettings, Incoming, Pipeline, record_reward
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.upstream import Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
-from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
+from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import LedgerPort
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.memory_budget import MemoryBudget
 from ajet_proxy.io.runtime.metrics import Metrics
+from ajet_proxy.settings import Config
 from ajet_sdk.errors import AjetError, BadRequest, LoopDetected, NotFound, NotReady, TooLarge
 from ajet_sdk.routes import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
+BACKLOG = 4096
 LOOP = "an engine of this proxy leads back to it: give --upstream, and POST policy, the engines' own addresses"
 MOST_MISSPELT = 100
 """So many header names that mean nothing are written to the log, each once."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrontSettings:
-    """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the
-    engines' own API key; ``pauses`` says that weights change while calls are in flight. ``daemon`` is its name, which
-    no other one has."""
-
-    daemon: str = "ajet_proxy"
-    allow_routes: tuple[str, ...] = ()
-    upstream_key: str | None = None
-    pauses: bool = False
-    connect_timeout: float = 10.0
-    read_timeout: float = 0.0
-    keep_alive: float = 15.0
-    max_body: int = 64 << 20
-    max_messages: int = 10_000
-    max_header: int = MAX_HEADER
-    max_choices: int = 1024
-    client_timeout: float = PATIENCE_S
-    continuity: bool = True
 
 
 _STARTED = web.RequestKey("started", tuple[str, float])
@@ -88,7 +70,6 @@ class HttpFront:
         headers: Callable[[web.Request], Headers] = headers_as_sent,
     ) -> None:
         self._ledger_port = ledger_port
-        self._rewards = Rewards(ledger_port)
         self._budget = budget
         self._keys = keys
         self._clock = clock
@@ -103,24 +84,18 @@ class HttpFront:
             daemon=settings.daemon, upstream_key=settings.upstream_key, is_ours=self._is_ours
         )
         self._pipeline = Pipeline(
-            ledger_port=ledger_port, rewards=self._rewards, upstream=self._upstream, engines=engines,
-            forwarding=self._forwarding, metrics=metrics, keep_alive_s=settings.keep_alive, pauses=settings.pauses,
-            continuity=settings.continuity, max_choices=settings.max_choices,
+            ledger_port=ledger_port, upstream=self._upstream, engines=engines, forwarding=self._forwarding,
+            metrics=metrics, settings=settings,
         )
         self._misspelt: set[str] = set()
 
     def add_routes(self, app: web.Application) -> None:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
-        app.cleanup_ctx.append(self._connections)
+        app.cleanup_ctx.append(self._upstream.connected)
         app.on_response_prepare.append(relay.leave_out)
         app.on_response_prepare.append(body_of.close_unread)
         app.on_response_prepare.append(self._began)
         app.router.add_route("*", "/{path:.*}", self.handle, expect_handler=body_of.unasked)
-
-    async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
-        await self._upstream.start()
-        yield
-        await self._upstream.close()
 
     async def handle(self, http: web.Request) -> web.StreamResponse:
         """Answer one request."""
@@ -170,7 +145,7 @@ class HttpFront:
             incoming.request = await self._read(incoming)
         except BadRequest:
             if dialect.target != dialect.path:
-                await self._rewards.record(incoming.http, incoming.identify(None), incoming.body)
+                await self._rewarded(incoming, None)
                 raise
             return await self._pass_body(incoming, None)  # no call can come of it, and the engine says so itself
         return await self._pipeline.capture(incoming)
@@ -186,7 +161,7 @@ class HttpFront:
         """`request` is the body, if that is a JSON object."""
         http, body = incoming.http, incoming.body
         fields = request.fields if request is not None and incoming.headers.labels.reward is not None else None
-        identity = await self._rewards.record(http, incoming.identify(fields), body)
+        identity = await self._rewarded(incoming, fields)
         model, response = "" if request is None else request.model, fetched(http.method, identity.path)
         ask = None if response is None else await self._ledger_port.kept(response)
         upstream_request = self._forwarding.request(
@@ -242,8 +217,12 @@ class HttpFront:
         try:
             return Request(incoming.body, self._settings.max_messages)
         except TooLarge:
-            await self._rewards.record(incoming.http, incoming.identify(None), incoming.body)
+            await self._rewarded(incoming, None)
             raise
+
+    async def _rewarded(self, incoming: Incoming, fields: Mapping[str, Any] | None) -> Identity:
+        """Whose the request is, by the `fields` of its body if they count. Its reward is on record."""
+        return await record_reward(self._ledger_port, incoming.http, incoming.identify(fields), incoming.body)
 
     async def _body(self, incoming: Incoming) -> bytes:
         settings = self._settings
@@ -259,3 +238,35 @@ class HttpFront:
 def _is_preflight(http: web.Request) -> bool:
     """Whether a browser asks what a page of another site may ask."""
     return http.method == "OPTIONS" and "Origin" in http.headers and "Access-Control-Request-Method" in http.headers
+
+
+def application(config: Config, keys: Keys, *around: Any) -> web.Application:
+    """An application without routes; `around` are middlewares around all others."""
+    guards = [refuse_foreign_pages(_own_names(config))] if keys.is_open else []
+    return web.Application(middlewares=[*around, error_middleware, *guards], client_max_size=config.max_body)
+
+
+def runner(config: Config, served: web.Application) -> Runner:
+    """What serves an application, with the limits of `config`. aiohttp waits twice for the shutdown's time: for the
+    handlers, and for them once more after it has cut off their requests' bodies."""
+    return Runner(
+        served, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s / 2,
+        max_line_size=MAX_HEADER, max_field_size=MAX_HEADER, keepalive_timeout=300.0, logger=http_logger,
+    )
+
+
+def settings(config: Config, daemon: str) -> FrontSettings:
+    """Those of the front of the `daemon` of this name, in its own process and in each of its workers."""
+    return FrontSettings(
+        daemon=daemon, allow_routes=config.allow_route, upstream_key=config.upstream_key,
+        read_timeout=config.read_timeout, max_body=config.max_body, continuity=config.continuity == "auto",
+        pauses=config.gate_mode == "pause",
+    )
+
+
+def _own_names(config: Config) -> tuple[str, ...] | None:
+    """What callers may call us besides our address; a trusted front answers for the names it has."""
+    if config.trusted_front:
+        return None
+    name = urlsplit(config.public_url or "").hostname
+    return () if name is None else (name,)

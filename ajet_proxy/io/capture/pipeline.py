@@ -19,15 +19,18 @@ Next: ajet_proxy/core/identity/ladder.py
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import ClientResponse, web
 from msgspec.structs import replace
 
 from ajet_proxy.core.conversation.history import History, Mark, deferred, marks_of
-from ajet_proxy.core.identity.headers import Headers, retry_keys
+from ajet_proxy.core.identity.headers import Headers, retries, retry_key, retry_keys
 from ajet_proxy.core.identity.keys import Claims
 from ajet_proxy.core.identity.ladder import Identity, identify
 from ajet_proxy.core.protocol.anthropic.messages import Messages
@@ -38,15 +41,16 @@ from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Captured, Origin, Outcome
-from ajet_proxy.io.capture.continuity import Continuity
+from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
-from ajet_proxy.io.capture.reward_header import Rewards
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe
-from ajet_proxy.io.engines.rendering import Detokenizer
-from ajet_proxy.io.engines.rescoring import Scorer
+from ajet_proxy.io.engines.rendering import repeated
+from ajet_proxy.io.engines.rescoring import score
 from ajet_proxy.io.engines.upstream import EngineRequest, Forwarding, Upstream
+from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
+from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.cancellation import CallOff
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, LedgerPort
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -60,13 +64,30 @@ PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
 """An engine without a chat route is asked what the client asked, on the client's own route."""
 
 
+@dataclass(frozen=True, slots=True)
+class FrontSettings:
+    """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the
+    engines' own API key; ``pauses`` says that weights change while calls are in flight. ``daemon`` is its name, which
+    no other one has."""
+
+    daemon: str = "ajet_proxy"
+    allow_routes: tuple[str, ...] = ()
+    upstream_key: str | None = None
+    pauses: bool = False
+    connect_timeout: float = 10.0
+    read_timeout: float = 0.0
+    keep_alive: float = 15.0
+    max_body: int = 64 << 20
+    max_messages: int = 10_000
+    max_header: int = MAX_HEADER
+    max_choices: int = 1024
+    client_timeout: float = PATIENCE_S
+    continuity: bool = True
+
+
 class Incoming:
     """A client's request on its way. Each step adds what it finds; what is set stays as it is."""
 
-    __slots__ = (
-        "ask", "begun", "body", "claims", "dialect", "exchange", "headers", "history", "http", "identity", "recorder",
-        "request", "retry", "sender", "tail", "translated", "upstream_request",
-    )  # fmt: skip
     claims: Claims
     body: bytes
     request: Request
@@ -104,19 +125,16 @@ class Pipeline:
     """What all captured requests share."""
 
     def __init__(
-        self, *, ledger_port: LedgerPort, rewards: Rewards, upstream: Upstream, engines: Engines,
-        forwarding: Forwarding, metrics: Metrics, keep_alive_s: float, pauses: bool, continuity: bool,
-        max_choices: int,
+        self, *, ledger_port: LedgerPort, upstream: Upstream, engines: Engines, forwarding: Forwarding,
+        metrics: Metrics, settings: FrontSettings,
     ) -> None:
         self._ledger_port = ledger_port
-        self._rewards = rewards
         self._upstream = upstream
         self._forwarding = forwarding
         self._metrics = metrics
-        self._keep_alive_s = keep_alive_s
-        self._pauses = pauses
-        self._max_choices = max_choices
-        self._continuity = Continuity(upstream, ledger_port=ledger_port, metrics=metrics) if continuity else None
+        self._settings = settings
+        continuity = Continuity(upstream, ledger_port=ledger_port, metrics=metrics)
+        self._continuity = continuity if settings.continuity else None
         self._chat_routes = ChatRoutes(upstream, engines)
         self._templates = EngineProbe(upstream, engines, questions, template_of, otherwise=Template())
         self._withholds = EngineProbe(upstream, engines, trial, withholds, otherwise=True)
@@ -137,7 +155,9 @@ class Pipeline:
     async def _identify(self, incoming: Incoming) -> None:
         incoming.identity = identity = incoming.identify(incoming.request.fields)
         if identity.labels.reward is not None and identity.episode is not None:
-            incoming.identity = await self._rewards.record(incoming.http, identity, incoming.body, call=True)
+            incoming.identity = await record_reward(
+                self._ledger_port, incoming.http, identity, incoming.body, call=True
+            )
         incoming.request.check_size()
 
     async def _translate(self, incoming: Incoming) -> None:
@@ -150,10 +170,11 @@ class Pipeline:
         scope = identity.scope if identity.episode is None else b""
         incoming.retry = retry_keys(incoming.http.headers, dialect.path, incoming.body, scope=scope)
         if identity.labels.reward is not None and identity.episode is None:
-            incoming.identity = await self._rewards.record(
-                incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
+            incoming.identity = await record_reward(
+                self._ledger_port, incoming.http, identity, incoming.body, incoming.history(), incoming.retry, call=True
             )
-        incoming.ask = question(dialect, incoming.translated, self._max_choices) if carried else PASSED_BY
+        most = self._settings.max_choices
+        incoming.ask = question(dialect, incoming.translated, most) if carried else PASSED_BY
 
     async def _carry(self, incoming: Incoming) -> bool:
         """Put the request as the engine's route takes it, if the engine has that route."""
@@ -191,7 +212,7 @@ class Pipeline:
             incoming.dialect, incoming.translated, ask=incoming.ask, model=begun.episode_model,
             versions=incoming.dialect.target in self._tell_versions,
         )
-        if self._pauses and incoming.ask is not PASSED_BY:
+        if self._settings.pauses and incoming.ask is not PASSED_BY:
             exchange.under(begun.policy_version, begun.gate_since)
         origin = Origin(
             calls=begun.calls, episode=begun.episode, model=begun.model, agent=begun.agent,
@@ -202,13 +223,13 @@ class Pipeline:
             incoming, exchange.target, exchange.upstream_body(), begun.model, sticky=begun.episode
         )
         incoming.recorder = recorder = Recorder(
-            origin, scorer=lambda: Scorer(self._upstream, request, exchange.cache_salt, self._metrics),
-            texts=lambda: Detokenizer(self._upstream, request), ledger_port=self._ledger_port,
+            origin, score=lambda choice: score(choice, self._upstream, request, exchange.cache_salt, self._metrics),
+            find_same_text=partial(repeated, self._upstream, request), ledger_port=self._ledger_port,
             marks=self._marks(incoming.history, exchange),
         )
         incoming.sender = self._upstream
         if self._continuity is not None:
-            incoming.sender = turn = self._continuity.turn(exchange, origin, incoming.history)
+            incoming.sender = turn = ContinuedRequest(self._continuity, exchange, origin, incoming.history)
             recorder.finished = turn.finished
 
     async def _suit(self, incoming: Incoming) -> None:
@@ -227,7 +248,7 @@ class Pipeline:
         else:
             return
         incoming.translated = incoming.dialect.translate(incoming.request)
-        incoming.ask = question(incoming.dialect, incoming.translated, self._max_choices)
+        incoming.ask = question(incoming.dialect, incoming.translated, self._settings.max_choices)
 
     async def _send(self, incoming: Incoming) -> Relay:
         exchange, request = incoming.exchange, incoming.upstream_request
@@ -239,7 +260,8 @@ class Pipeline:
             answer, request = await self._pass_by(incoming, answer)
         incoming.tail = None if exchange.skip is None else Tail()
         return relaying(
-            incoming.http, answer, request, exchange, incoming.recorder, incoming.tail, keep_alive_s=self._keep_alive_s
+            incoming.http, answer, request, exchange, incoming.recorder, incoming.tail,
+            keep_alive_s=self._settings.keep_alive,
         )
 
     async def _pass_by(
@@ -297,3 +319,30 @@ class Pipeline:
 
     def _request(self, incoming: Incoming, path: str, body: bytes | None, model: str, sticky: str) -> EngineRequest:
         return self._forwarding.request(incoming.http, incoming.headers, path, body, model=model, sticky=sticky)
+
+
+async def record_reward(
+    ledger_port: LedgerPort, http: web.Request, identity: Identity, body: bytes, history: History | None = None,
+    sent: Mapping[str, Any] | None = None, *, call: bool = False,
+) -> Identity:
+    """`identity` with the episode that it stands for, which has the reward of the request now, if it brings one.
+    `call`: the request makes a call. `history` and `sent` find the episode where nothing names it.
+
+    A request that makes no call rewards what its name last stood for. One that makes a call rewards the episode which
+    the call goes to, unless its reward is final: then it can only be meant for what is there already.
+
+    A request that is sent again with the same `body`, by an equal ``Idempotency-Key`` or a count of retries, gives the
+    same reward, or with a key is refused for another value."""
+    labels, reward = identity.labels, identity.labels.reward
+    if identity.episode is not None or sent:
+        open_still = call and reward is not None and not reward.final
+        looking = replace(identity, labels=replace(labels, reward=None)) if open_still else identity
+        identity = replace(await ledger_port.find(looking, history, sent or {}), labels=labels)
+    if reward is not None:
+        if identity.episode is not None:
+            http[SUBJECT] = identity.episode
+        key = retry_key(http.headers)
+        said = key or repr((http.method, identity.path, labels.agent, reward))
+        digest = hashlib.sha256(said.encode("utf-8", "surrogatepass") + body).hexdigest()
+        await ledger_port.reward(identity, f"rew-{digest[:32]}", None if key else retries(http.headers) > 0)
+    return identity

@@ -12,7 +12,7 @@ Next: ajet_proxy/io/capture/continuity.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.protocol.exchange import Exchange
@@ -28,22 +28,22 @@ from ajet_proxy.core.trajectory.call import (
     to_packed,
 )
 from ajet_proxy.core.trajectory.repair import Found
-from ajet_proxy.io.engines.rendering import Detokenizer
-from ajet_proxy.io.engines.rescoring import Scorer
+from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, taken_back
 
 Finished = Callable[[Origin, Captured], Origin]
+Score = Callable[[Unscored], Awaitable[Captured | Lost]]
+FindSameText = Callable[[Sequence[int], Sequence[Packed], str], Awaitable[Found | None]]
 
 
 class Recorder:
     """Ends the calls of `origin`, which a `CallStarted` has announced. `marks` tells where their history ends."""
 
     def __init__(
-        self, origin: Origin, *, scorer: Callable[[], Scorer], texts: Callable[[], Detokenizer],
-        ledger_port: LedgerPort,
+        self, origin: Origin, *, score: Score, find_same_text: FindSameText, ledger_port: LedgerPort,
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
     ) -> None:
-        """`scorer` and `texts` make what asks the engine more about a choice, which few choices need."""
+        """`score` and `find_same_text` ask the engine more about a choice, which few choices need."""
         self.origin = origin
         self.engine = ""
         """Who answered: the address of the engine's route."""
@@ -52,14 +52,14 @@ class Recorder:
         """Whether the client's connection has taken the bytes that complete the answer."""
         self.lost: set[int] = set()
         """The places of the choices that ended in no whole call."""
-        self._scorer = scorer
-        self._texts = texts
+        self._score = score
+        self._find_same_text = find_same_text
         self._ledger_port = ledger_port
         self._marks = marks
         self.finished: Finished | None = None
         """Is told of each whole choice before it is recorded, and has the last word on where it came from."""
         self._version = origin.policy_version
-        self._weights: object = None
+        self._updates = -1
         self._changes: list[Change] = []
         self._same_text: dict[int, Found | None] = {}
         self._endings: list[Ending] = []
@@ -69,10 +69,11 @@ class Recorder:
         changed, what comes from now on counts as theirs; of an answer in one piece all counts as the first ones'.
         Either way the call is uncertain, unless the engine itself says which token came from which (see
         `call.versions_of`)."""
-        if (weights := self._ledger_port.weights) is self._weights:
+        serving = self._ledger_port.serving
+        if serving.policy_updates == self._updates:
             return
-        self._weights = weights
-        version = self._ledger_port.policy_version(self.origin.model)
+        self._updates = serving.policy_updates
+        version = serving.policy_version(self.origin.model)
         if version != self._version:
             self._version = version
             self._changes.append(Change(version, exchange.reader.sampled))
@@ -82,7 +83,7 @@ class Recorder:
         if self.ended:
             return
         whole = [await self._scored(outcome) if isinstance(outcome, Unscored) else outcome for outcome in outcomes]
-        if self._ledger_port.merge_policy == "repair":
+        if self._ledger_port.serving.merge_policy == "repair":
             for outcome in whole:
                 self._same_text[outcome.index] = await self._repeated(outcome)
         self.ended = True
@@ -110,7 +111,7 @@ class Recorder:
             self._ledger_port.lose(lost)
 
     async def _scored(self, choice: Unscored) -> Captured | Lost:
-        outcome = await self._scorer().score(choice) if self._same_weights() else None
+        outcome = await self._score(choice) if self._same_weights() else None
         return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
 
     async def _repeated(self, outcome: Outcome) -> Found | None:
@@ -119,11 +120,11 @@ class Recorder:
             return None
         model = self.origin.model or outcome.model
         calls = await self._ledger_port.complete(self.origin.episode, model, self.origin.agent)
-        return await self._texts().find_same_text(outcome.prompt_token_ids, calls, model=model) if calls else None
+        return await self._find_same_text(outcome.prompt_token_ids, calls, model) if calls else None
 
     def _same_weights(self) -> bool:
         """Whether the weights that the call began with have served it all along."""
-        version = self._ledger_port.policy_version(self.origin.model)
+        version = self._ledger_port.serving.policy_version(self.origin.model)
         return not self._changes and version == self.origin.policy_version
 
     def _ending(self, outcome: Captured | Lost) -> Ending:

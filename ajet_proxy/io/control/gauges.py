@@ -14,13 +14,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import METRICS, Metric, Values
-from ajet_proxy.io.storage.limits import DaemonLimits
+from ajet_proxy.io.storage.store import Store
 from ajet_sdk import __version__
 
 RECENT_EPISODES = 64
@@ -69,15 +68,14 @@ READ: tuple[Metric, ...] = (
     Metric("process_open_fds", "gauge", "Open file descriptors."),
     Metric("process_max_fds", "gauge", "Limit of open file descriptors."),
 )
-_NONE: Mapping[int, int] = MappingProxyType({})
 _DECLARED = {metric.name: metric for metric in READ}
 
 
 def read(
-    state: State, gate: Gatekeeper, engines: Engines, *, journal_healthy: bool, alerts: int,
-    limits: DaemonLimits | None, workers: Mapping[int, int] = _NONE,
+    store: Store, gate: Gatekeeper, engines: Engines, workers: Mapping[int, int]
 ) -> Iterator[tuple[Metric, Values]]:
     """Every row of `READ` that has values now. `workers` are the processes of the workers by their numbers."""
+    state, limits = store.state, store.limits
     figures = {
         "ajet_build_info": _by_label({__version__: 1}),
         **ledger_figures(state),
@@ -86,8 +84,8 @@ def read(
         "ajet_gate_open": _one(not state.gate_now.shut),
         "ajet_requests_in_flight": _one(gate.in_flight),
         "ajet_requests_waiting": _one(gate.waiting),
-        "ajet_alerts": _one(alerts),
-        "ajet_journal_healthy": _one(journal_healthy),
+        "ajet_alerts": _one(len(store.alerts())),
+        "ajet_journal_healthy": _one(store.healthy),
         "ajet_intake_open": _one(limits is None or not limits.refused()),
         "ajet_disk_bytes": _one(0 if limits is None else limits.disk),
         **process_figures(),
@@ -100,7 +98,7 @@ def ledger_figures(state: State) -> dict[str, Values]:
     """What the ledger knows; `ajet_proxy.core.ledger.views.status` shows the same."""
     curves = state.reward_curves.curves
     recent = {kind: state.reward_curves.recent_mean(kind, RECENT_EPISODES) for kind in curves}
-    drifts = {model: drift.to_json() for model, drift in state.drifts.items()}
+    drifts = state.drifts.items()
     groups = {
         "waiting": state.queues.waiting, "ready": state.queues.complete,
         "leased": sum(len(batch.groups) for batch in state.leased.values()),
@@ -116,13 +114,11 @@ def ledger_figures(state: State) -> dict[str, Values]:
         "ajet_groups": _by_label(groups),
         "ajet_batches_leased": _one(len(state.leased)),
         "ajet_tokens_total": _by_label(state.tokens),
-        "ajet_turns_total": _by_label({model: drift["turns"] for model, drift in drifts.items()}),
+        "ajet_turns_total": _by_label({model: drift.turns for model, drift in drifts}),
         "ajet_broken_timelines_total": {
-            (model, why): count for model, drift in drifts.items() for why, count in drift["broken_by"].items()
+            (model, why): count for model, drift in drifts for why, count in drift.broken.items()
         },
-        "ajet_drift_ratio": _by_label(
-            {model: drift["rate"] for model, drift in drifts.items() if drift["rate"] is not None}
-        ),
+        "ajet_drift_ratio": _by_label({model: rate for model, drift in drifts if (rate := drift.rate) is not None}),
     }
 
 

@@ -21,7 +21,7 @@ from yarl import URL
 from ajet_proxy.core.identity.headers import is_text
 from ajet_proxy.core.identity.keys import Keys, key_in
 from ajet_proxy.io.capture import relay
-from ajet_proxy.io.engines.upstream import HOP_BY_HOP, EngineRequest, as_written
+from ajet_proxy.io.engines.upstream import HOP_BY_HOP, EngineRequest, as_written, session
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S
@@ -39,17 +39,13 @@ RETRY_AFTER_S = 2.0
 class ControlRelay:
     """Passes requests on to the socket at `path`."""
 
-    def __init__(
-        self, path: str, *, keys: Keys, clock: Clock, max_body: int, budget: MemoryBudget,
-        client_timeout: float = PATIENCE_S,
-    ) -> None:
+    def __init__(self, path: str, *, keys: Keys, clock: Clock, max_body: int, budget: MemoryBudget) -> None:
         self._path = path
         self._budget = budget
         self._keys = keys
         self._clock = clock
         self._max_body = max_body
-        self._client_timeout = client_timeout
-        self._session: aiohttp.ClientSession | None = None
+        self._session: aiohttp.ClientSession
 
     def add_routes(self, app: web.Application) -> None:
         """Take the control routes of `app`, before its front takes what is left."""
@@ -59,18 +55,14 @@ class ControlRelay:
 
     async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
         connector = aiohttp.UnixConnector(self._path, limit=0, keepalive_timeout=KEEPALIVE_S)
-        async with aiohttp.ClientSession(
-            connector=connector, timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-        ) as self._session:
+        async with session(connector, aiohttp.ClientTimeout(total=None)) as self._session:
             yield
 
     async def _pass(self, http: web.Request) -> web.StreamResponse:
         if http.body_exists:
             self._keys.authenticate(key_in(http.headers), self._clock.now())
         most = min(self._max_body, body_of.MAX_CONTROL)
-        body = await body_of.read(http, max_body=most, limit_s=self._client_timeout, budget=self._budget)
+        body = await body_of.read(http, max_body=most, limit_s=PATIENCE_S, budget=self._budget)
         headers = CIMultiDict(
             (name, value) for name, value in as_written(http.raw_headers).items()
             if name.lower() not in _OURS and is_text(value)
@@ -83,7 +75,6 @@ class ControlRelay:
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
         """The answer of the ledger's process."""
-        assert self._session is not None, "the application started"
         try:
             return await self._session.request(
                 request.method, URL(f"http://ledger{request.target}", encoded=True), data=request.body,

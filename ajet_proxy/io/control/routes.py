@@ -24,7 +24,6 @@ from ajet_proxy.core.identity.keys import Claims, Keys, check_scope, key_in
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
-from ajet_proxy.io.control.dashboard import add_page
 from ajet_proxy.io.engines.pause import EngineControl
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http import body as body_of
@@ -41,17 +40,17 @@ from ajet_proxy.io.workers.supervisor import Workers
 from ajet_proxy.own_address import Address, leads_here
 from ajet_proxy.settings import Config
 from ajet_sdk import frame, routes
-from ajet_sdk.errors import BadRequest, NotFound, NotReady
+from ajet_sdk.errors import BadRequest, NotFound, NotReady, Unauthorized
+from ajet_sdk.page import live_page
 from ajet_sdk.routes import PREFIX, ROUTES, Route, parse
 
+PAGE = "/ajet/"
 MAX_WAIT_S = 3600.0
 KEY_TTL_S = 7 * 86400.0
 """An episode's key lives this long, or as long as the episode may be open."""
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
-KEY_TTL_S = 7 * 86400.0
-"""An episode's key lives this long, or as long as the episode may be open."""
 
 
 class Control:
@@ -59,9 +58,8 @@ class Control:
 
     def __init__(
         self, *, store: Store, keys: Keys, gate: Gatekeeper, engines: Engines, engine_control: EngineControl,
-        clock: Clock, metrics: Metrics, interception: Interception | None,
-        workers: Workers | None, config: Config, budget: MemoryBudget, listening: Collection[Address],
-        client_timeout: float = PATIENCE_S,
+        clock: Clock, metrics: Metrics, interception: Interception | None, workers: Workers | None, config: Config,
+        budget: MemoryBudget, listening: Collection[Address],
     ) -> None:
         """`listening` are the addresses at which the daemon listens by the time it is asked."""
         self._listening = listening
@@ -76,7 +74,6 @@ class Control:
         self._clock = clock
         self._metrics = metrics
         self._config = config
-        self._client_timeout = client_timeout
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -89,8 +86,42 @@ class Control:
             path = PREFIX + route.path
             app.router.add_route(route.method, path, self._handler(route), expect_handler=body_of.unasked)
         app.router.add_get("/metrics", self._metrics_page, expect_handler=body_of.unasked)
-        add_page(app, self._claims)
+        self._add_page(app)
         app.router.add_route("*", "/ajet{tail:(/.*)?}", _unknown, expect_handler=body_of.unasked)
+
+    def _add_page(self, app: web.Application) -> None:
+        """``/ajet/``: the owner's page, one document that asks the control routes for all it shows.
+
+        A browser cannot send a key with an address, and a key in an address would end in histories and logs. So a
+        caller without a key is answered 401 with the page itself, which holds no data: it asks for a key, keeps it in
+        its own tab and sends it as a header. A program that takes no HTML gets the usual error.
+
+        Invariant: the page is the same for everyone. Its headers forbid other sites to frame it, and it to ask anyone
+        else.
+        """
+        page, policy = live_page()
+        headers = {
+            "Content-Security-Policy": f"{policy}; frame-ancestors 'none'",
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+
+        async def show(http: web.Request) -> web.Response:
+            status = 200
+            try:
+                check_scope(self._claims(http), "admin")
+            except Unauthorized:
+                if "text/html" not in http.headers.get("Accept", ""):
+                    raise
+                status = 401
+            return web.Response(text=page, status=status, content_type="text/html", headers=headers)
+
+        async def without_slash(_http: web.Request) -> web.Response:
+            return web.Response(status=308, headers={"Location": PAGE})
+
+        app.router.add_get(PAGE, show, expect_handler=body_of.unasked)
+        app.router.add_get(PAGE.rstrip("/"), without_slash, expect_handler=body_of.unasked)
 
     def _handler(self, route: Route) -> Any:
         async def handle(http: web.Request) -> web.StreamResponse:
@@ -105,14 +136,13 @@ class Control:
                 case "lease":
                     return await self._lease(http, request)
                 case "gate_close":
-                    return await self._close_gate(request)
+                    return await self._close_gate(http, request)
                 case "gate_open":
-                    return await self._open_gate(request)
+                    return await self._open_gate(http, request)
                 case "events":
                     return await self._events(http)
                 case "status":
-                    known = self._decide(request, "").body() or {}
-                    return web.json_response(self._status(known) | self._intercepting(http))
+                    return web.json_response(self._status(http, self._decide(request, "").body() or {}))
                 case "ca":
                     return self._certificate()
                 case "policy":
@@ -191,11 +221,10 @@ class Control:
         data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(self._store.state, batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
 
-    async def _close_gate(self, request: api.Request) -> web.Response:
+    async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""
         wanted = parse(routes.GateClose, request.body)
-        answer = self._decide(request, "")
-        await self._store.commit(answer.events)
+        await self._ask(http, request)
         if self._config.gate_mode == "pause":
             await self._engine_control.pause(self._engines.all())
         elif not await self._gate.drained(min(max(wanted.wait_s, 0.0), MAX_WAIT_S)):
@@ -215,13 +244,12 @@ class Control:
                     param="upstreams",
                 )
 
-    async def _open_gate(self, request: api.Request) -> web.Response:
+    async def _open_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Let requests through, and wake the engines if they were frozen: until then requests wait there, and where the
         trainer has woken its engine already they need not wait for us. The new version stands before the first token
         that it samples, and opening an open gate wakes the engines again."""
         wanted = parse(routes.GateOpen, request.body)
-        answer = self._decide(request, "")
-        await self._store.commit(answer.events)
+        answer = await self._ask(http, request)
         if self._workers is not None:
             await self._workers.caught_up()
         faults: list[str] = []
@@ -229,7 +257,7 @@ class Control:
             faults = await self._engine_control.resume(self._engines.all(), wanted.policy_version)
         return web.json_response((answer.body() or {}) | ({"not_resumed": faults} if faults else {}))
 
-    def _status(self, known: dict[str, Any]) -> dict[str, Any]:
+    def _status(self, http: web.Request, known: dict[str, Any]) -> dict[str, Any]:
         """The ledger's status with what only this process knows: its engines (``any_model``: those for
         each model that has none of its own), who waits."""
         models = dict(known["models"])
@@ -244,12 +272,9 @@ class Control:
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
         now["alerts"] = list(self._store.alerts().values())
+        if self._interception is not None:
+            now["intercept"] = self._interception.to_json(URL(self._base_url(http)).host)
         return known | {"models": models} | others | now
-
-    def _intercepting(self, http: web.Request) -> dict[str, Any]:
-        if self._interception is None:
-            return {}
-        return {"intercept": self._interception.to_json(URL(self._base_url(http)).host)}
 
     def _certificate(self) -> web.Response:
         """What a program must trust to be intercepted."""
@@ -287,17 +312,13 @@ class Control:
 
     async def _metrics_page(self, http: web.Request) -> web.Response:
         """Prometheus text: for a peer on this machine without a key, for others with an admin's."""
-        if not _is_local(http) or self._config.trusted_front:
+        if http.remote not in ("127.0.0.1", "::1", "::ffff:127.0.0.1") or self._config.trusted_front:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
-            self._store.state, self._gate, self._engines, journal_healthy=self._store.healthy,
-            alerts=len(self._store.alerts()), limits=self._store.limits,
-            workers={} if self._workers is None else self._workers.pids(),
+            self._store, self._gate, self._engines, {} if self._workers is None else self._workers.pids()
         )
         metrics = self._metrics if self._workers is None else await self._workers.metrics()
-        return web.Response(
-            body=metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE}
-        )
+        return web.Response(body=metrics.render(read).encode(), headers={"Content-Type": CONTENT_TYPE})
 
 
 def event_json(event: Event) -> dict[str, Any]:
@@ -331,10 +352,6 @@ def _check_wire(http: web.Request) -> None:
             f"this proxy writes wire version {frame.VERSION}; the trainer reads {asked[:80]!r}: update one of them",
             code="wire_version", param=routes.HEADER_WIRE,
         )
-
-
-def _is_local(http: web.Request) -> bool:
-    return http.remote in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
 async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse:

@@ -16,6 +16,7 @@ from typing import Any
 
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.core.protocol.completions import COMPLETIONS
+from ajet_proxy.io.runtime.process import end
 from ajet_proxy.io.storage.store import Store
 from ajet_sdk import __version__
 
@@ -91,8 +92,7 @@ class Traces:
         """After the store: take what happened last, and send what is left for as long as the exporter allows itself."""
         if self._reader is not None:
             await asyncio.sleep(0)  # in which it reads what the store had for it to the end
-            self._reader.cancel()
-            await asyncio.gather(self._reader, return_exceptions=True)
+            await end(self._reader)
         await asyncio.to_thread(self._provider.shutdown)
 
     def _span(self, started: CallStarted, call: str, model: str) -> Any:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import aiohttp
 
 from ajet_proxy.core.protocol.dialect import Dialect
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
+from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, told
 
 T = TypeVar("T")
 Questions = Callable[[str], list[tuple[str, dict[str, Any]]]]
@@ -53,13 +54,10 @@ class EngineProbe(Generic[T]):
 
     async def _ask(self, request: EngineRequest) -> Any:
         """The engine's answer, None if it is a refusal or none at all."""
-        answer = await self._upstream.send(request)
-        try:
-            return json.loads(await answer.read()) if answer.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError, ValueError):
-            return None
-        finally:
-            answer.close()
+        with suppress(aiohttp.ClientError, TimeoutError, ValueError):
+            status, body = await told(self._upstream, request)
+            return json.loads(body) if status == 200 else None
+        return None
 
 
 class ChatRoutes:

@@ -24,7 +24,7 @@ from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.tokens import are_tokens, pack_tokens
 from ajet_proxy.core.trajectory.repair import Found, find_same_text
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
+from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, told
 from ajet_sdk.errors import AjetError
 
 logger = logging.getLogger(__name__)
@@ -149,46 +149,35 @@ class Renderer:
         return status, found if isinstance(found, dict) else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Detokenizer:
-    """Asks the engine that answers `request` for the text of tokens, to find out which earlier call a prompt says again
-    in other tokens. Only for ``merge_policy = "repair"``, and only for a prompt that goes on from no earlier call token
-    for token. Whatever goes wrong, nothing is found and the calls stay apart; the agent's answer does not depend on it.
+async def repeated(
+    upstream: Upstream, request: EngineRequest, prompt: Sequence[int], calls: Iterable[Packed], model: str
+) -> Found | None:
+    """Which earlier call a prompt says again in other tokens: `core.trajectory.repair.find_same_text`, with the text of
+    tokens by the engine that answers `request`, under the name `model`. Only for ``merge_policy = "repair"``, and only
+    for a prompt that goes on from no earlier call token for token. Whatever goes wrong, nothing is found and the calls
+    stay apart; the agent's answer does not depend on it.
     """
-
-    upstream: Upstream
-    request: EngineRequest
-
-    async def find_same_text(self, prompt: Sequence[int], calls: Iterable[Packed], *, model: str) -> Found | None:
-        """`core.trajectory.repair.find_same_text`, asked of the engine under the name `model`."""
-        search = find_same_text(pack_tokens(prompt), calls)
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                ids = next(search)
-                while True:
-                    ids = search.send(await self._text(ids, model))
-        except StopIteration as ended:
-            found: Found | None = ended.value
-            return found
-        except (AjetError, aiohttp.ClientError, TimeoutError, ValueError) as error:
-            logger.warning("whether a prompt of model %s repeats a call was not found out: %s", model, error)
-            return None
-
-    async def _text(self, ids: Sequence[int], model: str) -> str:
-        status, raw = await answer_to(self.upstream, self.request, "/detokenize", {"model": model, "tokens": ids})
-        told = json.loads(raw)
-        text = told.get("prompt") if isinstance(told, dict) else None
-        if status != 200 or not isinstance(text, str):
-            raise ValueError(f"/detokenize answered {status} without a text")
-        return text
+    search = find_same_text(pack_tokens(prompt), calls)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            ids = next(search)
+            while True:
+                status, raw = await answer_to(upstream, request, "/detokenize", {"model": model, "tokens": ids})
+                answer = json.loads(raw)
+                text = answer.get("prompt") if isinstance(answer, dict) else None
+                if status != 200 or not isinstance(text, str):
+                    raise ValueError(f"/detokenize answered {status} without a text")
+                ids = search.send(text)
+    except StopIteration as ended:
+        found: Found | None = ended.value
+        return found
+    except (AjetError, aiohttp.ClientError, TimeoutError, ValueError) as error:
+        logger.warning("whether a prompt of model %s repeats a call was not found out: %s", model, error)
+        return None
 
 
 async def answer_to(
     upstream: Upstream, request: EngineRequest, path: str, body: Mapping[str, Any]
 ) -> tuple[int, bytes]:
     """The status and the body of the answer to `body` on `path`, by the engine that `request` goes to."""
-    answer = await upstream.send(replace(request, method="POST", target=path, body=json.dumps(body).encode()))
-    try:
-        return answer.status, await answer.read()
-    finally:
-        answer.close()
+    return await told(upstream, replace(request, method="POST", target=path, body=json.dumps(body).encode()))

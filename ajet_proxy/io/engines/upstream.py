@@ -17,7 +17,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import aiohttp
@@ -82,6 +83,17 @@ def watched(address: aiohttp.AddrInfoType) -> socket.socket:
     return made
 
 
+def session(
+    connector: aiohttp.BaseConnector, timeout: aiohttp.ClientTimeout, max_header: int = MAX_HEADER
+) -> aiohttp.ClientSession:
+    """Sends requests, and gives answers, as they are; one header of an answer has at most `max_header` bytes."""
+    return aiohttp.ClientSession(
+        connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
+        skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        max_line_size=max_header, max_field_size=max_header, max_headers=MAX_HEADERS,
+    )
+
+
 class Upstream:
     """Sends requests to the engine that should have them."""
 
@@ -97,18 +109,20 @@ class Upstream:
             total=None, sock_connect=connect_timeout, sock_read=read_timeout or None
         )
         self._max_header = max_header
-        self._pooled: aiohttp.ClientSession | None = None
-        self._fresh: aiohttp.ClientSession | None = None
+        self._pooled: aiohttp.ClientSession
+        self._fresh: aiohttp.ClientSession
         self._away: dict[str, _Away] = {}
 
-    async def start(self) -> None:
-        self._pooled = self._session(Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched))
-        self._fresh = self._session(Pool(limit=0, force_close=True, socket_factory=watched))
-
-    async def close(self) -> None:
-        for session in (self._pooled, self._fresh):
-            if session is not None:
-                await session.close()
+    @asynccontextmanager
+    async def connected(self, _app: web.Application | None = None) -> AsyncIterator[None]:
+        """Only in this context requests can be sent; at its end the connections are closed."""
+        pooled = Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched)
+        fresh = Pool(limit=0, force_close=True, socket_factory=watched)
+        async with (
+            session(pooled, self._timeout, self._max_header) as self._pooled,
+            session(fresh, self._timeout, self._max_header) as self._fresh,
+        ):
+            yield
 
     def order(self, model: str, sticky: str) -> list[str]:
         """The engines to try for `sticky`: by rendezvous hash, those that could not be reached lately last."""
@@ -162,11 +176,8 @@ class Upstream:
         self._metrics.inc("ajet_upstream_retries_total")
         return await self._request(self._fresh, url, request)
 
-    async def _request(
-        self, session: aiohttp.ClientSession | None, url: str, request: EngineRequest
-    ) -> aiohttp.ClientResponse:
-        assert session is not None, "start() comes first"
-        answer = await session.request(
+    async def _request(self, pool: aiohttp.ClientSession, url: str, request: EngineRequest) -> aiohttp.ClientResponse:
+        answer = await pool.request(
             request.method, URL(url + request.target, encoded=True), data=request.body, headers=request.headers,
             allow_redirects=False,
         )
@@ -175,13 +186,6 @@ class Upstream:
         elif answer.connection is not None:
             break_off(answer.content)
         return answer
-
-    def _session(self, connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=connector, timeout=self._timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            max_line_size=self._max_header, max_field_size=self._max_header, max_headers=MAX_HEADERS,
-        )
 
     def _failed(self, url: str, error: Exception) -> AjetError:
         if isinstance(error, TimeoutError):
@@ -193,6 +197,15 @@ class Upstream:
         if isinstance(error, aiohttp.ClientResponseError):
             what = "gave an answer that is not HTTP, or whose head is too long"
         return EngineError(f"the engine at {url} {what}", code=f"engine_{kind}")
+
+
+async def told(upstream: Upstream, request: EngineRequest) -> tuple[int, bytes]:
+    """The status and the body of the whole answer to `request`."""
+    answer = await upstream.send(request)
+    try:
+        return answer.status, await answer.read()
+    finally:
+        answer.close()
 
 
 class Forwarding:
@@ -212,44 +225,36 @@ class Forwarding:
         query = http.rel_url.raw_query_string
         return EngineRequest(
             method=http.method, target=f"{path}?{query}" if query else path,
-            headers=request_headers(
-                headers.sent.items(), is_ours=self._is_ours, upstream_key=self._upstream_key, identity=identity,
-                daemon=self._daemon,
-            ),
-            body=body, model=model, sticky=sticky,
+            headers=self.headers(headers.sent.items(), identity=identity), body=body, model=model, sticky=sticky,
         )
 
-
-def request_headers(
-    headers: Iterable[tuple[str, str]], *, is_ours: Callable[[str], bool], upstream_key: str | None, identity: bool,
-    daemon: str,
-) -> CIMultiDict[str]:
-    """The client's headers as the engine gets them: what is for us, for one hop or about the body's framing is left
-    out, keys of ours (`is_ours`) too; `upstream_key` stands in for any key; with `identity` the answer must not be
-    compressed. ``Via`` names this `daemon`, which so knows a request of its own again. A name that comes again is
-    spelled as it was first, since aiohttp keeps all values of one spelling."""
-    pairs = list(headers)
-    dropped = _NOT_FORWARDED | _named_in_connection(pairs)
-    spelled: dict[str, str] = {}
-    out: CIMultiDict[str] = CIMultiDict()
-    codings = [place for place, (name, _) in enumerate(pairs) if name.lower() == "content-encoding"]
-    for place, (name, value) in enumerate(pairs):
-        lower = name.lower()
-        if codings[-1:] == [place] and coding_of([value]) is not None:
-            continue
-        if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
-            continue
-        if lower in _CREDENTIALS and (upstream_key is not None or any(map(is_ours, _keys(value)))):
-            continue
-        if holds_key(value):  # as a cookie or in a header of the caller's own
-            continue
-        out.add(spelled.setdefault(lower, name), sendable(value))
-    out.add(spelled.get("via", "Via"), f"1.1 {daemon}")
-    if identity:
-        out["Accept-Encoding"] = "identity"
-    if upstream_key is not None:
-        out["Authorization"] = f"Bearer {upstream_key}"
-    return out
+    def headers(self, headers: Iterable[tuple[str, str]], *, identity: bool) -> CIMultiDict[str]:
+        """The client's headers as the engine gets them. What is for us, for one hop or about the body's framing is left
+        out; with `identity` the answer must not be compressed. ``Via`` names this daemon, which so knows a request of
+        its own again. A name that comes again is spelled as it was first, since aiohttp keeps all values of one
+        spelling."""
+        pairs, upstream_key = list(headers), self._upstream_key
+        dropped = _NOT_FORWARDED | _named_in_connection(pairs)
+        spelled: dict[str, str] = {}
+        out: CIMultiDict[str] = CIMultiDict()
+        codings = [place for place, (name, _) in enumerate(pairs) if name.lower() == "content-encoding"]
+        for place, (name, value) in enumerate(pairs):
+            lower = name.lower()
+            if codings[-1:] == [place] and coding_of([value]) is not None:
+                continue
+            if lower in dropped or lower.startswith(HEADER_PREFIX) or (identity and lower == "accept-encoding"):
+                continue
+            if lower in _CREDENTIALS and (upstream_key is not None or any(map(self._is_ours, _keys(value)))):
+                continue
+            if holds_key(value):  # as a cookie or in a header of the caller's own
+                continue
+            out.add(spelled.setdefault(lower, name), sendable(value))
+        out.add(spelled.get("via", "Via"), f"1.1 {self._daemon}")
+        if identity:
+            out["Accept-Encoding"] = "identity"
+        if upstream_key is not None:
+            out["Authorization"] = f"Bearer {upstream_key}"
+        return out
 
 
 def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:

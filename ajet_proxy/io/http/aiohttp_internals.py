@@ -15,8 +15,9 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextvars import ContextVar
+from functools import partial
 from time import monotonic
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -44,28 +45,15 @@ class Runner(web.AppRunner):
         super().__init__(app, auto_decompress=False, **options)
         self._patience_s = patience_s
 
-    async def _make_server(self) -> web.Server:
-        made = await super()._make_server()
-        server = _Server(
-            made.request_handler, request_factory=made.request_factory, handler_cancellation=made.handler_cancellation,
-            loop=made._loop, **made._kwargs,
-        )
-        server.patience_s = self._patience_s
-        return server
+    @property
+    def server(self) -> Any:
+        """What the sites listen with: called, it makes a connection. None before `setup`."""
+        return None if self._server is None else partial(_Connection, self._server, self._patience_s)
 
 
 def stalled(http: web.BaseRequest) -> bool:
     """Whether the client of `http` was cut off because it read no more."""
     return isinstance(http.protocol, _Connection) and http.protocol.stalled
-
-
-class _Server(web.Server):
-    patience_s: float
-
-    def __call__(self) -> web.RequestHandler:
-        connection = _Connection(self, loop=self._loop, **self._kwargs)
-        connection.patience_s = self.patience_s
-        return connection
 
 
 class _Connection(web.RequestHandler):
@@ -81,17 +69,20 @@ class _Connection(web.RequestHandler):
     answer slowly is left in peace while `PROGRESS` of it goes out in each `patience_s`.
     """
 
-    __slots__ = ("_deadline", "_unsent", "patience_s", "stalled")
-    patience_s: float
+    __slots__ = ("_deadline", "_patience_s", "_unsent", "stalled")
+
+    def __init__(self, server: web.Server, patience_s: float) -> None:
+        super().__init__(server, loop=server._loop, **server._kwargs)
+        self._patience_s = patience_s
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.stalled = False
         found = transport.get_extra_info("socket")
         if found is not None and found.family in (socket.AF_INET, socket.AF_INET6):
-            for option in watching(max(UNTAKEN_S, self.patience_s)):
+            for option in watching(max(UNTAKEN_S, self._patience_s)):
                 found.setsockopt(*option)
-        self._deadline = self._loop.call_later(self.patience_s, self._unasked)
+        self._deadline = self._loop.call_later(self._patience_s, self._unasked)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._deadline.cancel()
@@ -114,7 +105,7 @@ class _Connection(web.RequestHandler):
         """Give the client its time to read on."""
         self._deadline.cancel()
         self._unsent = self._waiting()
-        self._deadline = self._loop.call_later(self.patience_s, self._unread)
+        self._deadline = self._loop.call_later(self._patience_s, self._unread)
 
     def _unread(self) -> None:
         if self._waiting() <= self._unsent - PROGRESS:
@@ -145,7 +136,7 @@ def _error(error: BaseException | None) -> AjetError:
     return AjetError("the proxy failed unexpectedly; its log says why", code="internal_error")
 
 
-class Tap(asyncio.BaseProtocol):
+class Tap:
     """Stands between an engine's connection and aiohttp's `reader` of it: notes whether anything came back, tells who
     follows an answer, and sees to it that an answer breaks off with its connection.
 
@@ -190,19 +181,14 @@ class Tap(asyncio.BaseProtocol):
         self.data_received = self._reader.data_received  # the rest goes there at once: a call less for each piece
         self._reader.data_received(data)
 
-    def eof_received(self) -> bool | None:
-        return self._reader.eof_received()
-
     def connection_lost(self, exc: Exception | None) -> None:
         self._reader.connection_lost(exc)
         if self.content is not None:
             break_off(self.content)
 
-    def pause_writing(self) -> None:
-        self._reader.pause_writing()
-
-    def resume_writing(self) -> None:
-        self._reader.resume_writing()
+    def __getattr__(self, name: str) -> Any:
+        """What else a connection tells is the reader's."""
+        return getattr(self._reader, name)
 
 
 LATEST: ContextVar[Tap | None] = ContextVar("tap")
@@ -230,12 +216,12 @@ class Pool(aiohttp.TCPConnector):
     async def connect(self, *request: Any, **more: Any) -> Any:
         connection = await super().connect(*request, **more)
         if (transport := connection.transport) is not None:
-            tap = transport.get_protocol()
+            tap: Any = transport.get_protocol()
             if isinstance(tap, Tap):
                 tap.reused = True
                 tap.listen()
             else:
-                tap = Tap(cast(asyncio.Protocol, tap))
+                tap = Tap(tap)
                 transport.set_protocol(tap)
             LATEST.set(tap)
         return connection

@@ -20,7 +20,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from aiohttp import web
 
@@ -87,17 +87,11 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-class Log(Protocol):
-    """Where lines go."""
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """One more line."""
-
-
 def audited(
-    log: Log, *, keys: Keys, now: Callable[[], float], headers: Callable[[web.Request], Headers]
+    log: Callable[[Mapping[str, Any]], None], *, keys: Keys, now: Callable[[], float],
+    headers: Callable[[web.Request], Headers],
 ) -> Any:
-    """A middleware around all others that writes a line to `log`, with the status the caller got."""
+    """A middleware around all others that gives `log` a line, with the status the caller got."""
 
     listed: dict[tuple[Any, ...], float] = {}
 
@@ -119,7 +113,9 @@ def audited(
         if name is None:
             return await handler(http)
         caller, episode = _caller(http, headers(http), keys, now())
-        line: dict[str, Any] = {"at": round(now(), 3)} | caller | _certificate(http) | {"route": name}
+        shown = tls.subject(http)
+        line: dict[str, Any] = {"at": round(now(), 3)} | caller | ({} if shown is None else {"certificate": shown})
+        line["route"] = name
         status, said, begun = 499, None, False
 
         def write(status: int) -> None:
@@ -127,7 +123,7 @@ def audited(
             subject = _id(http.get(SUBJECT) or said or http.match_info.get("id", "") or episode or "")
             whole = line | {"batch" if _of_batch(http) else "episode": subject, "status": status}
             if not begun and not repeats(whole):
-                log.write(whole)
+                log(whole)
             begun = True
 
         http[BEGUN] = write
@@ -142,11 +138,6 @@ def audited(
             write(status)
 
     return audit
-
-
-def _certificate(http: web.Request) -> dict[str, str]:
-    shown = tls.subject(http)
-    return {} if shown is None else {"certificate": shown}
 
 
 def _audited(http: web.Request) -> str | None:

@@ -7,8 +7,6 @@ caller learns only that it happened.
 
 from __future__ import annotations
 
-import asyncio
-import ipaddress
 import json
 import logging
 import math
@@ -23,7 +21,7 @@ from yarl import URL
 from ajet_proxy.core.identity.keys import masked
 from ajet_proxy.core.identity.ladder import split_path
 from ajet_proxy.core.protocol.anthropic.errors import body_of, speaks_anthropic
-from ajet_proxy.settings import is_loopback
+from ajet_proxy.settings import is_address, is_loopback
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden, NotFound, TooLarge
 
 logger = logging.getLogger(__name__)
@@ -81,8 +79,6 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         return answer
     except web.HTTPException:
         raise
-    except asyncio.CancelledError:
-        raise
     except ConnectionError:
         if request.transport is not None and not request.transport.is_closing():
             raise
@@ -110,12 +106,14 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
 
     @lru_cache(maxsize=1000)
     def calls_us(host: str) -> bool:
-        return names is None or _is_ours(_host_of(f"http://{host}").lower(), names)
+        named = host_of(f"http://{host}").lower()
+        is_local = named == "localhost" or named.endswith(".localhost")
+        return names is None or is_local or named in names or is_address(named)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         origin, host = request.headers.get("Origin"), request.headers.get("Host")
-        if origin is not None and not is_loopback(_host_of(origin)):
+        if origin is not None and not is_loopback(host_of(origin)):
             raise Forbidden(
                 f"requests from pages of {origin[:100]} need a key: set AJET_ADMIN_SECRET", code="foreign_origin"
             )
@@ -129,18 +127,9 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
     return guard
 
 
-def _is_ours(host: str, names: Collection[str]) -> bool:
-    if host == "localhost" or host.endswith(".localhost") or host in names:
-        return True
+def host_of(url: str) -> str:
+    """The host that `url` names, if it is one."""
     try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-def _host_of(origin: str) -> str:
-    try:
-        return URL(origin).host or ""
+        return URL(url).host or ""
     except ValueError:
         return ""

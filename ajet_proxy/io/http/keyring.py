@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ajet_proxy.core.identity.keys import Keys, Ring
-from ajet_proxy.io.runtime.file_versions import FileVersion, file_versions
+from ajet_proxy.io.runtime.watched_files import WatchedFiles
 from ajet_sdk.settings import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -76,14 +76,12 @@ class Watch:
     def __init__(self, data_dir: Path, keys: Keys) -> None:
         self._data_dir = data_dir
         self._keys = keys
-        self._seen: list[FileVersion] = []
+        self._files = WatchedFiles(data_dir / name for name in (SECRET, REVOKED))
 
     def tick(self) -> None:
         """Look again. Files that cannot be read leave the keys as they were, and say so once."""
-        seen = self._look()
-        if seen == self._seen:
+        if not self._files.changed():
             return
-        self._seen = seen
         try:
             found = _read(self._data_dir)
         except (OSError, ConfigError) as error:
@@ -92,9 +90,6 @@ class Watch:
         if found != self._keys.ring:
             self._keys.ring = found
             logger.info("took up the changed secrets and revocations of %s", self._data_dir)
-
-    def _look(self) -> list[FileVersion]:
-        return file_versions(self._data_dir / name for name in (SECRET, REVOKED))
 
 
 def _read(data_dir: Path) -> Ring:

@@ -17,13 +17,12 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
 
-from ajet_proxy.io.runtime.file_versions import file_versions
+from ajet_proxy.io.runtime.watched_files import WatchedFiles
 from ajet_proxy.settings import Config
 from ajet_sdk.errors import Forbidden
 from ajet_sdk.settings import ConfigError
@@ -42,8 +41,23 @@ def listening(config: Config) -> ssl.SSLContext | None:
     """What secures the front's connections, if anything does: the files of `config` as they are at each handshake."""
     if config.tls_cert is None:
         return None
-    files = [file for file in (config.tls_cert, config.tls_key, config.tls_client_ca) if file is not None]
-    return renewed(partial(_context, config), files)
+    files = WatchedFiles(file for file in (config.tls_cert, config.tls_key, config.tls_client_ca) if file is not None)
+    files.changed()
+    secured = current = _context(config)
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context_now: ssl.SSLContext) -> None:
+        nonlocal current
+        if files.changed():
+            try:
+                current = _context(config)
+            except ConfigError as error:
+                logger.error("the certificate stays as it was: %s", error)
+            else:
+                logger.info("took up the changed certificate %s", config.tls_cert)
+        connection.context = current
+
+    secured.sni_callback = choose
+    return secured
 
 
 def _context(config: Config) -> ssl.SSLContext:
@@ -55,43 +69,16 @@ def _context(config: Config) -> ssl.SSLContext:
         raise ConfigError(f"cannot use tls_cert {config.tls_cert} with tls_key {config.tls_key}: {error}") from error
     if config.tls_client_ca is not None:
         try:
-            ask_clients(context, config.tls_client_ca)
+            context.load_verify_locations(cafile=config.tls_client_ca)
         except OSError as error:
             raise ConfigError(f"cannot use tls_client_ca {config.tls_client_ca}: {error}") from error
+        context.verify_mode = ssl.CERT_OPTIONAL
+        context.sslobject_class = _Outspoken
     return context
 
 
 def _passphrase() -> str:
     raise OSError("the key is encrypted, and nobody can type a passphrase; give one without a passphrase")
-
-
-def renewed(make: Callable[[], ssl.SSLContext], files: Sequence[str]) -> ssl.SSLContext:
-    """A context to listen with, whose handshakes are those of what `make` makes of `files` by then. What is wrong with
-    them now is `make`'s `ConfigError`."""
-    seen = file_versions(files)
-    listening = current = make()
-
-    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-        nonlocal seen, current
-        if (now := file_versions(files)) != seen:
-            seen = now
-            try:
-                current = make()
-            except ConfigError as error:
-                logger.error("the certificate stays as it was: %s", error)
-            else:
-                logger.info("took up the changed certificate %s", files[0])
-        connection.context = current
-
-    listening.sni_callback = choose
-    return listening
-
-
-def ask_clients(context: ssl.SSLContext, ca_file: str) -> None:
-    """Have `context` ask clients for a certificate of the CA in `ca_file` (PEM); `OSError` if that is none."""
-    context.load_verify_locations(cafile=ca_file)
-    context.verify_mode = ssl.CERT_OPTIONAL
-    context.sslobject_class = _Outspoken
 
 
 def subject(http: web.BaseRequest) -> str | None:

@@ -41,7 +41,7 @@ from mitmproxy.proxy.server_hooks import ServerConnectionHookData
 from ajet_proxy.core.identity.keys import proxy_key_in
 from ajet_proxy.io.intercept.tunnels import REALM, Caller, Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_proxy.settings import is_loopback
+from ajet_proxy.settings import is_address, is_loopback
 from ajet_sdk.routes import KEY_PREFIX
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Diversion:
             return
         host, port = server.address[:2]
         explicit = mode.type_name in EXPLICIT
-        by_sni = mode.type_name != "regular" and port == TLS_PORT and _is_address(host)
+        by_sni = mode.type_name != "regular" and port == TLS_PORT and is_address(host)
         if self._tunnels.lists(host) or by_sni:
             self._divert(server, (host, port))
         elif mode.type_name == "transparent" and port == mode.custom_listen_port:
@@ -239,7 +239,8 @@ class Certificates(TlsConfig):
         host = self._diversion.certificate_host(conn_context)
         if host is None:
             return super().get_cert(conn_context)
-        return self.certstore.get_cert(host, [_general_name(host)])
+        named = x509.IPAddress(ipaddress.ip_address(host)) if is_address(host) else x509.DNSName(host)
+        return self.certstore.get_cert(host, [named])
 
 
 def _explain(response: http.Response, reason: str) -> None:
@@ -269,15 +270,3 @@ def _is_public(address: str) -> bool:
     found = ipaddress.ip_address(address.partition("%")[0])
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
     return (mapped or found).is_global and not (mapped or found).is_multicast
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def _general_name(host: str) -> x509.GeneralName:
-    return x509.IPAddress(ipaddress.ip_address(host)) if _is_address(host) else x509.DNSName(host)

@@ -22,7 +22,7 @@ from mitmproxy.master import Master
 
 from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.intercept.diversion import Certificates, Diversion
-from ajet_proxy.io.intercept.tunnels import Listening, Tunnels
+from ajet_proxy.io.intercept.tunnels import Tunnels
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_proxy.settings import Mode
 
@@ -40,7 +40,7 @@ class Interceptor:
 
     def __init__(self, *, directory: Path, modes: Sequence[Mode], tunnels: Tunnels, metrics: Metrics) -> None:
         self.directory = directory
-        self.listening: tuple[Listening, ...] = ()
+        self.listening: tuple[Mode, ...] = ()
         self._modes = modes
         self._tunnels = tunnels
         self._metrics = metrics
@@ -65,9 +65,9 @@ class Interceptor:
         await self._master.running()
         bundle = authority.write_bundle(self.directory)
         self.listening = tuple(
-            Listening(item.mode.type_name, _first(item.listen_addrs)) for item in self._server.servers
+            Mode(item.mode.type_name, _first(item.listen_addrs)) for item in self._server.servers
         )
-        where = ", ".join(map(_shown, self.listening))
+        where = ", ".join(map(_spec, self.listening))
         logger.info("intercepting %s; programs must trust %s", where, bundle)
 
     async def stop(self) -> None:
@@ -93,12 +93,8 @@ class Interceptor:
 def _spec(mode: Mode) -> str:
     """`mode` as mitmproxy writes it."""
     if mode.address is None:
-        return f"{mode.kind}:{mode.programs}"
+        return f"{mode.kind}:{mode.programs}" if mode.programs else mode.kind
     return f"{mode.kind}@{mode.address[0]}:{mode.address[1]}"
-
-
-def _shown(on: Listening) -> str:
-    return on.kind if on.address is None else f"{on.kind}@{on.address[0]}:{on.address[1]}"
 
 
 def _first(addresses: Sequence[tuple[str, int]]) -> tuple[str, int] | None:

@@ -18,12 +18,12 @@ from typing import Any
 
 from aiohttp import web
 from multidict import CIMultiDict
-from yarl import URL
 
 from ajet_proxy.core.identity.headers import Headers
 from ajet_proxy.core.identity.keys import Claims, check_scope, proxy_key_in
 from ajet_proxy.io.engines.upstream import as_written
-from ajet_proxy.io.http.errors import Handler, error_response
+from ajet_proxy.io.http.errors import Handler, error_response, host_of
+from ajet_proxy.settings import Mode
 from ajet_sdk.errors import AjetError, BadRequest, Forbidden
 from ajet_sdk.routes import KEY_PREFIX
 
@@ -35,19 +35,12 @@ REALM = 'Basic realm="ajet"'
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
-    """A mode of interception that is on, at its real address (None: the kind ``local`` has none)."""
-
-    kind: str
-    address: tuple[str, int] | None
-
-
-@dataclass(frozen=True, slots=True)
 class Interception:
-    """How programs are intercepted: the listed hosts, the modes that are on, the CA's public certificate (PEM)."""
+    """How programs are intercepted: the listed hosts, the modes that are on, each at its real address, and the CA's
+    public certificate (PEM)."""
 
     hosts: tuple[str, ...]
-    listening: tuple[Listening, ...]
+    listening: tuple[Mode, ...]
     certificate: bytes
 
     def to_json(self, asked: str | None) -> dict[str, Any]:
@@ -132,7 +125,7 @@ class Tunnels:
                 answer.set_status(407)
                 answer.headers["Proxy-Authenticate"] = REALM
                 return answer
-            host = _host_of(http)
+            host = host_of(f"http://{http.host}")
             if not self.lists(host):
                 raise Forbidden(
                     f"requests to {host[:100]} are not carried, only those to {', '.join(sorted(self.hosts))}; for the "
@@ -163,10 +156,3 @@ def _is_ours(name: str, value: str) -> bool:
     if name.lower() not in ("authorization", "x-api-key"):
         return False
     return value.strip().startswith(KEY_PREFIX) or value.strip().partition(" ")[2].strip().startswith(KEY_PREFIX)
-
-
-def _host_of(http: web.Request) -> str:
-    try:
-        return URL(f"http://{http.host}").host or ""
-    except ValueError:
-        return ""

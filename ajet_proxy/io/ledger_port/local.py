@@ -26,10 +26,11 @@ from ajet_proxy.core.ledger.engine_alerts import EngineAlerts
 from ajet_proxy.core.ledger.episode import Episode, takes
 from ajet_proxy.core.ledger.retries import UnseenRequests
 from ajet_proxy.core.ledger.session_names import RUNGS, SessionNames
+from ajet_proxy.core.ledger.state import Serving
 from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, NOT_WRITTEN
-from ajet_proxy.core.trajectory.timeline import Packed, Policy
+from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
@@ -59,6 +60,7 @@ class LocalPort:
     def __init__(self, *, store: Store, gate: Gatekeeper, engines: Engines, clock: Clock, metrics: Metrics) -> None:
         self._store = store
         self._state, self._commands = store.state, store.commands
+        self.serving: Serving = store.state
         self._gate = gate
         self._engines = engines
         self._clock = clock
@@ -74,17 +76,6 @@ class LocalPort:
         store.listen(self._heard)
         self._retold = KeptResponses()
         self._engine_alerts = EngineAlerts(store.trouble)
-
-    @property
-    def merge_policy(self) -> Policy:
-        return self._state.merge_policy
-
-    def policy_version(self, model: str) -> int:
-        return self._state.policy_version(model)
-
-    @property
-    def weights(self) -> object:
-        return self._state.policy_updates
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         found = self._continued(self._current(identity), history, sent)[0]

@@ -19,8 +19,9 @@ from msgspec import Struct
 from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
 from ajet_proxy.core.conversation.history import Beginnings, Mark
 from ajet_proxy.core.identity.ladder import Identity
+from ajet_proxy.core.ledger.state import Serving
 from ajet_proxy.core.protocol.dialect import Ask
-from ajet_proxy.core.trajectory.timeline import Packed, Policy
+from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
 
 
@@ -84,15 +85,8 @@ class LedgerPort(Protocol):
     """The ledger, as a front sees it."""
 
     @property
-    def merge_policy(self) -> Policy:
-        """How calls become samples."""
-
-    def policy_version(self, model: str) -> int:
-        """The version that serves `model` now."""
-
-    @property
-    def weights(self) -> object:
-        """The same object for as long as no `policy_version` changes."""
+    def serving(self) -> Serving:
+        """Which weights serve now, and how calls become samples."""
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
         """`identity` with the episode that its name stands for, or that the request continues, if there is one."""

@@ -37,6 +37,7 @@ class Facts(Serving, Struct, frozen=True):
 
     served: Mapping[str, Served]
     default_version: int
+    policy_updates: int
     merge_policy: Policy
     ring: Ring
     daemon: str
@@ -68,27 +69,17 @@ VALUES = Values((
 
 
 class RemotePort:
-    """Asks over `connection`. `facts` are replaced by those that come later."""
+    """Asks over `connection`. The `facts` are `serving` until others come."""
 
     def __init__(self, connection: WorkerConnection, facts: Facts) -> None:
         self._connection = connection
         self._entries = itertools.count(1)
         self._on_discard: dict[int, OnDiscard] = {}
-        self.facts = facts
-
-    @property
-    def merge_policy(self) -> Policy:
-        return self.facts.merge_policy
-
-    def policy_version(self, model: str) -> int:
-        return self.facts.policy_version(model)
-
-    @property
-    def weights(self) -> object:
-        return self.facts
+        self.serving = facts
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
-        return replace(identity, episode=await self._connection.ask("find", identity, history, dict(sent)))
+        found: Identity = await self._connection.ask("find", identity, history, dict(sent))
+        return found
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
         await self._connection.ask("reward", identity, name, again)

@@ -13,8 +13,6 @@ from functools import partial
 from typing import Any
 
 from ajet_proxy.core.continuity.memory import Known, Outcome, Sought
-from ajet_proxy.core.conversation.history import Beginnings
-from ajet_proxy.core.identity.ladder import Identity
 from ajet_proxy.core.trajectory.call import RESTARTED
 from ajet_proxy.core.trajectory.timeline import Packed
 from ajet_proxy.io.ledger_port.local import LocalPort
@@ -41,9 +39,9 @@ class PortServer:
             "keep": ledger_port.keep, "unread": ledger_port.unread, "sent": self._sent, **more,
         }
         self._questions: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]] = {
-            "find": self._find, "reward": ledger_port.reward, "enter": self._enter, "begin": self._begin,
+            "find": ledger_port.find, "reward": ledger_port.reward, "enter": self._enter, "begin": self._begin,
             "end": self._end, "admit": ledger_port.admit, "recall": self._recall, "kept": ledger_port.kept,
-            "complete": self._complete,
+            "complete": ledger_port.complete,
         }
 
     def ask(self, what: str, values: Sequence[Any]) -> Coroutine[Any, Any, Any]:
@@ -60,9 +58,6 @@ class PortServer:
         self._ledger_port.unread(None)
         self._ledger_port.unknown(tuple(self._answered))
         self._gone()
-
-    async def _find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> str | None:
-        return (await self._ledger_port.find(identity, history, sent)).episode
 
     async def _enter(self, entry: int, model: str, episode: str) -> None:
         inside = self._ledger_port.enter(model, episode, partial(self._notify, "discarded", entry))
@@ -95,9 +90,6 @@ class PortServer:
 
     async def _recall(self, sought: Sequence[Any], episode: str) -> tuple[Known, Packed] | Outcome:
         return await self._ledger_port.recall(Sought(*sought), episode)
-
-    async def _complete(self, episode: str, model: str, agent: str) -> tuple[Packed, ...]:
-        return tuple(await self._ledger_port.complete(episode, model, agent))
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:

@@ -103,7 +103,12 @@ class Metrics:
         asked = (name, *labels.items())
         key = self._keys.get(asked)
         if key is None:
-            key = _key(self._declared[name], labels, series)
+            declared = self._declared[name].labels
+            if labels.keys() != set(declared):
+                raise ValueError(f"{name} has labels {declared}, not {tuple(labels)}")
+            key = tuple(str(labels[label]) for label in declared)
+            if key not in series and len(series) >= MAX_SERIES:
+                key = ("other",) * len(key)
             if key in series:
                 self._keys[asked] = key
         return key
@@ -121,7 +126,6 @@ class Metrics:
         for metric, values in read:
             _plain(metric, values, lines)
         return "\n".join(lines) + "\n"
-
 
     def _histogram(self, name: str, labels: Mapping[str, object]) -> _Histogram:
         series = self._histograms[name]
@@ -153,13 +157,6 @@ class _Histogram:
             lines.append(f"{metric.name}_bucket{_labels((*metric.labels, 'le'), (*key, bound))} {below}")
         lines.append(f"{metric.name}_sum{_labels(metric.labels, key)} {_number(self.total)}")
         lines.append(f"{metric.name}_count{_labels(metric.labels, key)} {below}")
-
-
-def _key(metric: Metric, labels: Mapping[str, object], series: Mapping[tuple[str, ...], object]) -> tuple[str, ...]:
-    if tuple(sorted(labels)) != tuple(sorted(metric.labels)):
-        raise ValueError(f"{metric.name} has labels {metric.labels}, not {tuple(labels)}")
-    key = tuple(str(labels[name]) for name in metric.labels)
-    return key if key in series or len(series) < MAX_SERIES else ("other",) * len(key)
 
 
 def _head(metric: Metric, lines: list[str]) -> None:

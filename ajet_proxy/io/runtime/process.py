@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import errno
 import gc
@@ -11,6 +12,7 @@ import resource
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def endings() -> tuple[signal.Signals, ...]:
@@ -29,6 +31,12 @@ def allow_many_connections() -> None:
     """A held agent is an open file, and a thousand agents are usual: take as many as the machine lets us have."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+async def end(task: asyncio.Task[Any]) -> None:
+    """End `task`, whatever it is about, and wait for that."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def program() -> str:

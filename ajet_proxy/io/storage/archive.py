@@ -172,35 +172,28 @@ class Archiver:
 
     def put(self, episodes: Iterable[Episode], batches: Iterable[LeasedBatch]) -> None:
         """Keep them; durable when this returns."""
-        self._begin()
-        try:
-            self._connection.executemany(
+        with self._connection as connection:  # which commits, or rolls back
+            connection.execute("BEGIN IMMEDIATE")
+            connection.executemany(
                 "INSERT INTO episodes VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", map(_row, episodes)
             )
-            self._connection.executemany(
+            connection.executemany(
                 "INSERT INTO batches VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
                 ((batch.id, batch.number, self._ended(batch), pack(batch)) for batch in batches),
             )
-        except BaseException:
-            self._connection.rollback()
-            raise
-        self._connection.execute("COMMIT")
 
     def retain(self, ended_after: float, limit: int) -> int:
         """Remove what ended before, and the oldest until the rest takes no more than `limit` bytes (0: as many as there
         are). What was put since this archiver was made stays: the daemon has yet to see that it is here. Returns how
         many episodes were removed."""
-        self._begin()
-        removed = self._remove("ended < ?", ended_after)
-        while limit and (last := self._last_to_go(limit)) is not None:
-            removed += self._remove("ended <= ?", last)
-        self._connection.execute("COMMIT")
+        with self._connection as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            removed = self._remove("ended < ?", ended_after)
+            while limit and (last := self._last_to_go(limit)) is not None:
+                removed += self._remove("ended <= ?", last)
         if removed:
             self._connection.execute("PRAGMA incremental_vacuum").fetchall()
         return removed
-
-    def _begin(self) -> None:
-        self._connection.execute("BEGIN IMMEDIATE")
 
     def _one(self, question: str, *values: Any) -> Any:
         """The one value that answers it."""

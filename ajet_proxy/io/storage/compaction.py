@@ -58,8 +58,7 @@ def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
     with alone(data_dir):
         if snapshots(data_dir) and not (data_dir / NAME).exists():  # which was there, and would be made anew
             refuse_missing(data_dir, snapshot.load(data_dir, LedgerSettings()))
-        archiver = Archiver(data_dir)
-        try:
+        with contextlib.closing(Archiver(data_dir)) as archiver:
             ended = segments(data_dir)[:-1]
             if ended:
                 ended_records = (record for path in ended for record, _ in read_segment(path, last=False))
@@ -68,8 +67,6 @@ def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
                 snapshot.save(data_dir, int(ended[-1].stem), state)
             _tidy(data_dir)
             return archiver.retain(ended_after, limit)
-        finally:
-            archiver.close()
 
 
 def _tidy(data_dir: Path) -> None:

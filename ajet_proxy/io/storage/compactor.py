@@ -14,14 +14,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from pathlib import Path
 
 from ajet_proxy.core.ledger.retention import is_due
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_proxy.io.runtime.process import give_memory_back
+from ajet_proxy.io.runtime.process import end, give_memory_back
 from ajet_proxy.io.storage.compaction import TIED
 from ajet_proxy.io.storage.journal import segments, snapshots
 from ajet_proxy.io.storage.store import Store
@@ -76,8 +76,7 @@ class Compactor:
     async def stop(self) -> None:
         """End a compaction that runs; the next one begins anew."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end(self._task)
 
     def _is_due(self) -> bool:
         sealed = sum(path.stat().st_size for path in segments(self._data_dir)[:-1])
@@ -85,32 +84,19 @@ class Compactor:
         return is_due(sealed, snapshot) or (self._retains and self._now() >= self._at_latest)
 
     async def _run(self) -> None:
+        """A compaction. It ends with this process, which holds the other end of its input."""
         try:
             if self._retains and self._store.state.leaving:
                 await self._store.end_segment()
-            tie, held = os.pipe()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, *COMMAND, str(self._data_dir), *self._limits, TIED, stdin=PIPE, stdout=PIPE, stderr=PIPE
+            )
         except (OSError, AjetError) as error:
             self._failed(f"a compaction cannot be started: {error}")
             return
+        assert process.stdout is not None and process.stderr is not None
         try:
-            await self._compact(tie)
-        finally:
-            os.close(held)
-
-    async def _compact(self, tie: int) -> None:
-        """A compaction that ends when nobody holds the other end of `tie`, which is closed here."""
-        try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, *COMMAND, str(self._data_dir), *self._limits, TIED,
-                stdin=tie, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-            )
-        except OSError as error:
-            self._failed(f"a compaction cannot be started: {error}")
-            return
-        finally:
-            os.close(tie)
-        try:
-            out, errors = await process.communicate()
+            out, errors, _ = await asyncio.gather(process.stdout.read(), process.stderr.read(), process.wait())
         except asyncio.CancelledError:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -20,7 +20,7 @@ import json
 import os
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -254,15 +254,11 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
         fields = {_IN_MEMORY.get(name, name): item for name, item in fields.items()}
     if kind is ReadyQueues:
         fields["_queues"] = {name: list(queue) for name, queue in fields["_queues"].items()}
-    value = kind(**{name: _like(_new(known[name]), item) for name, item in fields.items() if name in known})
+    made = {name: field.default_factory() for name, field in known.items() if callable(field.default_factory)}
+    value = kind(**{name: _like(made.get(name), item) for name, item in fields.items() if name in known})
     if kind is Episode:
         _join(value)
     return value
-
-
-def _new(field: Any) -> Any:
-    """The container that a new object has there, if one."""
-    return field.default_factory() if callable(field.default_factory) else None
 
 
 def _like(new: Any, value: Any) -> Any:
@@ -278,11 +274,8 @@ def _join(episode: Episode) -> None:
     for entry in episode.calls.values():
         if isinstance(entry.asked, str):
             entry.asked = episode.calls[entry.asked].asked
+    own: Mapping[Any, Any] = {name: entry.turn for name, entry in episode.calls.items()}
     episode.chains = tuple(
-        dataclasses.replace(chain, turns=tuple(_whose(turn, episode) for turn in chain.turns))
+        dataclasses.replace(chain, turns=tuple(own[turn] if isinstance(turn, str) else turn for turn in chain.turns))
         for chain in episode.chains
     )
-
-
-def _whose(turn: Turn | str, episode: Episode) -> Any:
-    return episode.calls[turn].turn if isinstance(turn, str) else turn

@@ -66,7 +66,7 @@ class Store:
     """State and journal as one; `commands` decide over the state. Make it with `open`, in the event loop that will use
     it."""
 
-    def __init__(self, state: State, metrics: Metrics | None = None, *, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, state: State, metrics: Metrics, *, patience_s: float = PATIENCE_S) -> None:
         self.state = state
         self.commands = Commands(state)
         self.patience_s = patience_s
@@ -100,7 +100,7 @@ class Store:
             archive = ArchiveFile(data_dir)
             begin(data_dir)
             with alone(data_dir):
-                store = cls(snapshot.load(data_dir, settings, archive), metrics, patience_s=patience_s)
+                store = cls(snapshot.load(data_dir, settings, archive), metrics or Metrics(), patience_s=patience_s)
                 refuse_missing(data_dir, store.state)
                 store._lock, store._archive = held, archive
                 store._journal = journal(data_dir, store._on_progress)
@@ -136,8 +136,7 @@ class Store:
                     await waiter.future
             except TimeoutError:
                 raise self._not_ready(f"it did not take this within {self.patience_s:g} seconds") from None
-        if self._metrics is not None:
-            self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
+        self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
 
     def post(self, events: Sequence[Event]) -> None:
         """Apply `events` and let the journal write them when it can; `NotReady` if they are intake and it cannot,

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ajet_proxy.io.http.audit import AuditLog
 from ajet_proxy.io.ledger_port.local import LocalPort
 from ajet_proxy.io.ledger_port.remote import VALUES, Facts
 from ajet_proxy.io.ledger_port.remote_server import Notified, PortServer
@@ -65,7 +64,7 @@ class Workers:
 
     def __init__(
         self, number: int, settings: Mapping[str, Any], *, ledger_port: LocalPort, facts: Callable[[], Facts],
-        audit: AuditLog, metrics: Metrics, data_dir: Path, drain_s: float,
+        audit: Notified, metrics: Metrics, data_dir: Path, drain_s: float,
     ) -> None:
         self._settings = settings
         self._ledger_port = ledger_port
@@ -242,15 +241,14 @@ class Workers:
 
         def ready(problem: str | None = None) -> None:
             slot.listening = problem is None
-            if slot.ready.done() and problem is not None:
+            if problem is None and not slot.ready.done():
+                slot.ready.set_result(None)
+            elif not slot.ready.done():
+                slot.ready.set_exception(OSError(problem))
+            elif problem is not None:
                 logger.error("worker %d cannot serve: %s", slot.number, problem)
-            if not slot.ready.done():
-                if problem is None:
-                    slot.ready.set_result(None)
-                else:
-                    slot.ready.set_exception(OSError(problem))
 
-        more: dict[str, Notified] = {"listening": ready, "failed": ready, "audit": self._audit.write}
+        more: dict[str, Notified] = {"listening": ready, "failed": ready, "audit": self._audit}
         return PortServer(self._ledger_port, notify=connection.notify, more=more, gone=gone)
 
 
@@ -261,22 +259,19 @@ async def _reserve(address: Address) -> list[socket.socket]:
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     held: list[socket.socket] = []
     deadline = loop.time() + PATIENCE_S
-    try:
+    with contextlib.ExitStack() as unless_all:
         for family, *_, where in dict.fromkeys(found):
             exact = (where[0], port, *where[2:])
             while True:
                 try:
-                    held.append(_hold(family, exact))
+                    held.append(unless_all.enter_context(_hold(family, exact)))
                     break
                 except OSError as error:
                     if error.errno != errno.EADDRINUSE or loop.time() > deadline:
                         raise cannot_listen(str(where[0]), port, error) from error
                 await asyncio.sleep(0.1)
             port = held[0].getsockname()[1]
-    except BaseException:
-        for made in held:
-            made.close()
-        raise
+        unless_all.pop_all()
     return held
 
 
@@ -284,13 +279,11 @@ def _hold(family: int, where: Sequence[Any]) -> socket.socket:
     if where[1]:
         with _socket(family) as probe:  # refused by another daemon's sockets, which ours could share the port with
             probe.bind(tuple(where))
-    made = _socket(family)
-    try:
+    with contextlib.ExitStack() as unless_bound:
+        made = unless_bound.enter_context(_socket(family))
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.bind(tuple(where))
-    except BaseException:
-        made.close()
-        raise
+        unless_bound.pop_all()
     return made
 
 

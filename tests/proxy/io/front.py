@@ -19,7 +19,8 @@ from ajet_proxy.core.identity.keys import Claims, Keys
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, Event
 from ajet_proxy.core.ledger.state import LedgerSettings, State
-from ajet_proxy.io.capture.front import FrontSettings, HttpFront
+from ajet_proxy.io.capture.front import HttpFront
+from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger
@@ -88,7 +89,7 @@ class Listening:
         if what == "discarded":
             self.ledger_port.discarded(*values)
         else:
-            (self.ledger_port.facts,) = values
+            (self.ledger_port.serving,) = values
 
     def lost(self) -> None:
         """The front is closed."""
@@ -162,7 +163,7 @@ class Front:
         return self._make(
             ledger_port=ledger_port,
             engines=Engines(
-                self.fixed, lambda model: ledger_port.facts.upstreams(model), lambda: ledger_port.facts.models()
+                self.fixed, lambda model: ledger_port.serving.upstreams(model), lambda: ledger_port.serving.models()
             ),
         )
 
@@ -172,7 +173,8 @@ class Front:
 
     def facts(self) -> Facts:
         state = self.store.state
-        return Facts(dict(state.served), state.default_version, state.merge_policy, self.keys.ring, "ajet_proxy")
+        serving = dict(state.served), state.default_version, state.policy_updates, state.merge_policy
+        return Facts(*serving, self.keys.ring, "ajet_proxy")
 
     def open(self, episode: str, *, tenant: str = "", **body: Any) -> str:
         """An episode, opened by hand; its key."""

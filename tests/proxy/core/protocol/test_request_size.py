@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ajet_proxy.core.protocol import request as extent
 from ajet_proxy.core.protocol.request import EACH, check, check_text
-from ajet_proxy.io.capture.front import FrontSettings
+from ajet_proxy.io.capture.pipeline import FrontSettings
 from ajet_sdk.errors import TooLarge
 
 USER = {"role": "user", "content": "hello"}

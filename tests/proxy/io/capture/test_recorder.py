@@ -54,7 +54,8 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
         tenant="", body_hash="", idempotency_key=None, retries=0,
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
-    return Recorder(origin, scorer=lambda: scoring, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type,return-value]
+    score = (scoring or Scoring(store)).score
+    return Recorder(origin, score=score, find_same_text=None, ledger_port=port_of(store))  # type: ignore[arg-type]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -117,7 +118,7 @@ async def test_losing_takes_every_choice() -> None:
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
     origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
-    recorder = Recorder(origin, scorer=None, texts=None, ledger_port=port_of(store))  # type: ignore[arg-type,return-value]
+    recorder = Recorder(origin, score=None, find_same_text=None, ledger_port=port_of(store))  # type: ignore[arg-type]
     await recorder.record(WHOLE[:1])
     assert recorder.ended and store.durable == []
 

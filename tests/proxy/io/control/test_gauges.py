@@ -7,6 +7,8 @@ import os
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,9 +29,8 @@ def rendered(rig: LedgerRig, **upstreams: tuple[str, ...]) -> list[str]:
     gate = Gatekeeper(is_open=lambda: True, hold_s=1.0)
     fixed = {model.replace("any", ""): urls for model, urls in upstreams.items()}
     engines = Engines(fixed, rig.state.upstreams, rig.state.models)
-    alerts = len(rig.state.alerts())
-    figures = read(rig.state, gate, engines, journal_healthy=True, alerts=alerts, limits=None)
-    return Metrics().render(figures).splitlines()
+    store: Any = SimpleNamespace(state=rig.state, healthy=True, alerts=rig.state.alerts, limits=None)
+    return Metrics().render(read(store, gate, engines, {})).splitlines()
 
 
 def test_what_the_ledger_knows() -> None:

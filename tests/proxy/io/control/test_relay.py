@@ -53,9 +53,8 @@ async def relay(path: Path, ledger: Ledger | None, secret: str | None = None) ->
     """The URL of a worker that relays to `ledger`."""
     worker = web.Application(middlewares=[error_middleware])
     keys = Keys(b"k" * 32, admin_secret=secret)
-    ControlRelay(
-        str(path), keys=keys, clock=Clock(), max_body=1000, client_timeout=5.0, budget=MemoryBudget(Metrics())
-    ).add_routes(worker)
+    budget = MemoryBudget(Metrics())
+    ControlRelay(str(path), keys=keys, clock=Clock(), max_body=1000, budget=budget).add_routes(worker)
     runners = [Runner(worker, handler_cancellation=True, shutdown_timeout=0.1)]
     await runners[0].setup()
     await web.TCPSite(runners[0], "127.0.0.1", 0).start()

@@ -11,7 +11,6 @@ from multidict import CIMultiDict
 from ajet_proxy.core.trajectory.call import Captured, Lost, Unscored
 from ajet_proxy.io.engines import rescoring as module
 from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.engines.rescoring import Scorer
 from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
@@ -30,11 +29,8 @@ async def scored(
     upstream = Upstream(engines, clock=Clock(), metrics=metrics, connect_timeout=5.0, read_timeout=read_timeout)
     headers = CIMultiDict({"Content-Type": "application/json", "X-Site": "north"})
     request = EngineRequest("POST", "/v1/responses?x=1", headers, b"{}", model, "ep-1")
-    await upstream.start()
-    try:
-        return await Scorer(upstream, request, salt, metrics).score(CHOICE), metrics
-    finally:
-        await upstream.close()
+    async with upstream.connected():
+        return await module.score(CHOICE, upstream, request, salt, metrics), metrics
 
 
 async def test_the_engine_that_sampled_is_asked_with_the_exact_ids() -> None:

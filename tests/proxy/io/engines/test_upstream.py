@@ -21,8 +21,8 @@ from ajet_proxy.io.engines.upstream import (
     COOLDOWN_S,
     LONGEST_COOLDOWN_S,
     EngineRequest,
+    Forwarding,
     Upstream,
-    request_headers,
     response_headers,
 )
 from ajet_proxy.io.http import aiohttp_internals
@@ -103,11 +103,8 @@ async def upstream(*urls: str, clock: Clock | None = None, **limits: float) -> A
     made = Upstream(
         engines, clock=clock or Clock(), metrics=metrics, **{"connect_timeout": 5.0, "read_timeout": 0.0, **limits}
     )
-    await made.start()
-    try:
+    async with made.connected():
         yield made, metrics
-    finally:
-        await made.close()
 
 
 def reset_on_close(writer: asyncio.StreamWriter) -> None:
@@ -201,10 +198,14 @@ async def test_when_no_engine_is_known_the_caller_may_come_back() -> None:
         assert caught.value.retry_after
 
 
-async def test_closing_twice_or_before_starting_does_no_harm() -> None:
-    engines = Engines({}, lambda model: (), lambda: ())
-    made = Upstream(engines, clock=Clock(), metrics=Metrics(), connect_timeout=1, read_timeout=0)
-    await made.close()
+async def test_connections_end_with_their_context_and_can_be_had_again() -> None:
+    async with engine("answer") as (url, connections):
+        engines = Engines({"": (url,)}, lambda model: (), lambda: ())
+        made = Upstream(engines, clock=Clock(), metrics=Metrics(), connect_timeout=1, read_timeout=0)
+        for _ in range(2):
+            async with made.connected():
+                assert await answer(made) == b"ok"
+        assert [len(seen) for seen in connections] == [1, 1]
 
 
 # --- over which connection
@@ -339,15 +340,16 @@ async def test_nothing_is_added_to_what_an_engine_gets() -> None:
 
 
 def to_engine(headers: dict[str, str], **more: Any) -> dict[str, str]:
-    options: dict[str, Any] = {"is_ours": lambda key: key == "ours", "upstream_key": None, "identity": False, **more}
-    out = dict(request_headers(headers.items(), daemon="me", **options))
+    options: dict[str, Any] = {"is_ours": lambda key: key == "ours", "upstream_key": None, **more}
+    identity = options.pop("identity", False)
+    out = dict(Forwarding(daemon="me", **options).headers(headers.items(), identity=identity))
     assert out.pop("Via") == "1.1 me"
     return out
 
 
 def test_the_way_of_a_request_goes_on_with_the_daemons_name() -> None:
     sent = [("via", "1.0 front"), ("Via", "1.1 b, 1.1 c")]
-    out = request_headers(sent, is_ours=bool, upstream_key=None, identity=False, daemon="me")
+    out = Forwarding(daemon="me", is_ours=bool, upstream_key=None).headers(sent, identity=False)
     assert list(out.items()) == [("via", "1.0 front"), ("via", "1.1 b, 1.1 c"), ("via", "1.1 me")]
 
 

@@ -19,9 +19,6 @@ from ajet_proxy.io.http.aiohttp_internals import TRIED
 from tests.kit.source import ROOT
 
 SHAPES: dict[Callable[..., Any], str] = {
-    web.AppRunner._make_server: "self",
-    web.Server.__init__: "self handler request_factory handler_cancellation loop kwargs",
-    web.Server.__call__: "self",
     web.RequestHandler.handle_error: "self request status exc message",
     web.RequestHandler.connection_made: "self transport",
     web.RequestHandler.connection_lost: "self exc",
@@ -61,11 +58,18 @@ async def test_a_server_keeps_how_its_connections_are_made() -> None:
 
     server = web.Server(answer, request_factory=None, handler_cancellation=True, max_line_size=99)
     assert server._kwargs == {"max_line_size": 99}, "aiohttp has changed Server._kwargs"
-    assert server._loop is not None and server.request_handler is answer and server.handler_cancellation
-    assert callable(server.request_factory)
+    assert server._loop is not None
     connection = server()
     assert connection._request_count == 0, "aiohttp has changed RequestHandler._request_count"
     assert connection._loop is server._loop and connection.transport is None
+
+
+async def test_a_runner_hands_its_server_to_those_that_listen() -> None:
+    assert isinstance(web.BaseRunner.server, property), "aiohttp has changed BaseRunner.server"
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    assert runner._server is runner.server is not None, "aiohttp has changed BaseRunner._server"
+    await runner.cleanup()
 
 
 async def test_a_reader_keeps_what_it_has_when_it_breaks_off() -> None:

@@ -10,7 +10,7 @@ import socket
 import pytest
 from aiohttp import web
 
-from ajet_proxy.io.capture import listeners as front
+from ajet_proxy.io.capture import front
 from ajet_proxy.io.http import aiohttp_internals as server
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.settings import Config
@@ -55,7 +55,7 @@ async def test_a_defect_of_the_server_itself_is_a_500(monkeypatch: pytest.Monkey
 
     async with EngineStub() as stub, Front(stub.url) as front:
         assert isinstance(front._runner, Runner)
-        monkeypatch.setattr(front._runner.server, "request_handler", fails)
+        monkeypatch.setattr(front._runner._server, "request_handler", fails)
         status, error, answer = await told(front, HEAD + b"\r\n")
         assert (status, error["code"]) == (500, "internal_error")
         assert b"sesame" not in answer
@@ -189,8 +189,8 @@ async def test_a_client_whose_host_is_gone_is_noticed(patience_s: float, untaken
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(HEAD + b"\r\n")
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
-        assert front._runner.server is not None
-        [connection] = front._runner.server.connections
+        assert front._runner._server is not None
+        [connection] = front._runner._server.connections
         assert connection.transport is not None
         ours = connection.transport.get_extra_info("socket")
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

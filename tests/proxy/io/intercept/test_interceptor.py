@@ -11,9 +11,8 @@ import pytest
 
 from ajet_proxy.io.intercept.authority import AuthorityError
 from ajet_proxy.io.intercept.interceptor import Interceptor
-from ajet_proxy.io.intercept.tunnels import Listening
 from ajet_proxy.io.runtime.metrics import Metrics
-from ajet_proxy.settings import split_mode
+from ajet_proxy.settings import Mode, split_mode
 from tests.proxy.io.intercepting import Running, intercepting, run_child
 
 OPENAI_AGENT = """
@@ -56,7 +55,7 @@ def prepared(directory: Path, *specs: str, running: Running) -> Interceptor:
 async def test_the_ca_is_kept_over_a_restart(tmp_path: Path) -> None:
     async with intercepting(tmp_path / "ca") as running:
         before = (tmp_path / "ca" / "mitmproxy-ca.pem").read_bytes()
-        assert running.interceptor.listening == (Listening("regular", ("127.0.0.1", running.port)),)
+        assert running.interceptor.listening == (Mode("regular", ("127.0.0.1", running.port)),)
     async with intercepting(tmp_path / "ca"):
         assert (tmp_path / "ca" / "mitmproxy-ca.pem").read_bytes() == before
 

@@ -10,7 +10,8 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from ajet_proxy.core.identity.keys import EVERYTHING, Claims
-from ajet_proxy.io.intercept.tunnels import PROVIDER_CREDENTIALS, Caller, Interception, Listening, Tunnels
+from ajet_proxy.io.intercept.tunnels import PROVIDER_CREDENTIALS, Caller, Interception, Tunnels
+from ajet_proxy.settings import Mode
 from ajet_sdk.errors import Unauthorized
 from tests.proxy.io.intercepting import KEY, get, intercepting
 
@@ -117,8 +118,8 @@ async def test_plain_http_shows_its_key_with_each_request(tmp_path: Path) -> Non
 
 def test_what_status_says() -> None:
     modes = (
-        Listening("socks5", ("127.0.0.1", 1)), Listening("regular", ("0.0.0.0", 2)), Listening("regular", ("::1", 3)),
-        Listening("local", None),
+        Mode("socks5", ("127.0.0.1", 1)), Mode("regular", ("0.0.0.0", 2)), Mode("regular", ("::1", 3)),
+        Mode("local", None),
     )
     shown = Interception(("a", "b"), modes, b"").to_json("gpu-1")
     assert shown == {
