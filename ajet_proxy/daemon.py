@@ -36,7 +36,7 @@ from ajet_proxy.io.control.relay import relayed
 from ajet_proxy.io.control.routes import Control
 from ajet_proxy.io.control.traces import Traces, exporting
 from ajet_proxy.io.engines.pause import EngineControl
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http import keyring, tls
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.audit import AuditLog, audited

@@ -25,7 +25,7 @@ from ajet_proxy.core.continuity.memory import Outline
 from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.conversation.history import RESPONSES
 from ajet_proxy.io.capture.pipeline import REFUSED
-from ajet_proxy.io.engines.pool import base_url
+from ajet_proxy.io.engines.upstream import base_url
 from ajet_proxy.io.http import keyring
 from ajet_proxy.io.intercept import authority
 from ajet_proxy.io.storage.data_dir import has_journal, refuse_lost

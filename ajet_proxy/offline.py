@@ -20,7 +20,7 @@ from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.trajectory.repair import Text, with_same_text
 from ajet_proxy.core.trajectory.samples import merge_calls, tree_rows
 from ajet_proxy.core.trajectory.timeline import Policy
-from ajet_proxy.io.engines.pool import base_url
+from ajet_proxy.io.engines.upstream import base_url
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.archive import ArchiveFile, refuse_missing
 from ajet_proxy.io.storage.data_dir import refuse_lost

@@ -25,7 +25,7 @@ from ajet_proxy.core.identity.keys import Keys
 from ajet_proxy.io.capture import front
 from ajet_proxy.io.capture.front import HttpFront, headers_as_sent
 from ajet_proxy.io.control.relay import ControlRelay
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.audit import audited

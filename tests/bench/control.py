@@ -24,7 +24,7 @@ from typing import Any
 from ajet_proxy.core.control.api import Request, handle
 from ajet_proxy.core.identity.keys import EVERYTHING
 from ajet_proxy.io.control import gauges
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import Metrics
 from ajet_sdk.routes import Lease

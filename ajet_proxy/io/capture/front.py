@@ -33,8 +33,7 @@ from ajet_proxy.core.protocol.routes import CAPTURED, described, open_route
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.io.capture import relay
 from ajet_proxy.io.capture.pipeline import FrontSettings, Incoming, Pipeline, record_reward
-from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.engines.upstream import Forwarding, Upstream, as_written
+from ajet_proxy.io.engines.upstream import Engines, Forwarding, Upstream, as_written
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger, refuse_foreign_pages

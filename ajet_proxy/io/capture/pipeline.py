@@ -44,11 +44,10 @@ from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Capture
 from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
 from ajet_proxy.io.capture.recorder import Recorder
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
-from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe
 from ajet_proxy.io.engines.rendering import repeated
 from ajet_proxy.io.engines.rescoring import score
-from ajet_proxy.io.engines.upstream import EngineRequest, Forwarding, Upstream
+from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream
 from ajet_proxy.io.http.aiohttp_internals import MAX_HEADER, PATIENCE_S
 from ajet_proxy.io.http.audit import SUBJECT
 from ajet_proxy.io.ledger_port.cancellation import CallOff

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ajet_proxy.core.ledger.state import State
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import METRICS, Metric, Values
 from ajet_proxy.io.storage.store import Store

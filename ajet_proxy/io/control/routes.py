@@ -25,7 +25,7 @@ from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.events import CallFinished, Event
 from ajet_proxy.io.control import gauges
 from ajet_proxy.io.engines.pause import EngineControl
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http import body as body_of
 from ajet_proxy.io.http import tls
 from ajet_proxy.io.http.aiohttp_internals import PATIENCE_S

@@ -14,8 +14,7 @@ from typing import Any, Generic, TypeVar
 import aiohttp
 
 from ajet_proxy.core.protocol.dialect import Dialect
-from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.engines.upstream import EngineRequest, Upstream, told
+from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Upstream, told
 
 T = TypeVar("T")
 Questions = Callable[[str], list[tuple[str, dict[str, Any]]]]

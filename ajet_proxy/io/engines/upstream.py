@@ -29,7 +29,6 @@ from yarl import URL
 
 from ajet_proxy.core.identity.headers import Headers, is_text
 from ajet_proxy.core.identity.keys import holds_key
-from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.http.aiohttp_internals import LATEST, MAX_HEADER, Pool, break_off, tap_of
 from ajet_proxy.io.http.body import coding_of
 from ajet_proxy.io.runtime.clock import Clock
@@ -54,6 +53,47 @@ _NOT_FORWARDED = HOP_BY_HOP | {"host", "content-length", "expect"}
 MAX_HEADERS = 1000
 """Of an engine's answer."""
 _CREDENTIALS = ("authorization", "x-api-key")
+
+
+class Engines:
+    """Which engines serve a model: those that a trainer `announced`, else the `fixed` ones of the command line.
+
+    `announced` reads the ledger; `fixed` maps a model name (``""``: any) to base URLs. A request for a model that nobody
+    knows still reaches an engine, whose own 404 then says what is wrong.
+    """
+
+    def __init__(
+        self,
+        fixed: Mapping[str, tuple[str, ...]],
+        announced: Callable[[str], tuple[str, ...]],
+        models: Callable[[], tuple[str, ...]],
+    ) -> None:
+        self._fixed = fixed
+        self._announced = announced
+        self._models = models
+
+    def of(self, model: str) -> tuple[str, ...]:
+        """The base URLs that serve `model`, without any for other models."""
+        urls = self._announced(model) or self._fixed.get(model) or self._fixed.get("", ())
+        return tuple(map(base_url, urls))
+
+    def candidates(self, model: str) -> tuple[str, ...]:
+        """Where a request for `model` can go; empty while no engine at all is known."""
+        return self.of(model) or self.all()
+
+    def all(self) -> tuple[str, ...]:
+        """Every engine once."""
+        urls = [url for name in self.names() for url in self.of(name)]
+        return tuple(dict.fromkeys(urls))
+
+    def names(self) -> tuple[str, ...]:
+        """The models that have engines of their own; ``""`` among them stands for any model."""
+        return tuple(sorted({*self._models(), *self._fixed}))
+
+
+def base_url(url: str) -> str:
+    """`url` without a trailing ``/`` or ``/v1``, so that an engine may be named as clients name it."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 class EngineRequest(Struct, frozen=True):

@@ -31,7 +31,7 @@ from ajet_proxy.core.protocol.dialect import Ask
 from ajet_proxy.core.protocol.responses import KeptResponses
 from ajet_proxy.core.trajectory.call import DISCONNECTED, ENGINE_ERROR, NOT_WRITTEN
 from ajet_proxy.core.trajectory.timeline import Packed
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.cancellation import DiscardWatch, OnDiscard, ignore
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.ledger_port.port import Begun, CallRequest, Ending, Gone, Whole, taken_back

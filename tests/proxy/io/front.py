@@ -21,7 +21,7 @@ from ajet_proxy.core.ledger.events import CallFinished, CallLost, CallStarted, E
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.capture.front import HttpFront
 from ajet_proxy.io.capture.pipeline import FrontSettings
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.http.aiohttp_internals import Runner
 from ajet_proxy.io.http.errors import error_middleware, http_logger
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper

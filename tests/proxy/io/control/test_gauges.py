@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.io.control.gauges import READ, read, table, worker_figures
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_proxy.io.runtime.metrics import MAX_SERIES, METRICS, Metric, Metrics
 from tests.kit.ledger_rig import LedgerRig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ajet_proxy.io.engines.pause import EngineControl
-from ajet_proxy.io.engines.pool import Engines
+from ajet_proxy.io.engines.upstream import Engines
 from ajet_sdk.errors import EngineError
 from tests.kit.answering import answering
 from tests.kit.engine_stub import EngineStub

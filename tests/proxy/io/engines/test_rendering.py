@@ -9,9 +9,8 @@ import pytest
 
 from ajet_proxy.core.continuity.memory import outline
 from ajet_proxy.core.conversation.history import ChatHistory
-from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.rendering import Engine, NotRendered, Renderer
-from ajet_proxy.io.engines.upstream import EngineRequest
+from ajet_proxy.io.engines.upstream import EngineRequest, Engines
 from tests.kit.engine_stub import EngineStub
 from tests.proxy.io.capture.test_continuity import MORE, TOOL, talk, turn, words
 from tests.proxy.io.front import CHAT, Front

@@ -10,8 +10,7 @@ from multidict import CIMultiDict
 
 from ajet_proxy.core.trajectory.call import Captured, Lost, Unscored
 from ajet_proxy.io.engines import rescoring as module
-from ajet_proxy.io.engines.pool import Engines
-from ajet_proxy.io.engines.upstream import EngineRequest, Upstream
+from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Upstream
 from ajet_proxy.io.runtime.clock import Clock
 from ajet_proxy.io.runtime.metrics import Metrics
 from tests.kit.engine_stub import EngineStub, Fault

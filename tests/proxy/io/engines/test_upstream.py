@@ -15,12 +15,12 @@ import pytest
 from multidict import CIMultiDict
 
 from ajet_proxy.io.engines import upstream as module
-from ajet_proxy.io.engines.pool import Engines
 from ajet_proxy.io.engines.upstream import (
     AT_ONCE_S,
     COOLDOWN_S,
     LONGEST_COOLDOWN_S,
     EngineRequest,
+    Engines,
     Forwarding,
     Upstream,
     response_headers,
