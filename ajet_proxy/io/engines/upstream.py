@@ -58,8 +58,8 @@ _CREDENTIALS = ("authorization", "x-api-key")
 class Engines:
     """Which engines serve a model: those that a trainer `announced`, else the `fixed` ones of the command line.
 
-    `announced` reads the ledger; `fixed` maps a model name (``""``: any) to base URLs. A request for a model that nobody
-    knows still reaches an engine, whose own 404 then says what is wrong.
+    `announced` reads the ledger; `fixed` maps a model name (``""``: any) to base URLs. A request for a model that
+    nobody knows still reaches an engine, whose own 404 then says what is wrong.
     """
 
     def __init__(
