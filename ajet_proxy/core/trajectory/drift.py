@@ -9,13 +9,13 @@ gives the name:
 ==================  ====================================================================================================
 `parallel`          the whole prompt is history of the timeline: the same prompt again, or a fork from an earlier point
 `new_chain`         nothing is shared
-`template`          ``at`` is the last token of a generation, mostly the stop token, or its first and its end follows
-                    all the same: the template writes the turn otherwise than the engine did
+`template`          ``at`` is the last token of a generation, mostly the stop token, or its first and its end still
+                    follows: the template writes the turn in other tokens than the engine did
 `retokenized`       ``at`` is inside a generation, and the prompt comes back to it: its tail or its stop token follows
 `retokenized`       ``at`` is the first token of a short generation, and its stop token follows after fewer tokens
 `history_edited`    ``at`` is inside a generation, and the prompt does not come back: the answer was cut or replaced
 `tools_changed`     ``at`` is in the first half of the first prompt, where system text and tools stand, and the next
-                    generation follows whole all the same: the conversation goes on under a new head
+                    generation still follows whole: the conversation goes on under a new head
 `history_edited`    ``at`` is in prompt tokens elsewhere, and the next generation follows whole
 `template`          ``at`` is in prompt tokens, and only the tail of the next generation follows: its reasoning was
                     taken out together with the template's opening of it

@@ -74,7 +74,7 @@ class LocalPort:
         self._closed = False
         self._discards = DiscardWatch()
         store.listen(self._heard)
-        self._retold = KeptResponses()
+        self._kept_responses = KeptResponses()
         self._engine_alerts = EngineAlerts(store.trouble)
 
     async def find(self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]) -> Identity:
@@ -259,10 +259,10 @@ class LocalPort:
             self._memory.remember(ends, shape, call, ended)
 
     def keep(self, response: str, ask: Ask) -> None:
-        self._retold.keep(response, ask)
+        self._kept_responses.keep(response, ask)
 
     async def kept(self, response: str) -> Ask | None:
-        return self._retold.kept(response)
+        return self._kept_responses.kept(response)
 
     async def complete(self, episode: str, model: str, agent: str) -> Sequence[Packed]:
         known = self._state.episodes.get(episode)
