@@ -238,7 +238,7 @@ def test_a_document_is_told_in_the_same_bytes(said: dict[str, Any], end: Any, to
     running.on_headers(200, "application/json")
     running.feed(engine.model_dump_json().encode())
     ours = b"".join(running.finish()).decode()
-    assert (running.status or 200) == theirs.status_code
+    assert (running.reader.status or 200) == theirs.status_code
     if "valid dictionary" in bytes(theirs.body).decode():  # pydantic's words, with a link to its manual
         assert "not an object" in ours
         return

@@ -163,7 +163,7 @@ class Exchange:
         self._translates = False
 
     def retreat(self) -> bool:
-        """The engine refused the question: whether it can be put as the client put it, as `upstream_body` then is. No
+        """The engine refused the question: whether it can be put as the client put it, as `upstream_body()` then is. No
         call comes of the answer."""
         if self.skip is not None or self.upstream_body() == self.asked.with_fields(self._named):
             return False
