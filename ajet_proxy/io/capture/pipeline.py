@@ -132,8 +132,9 @@ class Pipeline:
         self._forwarding = forwarding
         self._metrics = metrics
         self._settings = settings
-        continuity = Continuity(upstream, ledger_port=ledger_port, metrics=metrics)
-        self._continuity = continuity if settings.continuity else None
+        self._continuity = (
+            Continuity(upstream, ledger_port=ledger_port, metrics=metrics) if settings.continuity else None
+        )
         self._chat_routes = ChatRoutes(upstream, engines)
         self._templates = EngineProbe(upstream, engines, questions, template_of, otherwise=Template())
         self._withholds = EngineProbe(upstream, engines, trial, withholds, otherwise=True)
