@@ -11,22 +11,22 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
+from ajet_proxy.settings import NO_KEY, SETTINGS, Config, flag, load, split_upstream
 from ajet_sdk.output import run_command
 from ajet_sdk.routes import KEY_PREFIX
 from ajet_sdk.settings import COMMAND_LINE, ConfigError
 
-try:
-    from ajet_proxy.settings import NO_KEY, SETTINGS, Config, flag, load, split_upstream
-except ModuleNotFoundError as error:
-    sys.exit(f"ajet-proxy: there is no {error.name} here: the daemon is installed by pip install '.[proxy]'")
-
 if TYPE_CHECKING:
     from ajet_proxy.core.trajectory.timeline import Policy
+
+if find_spec("msgspec") is None:
+    sys.exit("ajet-proxy: there is no msgspec here: the daemon is installed by pip install '.[proxy]'")
 
 F = TypeVar("F", bound=Callable[..., Any])
 TTL_MAX = 100 * 365 * 86400.0

@@ -12,13 +12,14 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ajet_proxy.core.ledger import quotas
-from ajet_proxy.core.ledger.quotas import Quota
 from ajet_proxy.own_address import Address, leads_here
 from ajet_sdk.address import is_key, server
 from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, option, read_toml
+
+if TYPE_CHECKING:
+    from ajet_proxy.core.ledger.quotas import Quota
 
 NO_KEY = "AJET_UPSTREAM_KEY holds characters that no key has: the end of a line, perhaps"
 MIN_SECRET = 16
@@ -134,7 +135,7 @@ class Config:
     max_body: int = option(64 << 20, "Largest request body: more for agents that send many images.")
     tenants: tuple[tuple[str, Quota], ...] = option(
         (), "Quotas of tenants, as tables [tenants.NAME]; in the TOML file only.", places=(FILE,),
-        convert=lambda given: tuple(quotas.parse(given).items()),
+        convert=lambda given: quotas_of(given),
     )
 
     @property
@@ -266,6 +267,13 @@ def _check_modes(config: Config) -> None:
         raise ConfigError("intercept off loopback would be an open proxy: set AJET_ADMIN_SECRET, to ask for keys")
     if config.intercept_needs_key and not config.insecure:
         raise ConfigError("intercept off loopback takes keys over plain HTTP: use a loopback address, or --insecure")
+
+
+def quotas_of(tables: Any) -> tuple[tuple[str, Quota], ...]:
+    """The tables ``[tenants.NAME]`` as pairs of tenant and quota. Raises `ValueError`."""
+    from ajet_proxy.core.ledger.quotas import parse  # with all that the ledger needs: only a few files have quotas
+
+    return tuple(parse(tables).items())
 
 
 def split_mode(text: str) -> Mode:

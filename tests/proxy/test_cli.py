@@ -36,6 +36,12 @@ def test_help_is_there_at_once(command: tuple[str, ...]) -> None:
     assert worked < 0.5
 
 
+def test_the_command_line_reads_settings_without_the_ledger() -> None:
+    code = "import sys, ajet_proxy.cli; print(*(name for name in sys.modules if name.startswith('ajet_proxy.')))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert {name for name in loaded if name.startswith(("ajet_proxy.core.ledger", "ajet_proxy.io"))} == set(), loaded
+
+
 def test_commands_for_keys_take_the_one_setting_that_they_use() -> None:
     for command in ("issue-key", "rotate-secret", "revoke"):
         words = run(command, "--help").stdout.split()
