@@ -1,8 +1,8 @@
 """The blocking client: carries out the operations of `ajet_sdk.operations` over one pool of connections.
 
 httpx is imported when the first request is made, so that ``import ajet_sdk`` stays quick. A `Client` may be shared by
-threads and survives a fork. It holds no state but its connections: a process never uses those of its parent, whose
-answers it would take for its own, and a client that was closed makes new ones if it is used again.
+threads and survives a fork. It holds no state but its connections. A process never uses those of its parent, whose
+answers it would take for its own. A client that was closed makes new ones if it is used again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_CONNECTIONS = 256
 def connected(kind: Callable[..., H], target: Target, transport: Any = None) -> H:
     """A client of httpx for `target`; `BadRequest` for what the environment names and httpx cannot use.
 
-    It has no TLS set-up for plain HTTP, and no proxy of the environment to this machine; its certificates
-    (``SSL_CERT_FILE``) to any, of which httpx would know nothing where it may take no proxy.
+    It has no TLS set-up for plain HTTP. To this machine it takes no proxy of the environment, and then httpx would not
+    read ``SSL_CERT_FILE`` either. So those certificates are set here, for any host.
     """
     import httpx
 
@@ -69,7 +69,7 @@ class ClientBase:
         self._making = threading.Lock()
 
     def _connections(self, kind: Callable[..., H]) -> H:
-        """The client of httpx, of this `kind`, which is made when it is first needed."""
+        """The httpx client of this `kind`; it is made when it is first needed."""
         if self._process != os.getpid():  # the parent's, and its lock may have been held by another thread
             self._process, self._http, self._making = os.getpid(), None, threading.Lock()
         with self._making:

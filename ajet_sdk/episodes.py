@@ -45,8 +45,8 @@ class Opened:
 class Outcome:
     """How an episode ended: its reward (None: none), or why it was given up (None: it was not).
 
-    `discarded` is the proxy's reason for not keeping an episode that has its reward: ``incomplete_call`` says that it
-    holds no whole call to a model; `lost` is then why its calls were lost.
+    `discarded` is the proxy's reason for not keeping an episode that has its reward. ``incomplete_call`` says that it
+    holds no whole call to a model; `lost` then says why its calls were lost.
     """
 
     reward: float | None = None
@@ -73,10 +73,10 @@ def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
 
 
 def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outcome]:
-    """Gives a reward under an id made here, so that it counts once however often it has to be sent.
+    """Gives a reward under an id made here, so that it counts once, however often it is sent.
 
-    Returns the reward that the episode has with it, of all that it was given by any process; and the reason if the
-    proxy discarded the episode nevertheless.
+    Returns the reward that the episode now has, of all that it was given by any process; and the reason if the proxy
+    discarded the episode nevertheless.
     """
     body = replace(reward, value=finite(reward.value), id=f"rew-{uuid.uuid4().hex}")
     reply = yield from request(target, "reward", body, id=episode)
@@ -92,7 +92,7 @@ def aborting(target: Target, episode: str, reason: str | None) -> Talk[None]:
 
 
 def sealing(target: Target, episode: str) -> Talk[None]:
-    """No more will come; an episode that was sealed before stays so."""
+    """Says that no more will come; an episode that was sealed before stays so."""
     yield from _settling(target, "seal", routes.Empty(), episode)
 
 
@@ -113,7 +113,7 @@ def reading(target: Target, episode: str, tokens: bool) -> Talk[dict[str, Any]]:
 
 
 def _told(target: Target, reply: Reply) -> dict[str, Any]:
-    """The object that a proxy acknowledges with; whatever else answers acknowledges nothing."""
+    """The JSON object that acknowledges a request; `AjetError` if the answer is none."""
     answer = reply.json()
     if not isinstance(answer, dict):
         raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}")
@@ -205,7 +205,7 @@ class EpisodeLife:
         return (yield from reading(self._target, self.id, tokens))
 
     def _leave(self, error: BaseException | None) -> Talk[None]:
-        """Settles the episode; after an `error`, in little time and without a second one."""
+        """Settles the episode; after an `error`, in little time and without raising another."""
         if error is not None:
             if self.outcome is None:
                 yield from self._give_up(error)
@@ -246,8 +246,8 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
 
 
 def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:
-    """`method` with the name, docstring and parameters, but for the first `skipped`, of the operation that it carries
-    out, and with what that returns in the end."""
+    """`method` with the name, docstring and parameters of the `operation` that it carries out. The first `skipped`
+    parameters are left out, and it returns what `operation` returns in the end."""
     found = signature(operation)
     returned = str(found.return_annotation).removeprefix("Talk[").removesuffix("]")
     parameters = list(found.parameters.values())[skipped:]
@@ -309,7 +309,7 @@ def episode(
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> Episode:
-    """Opens an episode; timeouts and `deadline` are in seconds, and `wall_timeout` at most what the proxy's own is.
+    """Opens an episode. Timeouts and `deadline` are in seconds; `wall_timeout` may be at most the proxy's own.
 
     `eval` episodes are recorded and never trained. Episodes of one `task` form the group that their advantages are
     relative to; without a task, the first prompt is the task. With `model` every call goes to that one, whatever name

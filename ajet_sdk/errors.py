@@ -3,18 +3,18 @@
 ::
 
     AjetError
-    ├── BadRequest        400  malformed input; ``param`` names the offending field
-    ├── Unauthorized      401  no key, or a key that is forged or expired
-    ├── Forbidden         403  a good key of the wrong scope, or another's episode
-    ├── NotFound          404  no such episode, call, batch or route
-    ├── Conflict          409  the thing exists, but its state does not allow this
-    ├── TooLarge          413  a body or frame over its configured limit
-    ├── OverQuota         429  a tenant's limit is reached; ``retry_after`` says when to come back
-    ├── EngineError       502  the inference engine answered nonsense or could not be reached
-    ├── NotReady          503  the proxy cannot take this now; ``retry_after`` says when to come back
-    ├── EngineTimeout     504  the inference engine did not answer in time
-    ├── LoopDetected      508  an engine of the proxy leads back to it
-    └── ProxyUnreachable   —   raised by clients only: no proxy answered before the deadline
+    ├── BadRequest        400  malformed input; ``param`` names the offending field.
+    ├── Unauthorized      401  no key, or a key that is forged or expired.
+    ├── Forbidden         403  a good key of the wrong scope, or another's episode.
+    ├── NotFound          404  no such episode, call, batch or route.
+    ├── Conflict          409  the thing exists, but its state does not allow this.
+    ├── TooLarge          413  a body or frame over its configured limit.
+    ├── OverQuota         429  a tenant's limit is reached; ``retry_after`` says when to come back.
+    ├── EngineError       502  the inference engine answered nonsense or could not be reached.
+    ├── NotReady          503  the proxy cannot take this now; ``retry_after`` says when to come back.
+    ├── EngineTimeout     504  the inference engine did not answer in time.
+    ├── LoopDetected      508  an engine of the proxy leads back to it.
+    └── ProxyUnreachable   —   raised by clients only: no proxy answered before the deadline.
 
 The body on the wire is what OpenAI clients expect (https://platform.openai.com/docs/guides/error-codes):
 ``{"error": {"message", "type", "code", "param"}}``.

@@ -1,7 +1,7 @@
 """The one codec of the wire to the trainer: a `Batch` as a MessagePack map, and back.
 
-Token ids travel as little-endian int32 ``bin``, logprobs as little-endian float32 ``bin``, masks as run lengths that
-begin with a run of 0 (possibly empty), policy versions as ``[version, count]`` pairs. Readers accept this version and
+Token ids travel as little-endian int32 ``bin``, logprobs as little-endian float32 ``bin``. Masks are run lengths that
+begin with a run of 0 (possibly empty), policy versions are ``[version, count]`` pairs. Readers accept this version and
 the one before it, ignore unknown fields and never unpickle anything.
 
 Invariant: `decode_batch(encode_batch(b))` equals `b` after its logprobs are rounded to float32.

@@ -5,7 +5,7 @@ trust. It gets no base URL, not even one that this process has: what it does is 
 Nothing of this machine changes: no trust store, no setting of anybody else's.
 
 Clients disagree on the variable in which they look for certificates, so all are set. Most *replace* their trust store
-by the file that a variable names, so that file holds the machine's own certificates and the daemon's CA: connections
+by the file that a variable names. So that file holds the machine's own certificates and the daemon's CA: connections
 that are not intercepted meet the certificates of their true hosts.
 """
 
@@ -82,7 +82,7 @@ class Interception:
 def intercepting(client: Client) -> Iterator[Interception]:
     """How `client`'s daemon intercepts; its certificates are there as long as the context is open.
 
-    `NotFound` where it does not, or only in ways that a program's environment cannot lead to.
+    `NotFound` if it does not intercept, or only in ways that a program's environment cannot lead to.
     """
     certificate = client.ask("ca").content
     known: dict[str, Any] = client.ask("status").json()["intercept"]
@@ -103,7 +103,7 @@ def bundle(ca: bytes, environ: Mapping[str, str]) -> bytes:
 
 
 def system_certificates(environ: Mapping[str, str]) -> bytes:
-    """What `environ` says to trust, else the machine's bundle, else certifi's; `NotFound` where there is none."""
+    """What `environ` says to trust, else the machine's bundle, else certifi's; `NotFound` if there is none."""
     paths = ssl.get_default_verify_paths()
     named = [environ.get(name) for name in TRUST_VARIABLES]
     for candidate in (*named, paths.cafile, paths.openssl_cafile, *USUAL):

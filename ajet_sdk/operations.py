@@ -1,14 +1,13 @@
 """What a client says to the control plane and what it makes of the answers, without doing any I/O.
 
 Each operation is a generator: it yields effects (`Send`, `Sleep`), is sent what came of them (`Reply`, `NoReply`), and
-returns its result. `ajet_sdk.client` carries the effects out with blocking calls and `ajet_sdk.aio` with asyncio, so
-the two faces of the SDK share every decision: what is retried, for how long, and what counts as acknowledged.
+returns its result. `ajet_sdk.client` carries the effects out with blocking calls and `ajet_sdk.aio` with asyncio. So
+the two share every decision: what is retried, for how long, and what counts as acknowledged.
 
-Invariant: an operation returns only what the proxy has acknowledged. Otherwise it raises: a refusal (4xx) at once and
-as the error that the proxy named; anything that may pass (no answer, 408, 429, 500, 502, 503, 504) after it was tried
-again, with jittered backoff or when ``Retry-After`` says, until the deadline. Repeating is safe: rewards carry an id,
-sealing and aborting twice is the same as once, and an episode opened twice leaves one that nobody uses and that idles
-out.
+Invariant: an operation returns only what the proxy has acknowledged. Otherwise it raises. A refusal (4xx) is raised at
+once, as the error that the proxy named. Anything that may pass (no answer, 408, 429, 500, 502, 503, 504) is tried again
+until the deadline, with jittered backoff or when ``Retry-After`` says. Repeating is safe: rewards carry an id, and
+sealing or aborting twice is the same as once. If an episode is opened twice, one of the two idles out unused.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the proxy is (``scheme://host:port``, no trailing slash) and the key to show it, if any; how long to go on
-    asking it (`deadline`, in seconds), and the clock and the dice to go on by."""
+    """Where the proxy is (``scheme://host:port``, no trailing slash) and the key to show it, if any. `deadline` says
+    how many seconds to go on asking it; `clock` measures them, and `chance` draws the jitter."""
 
     url: str
     key: str | None = None
@@ -59,7 +58,7 @@ class Target:
     ) -> Target:
         """From arguments, else ``AJET_PROXY_URL`` and ``AJET_API_KEY``, else an ``OPENAI_API_KEY`` that ajet issued.
 
-        An ``OPENAI_API_KEY`` of another issuer is never shown to the proxy. `BadRequest` for a URL that is none.
+        An ``OPENAI_API_KEY`` of another issuer is never shown to the proxy. `BadRequest` for what is not a URL.
         """
         environ = os.environ if environ is None else environ
         url = (url or environ.get("AJET_PROXY_URL") or DEFAULT_PROXY_URL).rstrip("/")
@@ -76,7 +75,7 @@ class Target:
 
     @property
     def local(self) -> bool:
-        """Whether the proxy is on this machine. Then no HTTP proxy of the environment stands between."""
+        """Whether the proxy is on this machine. Then no HTTP proxy of the environment stands in between."""
         host = urlsplit(self.url).hostname or ""
         return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -111,7 +110,7 @@ class Reply:
         return self.headers.get("content-type", "").startswith("text/html")
 
     def json(self) -> Any:
-        """The decoded body, or its text where it is not JSON."""
+        """The decoded body, or its text if it is not JSON."""
         try:
             return json.loads(self.content)
         except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """What commands write, to standard streams that may be closed, full, or of an encoding that holds few characters; and
 how they end.
 
-Invariant: no episode suffers for what cannot be shown of it. Every fault of a user's ends in one line on standard
-error, and never in a traceback: exit 2 for bad usage, 1 for failure.
+Invariant: no episode suffers for what cannot be shown of it. A user's fault always ends in one line on standard error,
+and never in a traceback: exit 2 for bad usage, 1 for failure.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def run_command(
     command: click.Command, name: str, part: str, *, argv: Sequence[str] | None = None,
     explain: Callable[[Exception], str | None] = lambda error: None, interrupted: tuple[str, int] = ("", INTERRUPTED),
 ) -> NoReturn:
-    """Runs `command` and ends the process. `explain` has the first word about a fault; `part` says what is to be
-    installed where a module is missing."""
+    """Runs `command` and ends the process. `explain` has the first word about a fault; `part` says what to install if a
+    module is missing."""
     open_streams()
     line: str | None = None
     try:
@@ -52,7 +52,7 @@ def run_command(
 
 
 def _line_of(error: Exception, name: str, part: str) -> str | None:
-    """What is said of a fault that every command may have; None for one of our own."""
+    """What is said of a fault that every command may have; None for a bug of ours."""
     if isinstance(error, click.UsageError):
         path = error.ctx.command_path if error.ctx is not None else name
         return f"{name}: {error.format_message()} (see '{path} --help')"
@@ -66,7 +66,7 @@ def _line_of(error: Exception, name: str, part: str) -> str | None:
 
 
 def open_streams() -> None:
-    """Has a standard stream that was closed read and write nothing, and standard output show ``?`` for what its
+    """Makes a standard stream that was closed read and write nothing. Standard output then shows ``?`` for what its
     encoding does not hold (standard error shows that by its number)."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -76,7 +76,7 @@ def open_streams() -> None:
 
 
 def say(line: str) -> None:
-    """A line on standard error, if anything can be written there."""
+    """Writes a line to standard error, if anything can be written there."""
     with suppress(OSError):
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
@@ -85,7 +85,7 @@ def say(line: str) -> None:
 class Copies:
     """Copies programs' output to ours, line by line; if `named`, with the episode before each line.
 
-    What cannot be written is lost, and `lost` says why; nothing is lost on a reader that left.
+    What cannot be written is lost, and `lost` says why. If the reader has left, nothing counts as lost.
     """
 
     def __init__(self, *, named: bool) -> None:

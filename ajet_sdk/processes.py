@@ -4,8 +4,8 @@ The thread that calls `Child.wait` blocks until the program exits, while another
 the program has exited, whatever it left running in its session is killed.
 
 Invariant: when `wait` returns, everything that the program had written was handed on. What it wrote before it exited is
-in the pipes by then, so they are emptied without waiting for their end, which a process that left the session may hold
-open for ever.
+in the pipes by then. So they are emptied without waiting for their end: a process that left the session may hold them
+open forever.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Limits = tuple[int, int]
 
 
 def allow_files(parallel: int) -> Limits:
-    """Lets this process have the files open that so many programs at once need; the limits before, which theirs may
-    be. `BadRequest` where it may not have so many."""
+    """Lets this process have as many open files as `parallel` programs need. Returns the limits as they were, which the
+    programs may have. `BadRequest` if this process may not have so many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = parallel * FILES_EACH + FILES_BESIDES
     try:
@@ -150,7 +150,7 @@ class _Pump:
             raise
 
     def finish(self) -> None:
-        """Returns when all is handed on; raises what a callback raised."""
+        """Returns when all output is handed on; raises what a callback raised."""
         os.close(self._wake)
         self._thread.join()
         os.close(self._woken)

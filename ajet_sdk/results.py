@@ -1,9 +1,9 @@
 """What came of running an agent: one `RunResult` for each rollout, and the table of them.
 
-A rollout ends in one of three ways: ``rewarded`` (the proxy has acknowledged its reward), ``aborted`` (it was given
-up, by the agent's own wish or by its exception) or ``failed`` (it could not be opened or settled, so the proxy's
-timeouts will end it). Only the first is a success, whatever the reward's value; its reason is set if the proxy had
-nothing to keep of it, as for a program that no model answered.
+A rollout ends in one of three ways. ``rewarded``: the proxy has acknowledged its reward. ``aborted``: it was given up,
+by the agent's own wish or by its exception. ``failed``: it could not be opened or settled, so the proxy's timeouts will
+end it. Only the first is a success, whatever the reward's value. It has a reason if the proxy had nothing to keep of
+it, as for a program that no model answered.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from unicodedata import combining, east_asian_width
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """One rollout: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
-    `untold` is set if nothing of it can be trained because its engine does not tell what it sampled: which of
-    `ajet_sdk.untold.UNTOLD` it is."""
+    `untold` is set if it cannot be trained because its engine does not tell what it sampled: one of
+    `ajet_sdk.untold.UNTOLD`."""
 
     task: str
     index: int
@@ -58,7 +58,7 @@ class RunResults(tuple[RunResult, ...]):
 
     @property
     def untold(self) -> list[RunResult]:
-        """The rewarded ones of which nothing can be trained because of their engine."""
+        """The rewarded ones that have nothing to train because of their engine."""
         return [item for item in self if item.ok and item.untold is not None]
 
     @property

@@ -51,7 +51,7 @@ def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
 
 
 def name_of(task: Any) -> str:
-    """What the proxy is to call a task: a string or integer itself, or the ``task`` or ``id`` of a mapping."""
+    """What the proxy calls a task: a string or integer itself, or the ``task`` or ``id`` of a mapping."""
     if isinstance(task, Mapping):
         task = task.get("task", task.get("id"))
     if isinstance(task, (str, int)) and not isinstance(task, bool) and str(task):
@@ -86,7 +86,7 @@ def result_of(
 
 
 def start(thread: threading.Thread) -> None:
-    """Starts it; `BadRequest` where this process can have no more threads."""
+    """Starts `thread`; `BadRequest` if this process can have no more threads."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -94,10 +94,10 @@ def start(thread: threading.Thread) -> None:
 
 
 class RolloutsPlan:
-    """What both kinds of `Rollouts` know: what is to be run, and what came of it.
+    """What both kinds of `Rollouts` know: what to run, and what came of it.
 
     `body` opens the episodes, each with its task's `name`. The caller's mistakes are raised here, before anything has
-    begun: a task without a name is one of them, where `tasks` can be gone through twice.
+    begun. One of them is a task without a name, if `tasks` can be gone through twice.
     """
 
     def __init__(
@@ -255,11 +255,11 @@ def run(
 ) -> RunResults:
     """Runs ``agent(task, episode)`` `repeat` times for each task, up to `parallel` at once, each in its own thread.
 
-    What the agent returns is the episode's final reward; None means that it rewarded or aborted the episode itself (one
-    that it left without a reward is aborted). Whatever it raises aborts its episode and is recorded in the results.
-    `name` turns a task into its name; `on_result` is called as each rollout ends, by the thread that ran it.
-    A list of tasks of which one has no name is refused before any of them is begun.
-    KeyboardInterrupt aborts the open episodes and is raised again.
+    What the agent returns is the episode's final reward. None means that it rewarded or aborted the episode itself; one
+    that it left without a reward is aborted. Whatever the agent raises aborts its episode and is recorded in the
+    results. `name` turns a task into its name; `on_result` is called as each rollout ends, by the thread that ran it. A
+    list in which a task has no name is refused before any task is begun. KeyboardInterrupt aborts the open episodes and
+    is raised again.
     """
     body = routes.OpenEpisode(None, model, agent_name, eval)
     with Client(proxy_url, api_key, deadline=deadline) as client:

@@ -4,7 +4,7 @@ A body is a frozen dataclass; `parse` turns decoded JSON into it and refuses wha
 names the field. Unknown fields are refused too, with the nearest known name, because a misspelt ``final`` must not
 silently seal an episode.
 
-Invariant: whatever `parse` returns can be written as UTF-8, as strict JSON and as MessagePack: no lone surrogates, no
+Invariant: whatever `parse` returns can be written as UTF-8, strict JSON and MessagePack. It has no lone surrogates, no
 NaN or infinity, no integer over 64 bits, no deep nesting. JSON itself allows all four, a journal does not.
 """
 
@@ -248,7 +248,7 @@ def _coerce(name: str, kind: str, value: Any) -> Any:
 
 
 def _check_storable(value: Any, name: str, depth: int = 0) -> None:
-    """Refuses what JSON cannot say, or can and UTF-8, strict JSON or MessagePack cannot."""
+    """Refuses what cannot be written as JSON at all, or not as UTF-8, strict JSON and MessagePack."""
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRequest(f"{name} must be a finite number, not {value}", param=name)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:

@@ -1,11 +1,11 @@
 """Runs an unmodified program, in any language, once per episode: the agent behind ``ajet run``.
 
-The program is told where its model is by environment variables alone. Its reward is, in this order: what `reward_cmd`
-or `reward_from` says, if one was asked for; what the program gave itself; 1.0 for exit code 0 and 0.0 for any other.
-A reward that is no number, or a reward command that was killed, aborts the episode with that reason.
+The program is told where its model is by environment variables alone. Its reward is what `reward_cmd` or `reward_from`
+says, if one was asked for. Otherwise it is what the program gave itself, or else 1.0 for exit code 0 and 0.0 for any
+other. A reward that is no number, or a reward command that was killed, aborts the episode with that reason.
 
-A program whose episode the proxy has discarded meanwhile (it idled out, or ran too long) is ended, so that a program
-that hangs does not hold its place for ever.
+If the proxy has meanwhile discarded a program's episode (it idled out, or ran too long), the program is ended. So one
+that hangs does not hold its place forever.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class LastNumber:
 
 
 def reaching(env: Mapping[str, str], url: str) -> dict[str, str]:
-    """`env` with the host of `url` exempt from the HTTP proxy that it may name, if that host is this machine."""
+    """`env`, with the host of `url` exempt from the HTTP proxy that `env` may name, if that host is this machine."""
     out, host = dict(env), urlsplit(url).hostname or ""
     for name, other in (("NO_PROXY", "no_proxy"), ("no_proxy", "NO_PROXY")):
         before = env.get(name) or env.get(other) or ""

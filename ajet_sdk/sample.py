@@ -95,8 +95,8 @@ def _same_text(value: Any) -> tuple[str, int] | None:
 class Call:
     """One generation of one choice.
 
-    ``prompt_token_ids`` and ``token_ids`` are the engine's own; ``logprobs`` has one natural-log probability per
-    sampled token, taken from the distribution the token was sampled from; ``started_at`` is Unix time in seconds.
+    ``prompt_token_ids`` and ``token_ids`` are the engine's own. ``logprobs`` has one natural-log probability per
+    sampled token, taken from the distribution the token was sampled from. ``started_at`` is Unix time in seconds.
     """
 
     call: str
@@ -189,8 +189,8 @@ def call_json(call: Any, episode: str, tokens: Mapping[str, Any]) -> dict[str, A
 class Sample:
     """One timeline as the trainer sees it; the laws of contract §6.3 hold for it.
 
-    ``token_ids``, ``loss_mask`` and ``logprobs`` are of one length; mask 1 marks a sampled token, whose logprob is the
-    engine's; elsewhere the logprob is 0.0. ``spans`` gives each call's sampled tokens as ``(call, start, end)``.
+    ``token_ids``, ``loss_mask`` and ``logprobs`` have the same length. A mask of 1 marks a sampled token, whose logprob
+    is the engine's; elsewhere the logprob is 0.0. ``spans`` gives each call's sampled tokens as ``(call, start, end)``.
     ``parents`` (tree rows only) holds each token's predecessor by index, -1 at a root.
     """
 

@@ -42,7 +42,7 @@ class ConfigError(BadRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """One setting. A number must be above 0, or with `zero` at least 0; `convert` reads what is none of `KINDS`, and
-    raises `ValueError`. `Settings` knows what the field says of itself: its name, kind and default."""
+    raises `ValueError`. `Settings` fills in what the field itself says: its name, kind and default."""
 
     doc: str
     metavar: str | None = None
@@ -88,7 +88,7 @@ class Option:
         return None
 
     def _typed(self, given: Any) -> Any:
-        """`given` as a value of ``kind``; `ValueError` where it is none. Lists as text are separated by commas."""
+        """`given` as a value of ``kind``; `ValueError` if it is none. Lists as text are separated by commas."""
         if self.kind is tuple:
             items = given.split(",") if isinstance(given, str) else given
             if isinstance(items, (list, tuple)) and all(isinstance(item, str) for item in items):
@@ -116,8 +116,8 @@ def option(default: Any, doc: str, **more: Any) -> Any:
 
 
 class Settings:
-    """The settings that the dataclass `config` has. In the environment they begin with `prefix`. `removed` says of
-    keys that were settings once what holds in their place."""
+    """The settings that the dataclass `config` has. In the environment they begin with `prefix`. `removed` gives for
+    each key that was a setting once what holds in its place."""
 
     def __init__(self, config: type, *, prefix: str, removed: Mapping[str, str]) -> None:
         self.prefix, self.removed = prefix, removed
@@ -192,7 +192,7 @@ class Settings:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """``; did you mean 'x'?``, or nothing where no name is close."""
+    """``; did you mean 'x'?``, or nothing if no name is close."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -208,7 +208,7 @@ def read_toml(path: str) -> dict[str, Any]:
 
 
 def toml(text: str) -> dict[str, Any]:
-    """What a TOML document says; `ValueError` where it is none."""
+    """What a TOML document says; `ValueError` if it is none."""
     if sys.version_info >= (3, 11):
         from tomllib import loads
     else:

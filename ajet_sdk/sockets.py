@@ -1,7 +1,7 @@
 """Options of connections whose other host may be gone without a word: the system asks, and breaks them off.
 
-Without that a connection on which nothing is to be sent lasts for ever, and one with something under way for as long as
-the system repeats itself, which is a quarter of an hour (tcp(7)).
+Without them a connection with nothing to send lasts forever. One with something under way lasts as long as the system
+repeats itself, which is a quarter of an hour (tcp(7)).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ UNTAKEN_S = 120.0
 
 
 def watching(untaken_s: float = UNTAKEN_S) -> list[tuple[int, int, int]]:
-    """Level, name and value of each option, as `socket.setsockopt` takes them. What was sent may go untaken, by a host
-    that is gone or a program that does not read, for `untaken_s`."""
+    """Level, name and value of each option, as `socket.setsockopt` takes them. What was sent may go untaken for
+    `untaken_s`, by a host that is gone or a program that does not read."""
     wanted = WATCH | {"TCP_USER_TIMEOUT": int(1000 * untaken_s)}
     known = [name for name in wanted if hasattr(socket, name)]  # not every system has them all
     tcp = [(socket.IPPROTO_TCP, getattr(socket, name), wanted[name]) for name in known]

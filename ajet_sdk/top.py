@@ -1,7 +1,7 @@
 """``ajet top``: the run in a terminal, over HTTP alone.
 
 Idea: a screenful is a function of what the proxy answered and of the terminal's size, so that it can be tested without
-either. `watch` asks, draws and waits. In a terminal each takes the place of the one before it, on a screen of its own,
+either. `watch` asks, draws and waits. In a terminal each screenful replaces the one before it, on a screen of its own,
 and the old screen comes back at the end. Anywhere else they follow one another as plain text.
 
 Invariant: no line is wider than the terminal and no screenful is higher. Nothing that an agent wrote can move the
@@ -74,7 +74,7 @@ def fit(line: str, width: int) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """`values` as at most `width` bars, neighbours as their mean, from the lowest to the highest."""
+    """`values` as at most `width` bars, from the lowest to the highest; each is the mean of some neighbors."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -185,7 +185,7 @@ def age(seconds: float) -> str:
 
 
 class Poll:
-    """What the proxy says from time to time, and what that makes a second."""
+    """What the proxy says from time to time, and the rates per second that follow."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -241,7 +241,7 @@ def _draw(out: TextIO, answer: tuple[Any, Any, Rates | None], trouble: str | Non
 
 @contextmanager
 def _screen(out: TextIO) -> Iterator[None]:
-    """A terminal's second screen, without a cursor; the first one as it was afterwards."""
+    """A terminal's second screen, without a cursor; afterwards the first one again, as it was."""
     if not out.isatty():
         yield
         return

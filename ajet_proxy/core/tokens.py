@@ -41,7 +41,7 @@ def count(text: bytes) -> int:
 
 
 def is_long(text: bytes, length: int) -> bool:
-    """Whether `text` is exactly so many tokens."""
+    """Whether `text` is exactly `length` tokens."""
     return len(text) == length * WIDTH
 
 
@@ -56,7 +56,7 @@ def stands_at(text: bytes, part: bytes, at: int) -> bool:
 
 
 def find(text: bytes, part: bytes, start: int, end: int) -> int:
-    """The first position at or behind `start` where the tokens `part` stand within ``text[:end]``; -1 if nowhere."""
+    """The first position at or after `start` where the tokens `part` stand within ``text[:end]``; -1 if nowhere."""
     at = text.find(part, start * WIDTH, end * WIDTH)
     while at % WIDTH and at >= 0:
         at = text.find(part, at + 1, end * WIDTH)

@@ -3,8 +3,8 @@
 The daemon serves it at ``/ajet/``, where it asks that daemon alone; the quick start writes it with episodes in it. Both
 show tokens with the same script.
 
-Invariant: whatever an agent wrote reaches the page as text. The script makes nodes and never markup, the data block
-cannot be left from within, and the page's own security policy allows no script but ours and no request but to the
+Invariant: whatever an agent wrote reaches the page as text. The script makes nodes and never markup, and the data block
+cannot be left from within. The page's own security policy allows no script but ours, and no request except to the
 origin that served it.
 """
 

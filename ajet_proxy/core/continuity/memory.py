@@ -1,18 +1,17 @@
-"""Recognizing history: whether a request goes on from a call of its episode, as text and as structure.
+"""Recognizing history: whether a request continues a call of its episode, as text and as structure.
 
-An engine renders history from text on each turn, and what it then reads as tokens can differ from what it once sampled.
-Where a request says again exactly what a call was asked and what it answered, its prompt can be that call's own tokens
-with the new messages behind them (see `ajet_proxy.core.continuity.splice`). This module says which call that is, or why
+An engine renders history from text on each turn, and the tokens that it then reads can differ from what was sampled. A
+request may repeat exactly what a call was asked and what it answered. Then its prompt can be that call's own tokens,
+followed by the new messages (see `ajet_proxy.core.continuity.splice`). This module says which call that is, or why
 there is none, with a word of `Outcome`. Chats are read here, responses in `ajet_proxy.core.continuity.responses`.
 
 Idea: a history is known by its fingerprint (`ajet_proxy.core.conversation.history`) at the level of text. A call is
-kept under the digest of its request with its answer behind it, so that the next request finds it under the digest of
-its own beginning up to its last assistant message. Fields that can shape a prompt (`tools`, `chat_template`, and every
-field that is not known to be harmless) must be the same. Some clients sign the model's messages with a name, which no
-answer has: history is found without it, and who goes on from there has to see that the engine does not render the
-names (`Outline.unsigned`).
+kept under the digest of its request and its answer. The next request is looked up by the digest of its own beginning,
+up to and with its last assistant message. Fields that can shape a prompt (`tools`, `chat_template`, and every field
+that is not known to be harmless) must be the same. Some clients sign the model's messages with a name, which no answer
+has. History is found without it, so the caller must see that the engine does not render names (`Outline.unsigned`).
 
-Invariant: a call is found only by a request whose messages, up to the last answer and with it, are the call's own. What
+Invariant: a call is found only by a request whose messages, up to and with the last answer, are the call's own. What
 follows is new, and not the assistant's.
 
 Next: ajet_proxy/core/continuity/splice.py
@@ -65,9 +64,9 @@ FIELD = "kv_transfer_params"
 
 
 class Known(Struct, frozen=True):
-    """A call that the history of a later request may end with. ``lacks`` is the word for what of its answer is not told
-    there, None if it is whole; ``ended`` is how its text came to an end: by a stop token, at the length limit, at a
-    stop string; or with a call of a tool, which may be by a stop token or at the limit."""
+    """A call that the history of a later request may end with. ``lacks`` is the word for what that history leaves out
+    of the answer; None if the answer is whole. ``ended`` says how its text ended: at a stop token (``token``), the
+    length limit (``length``) or a stop string (``string``). It is ``call`` for any answer with a tool call."""
 
     call: str
     shape: bytes
@@ -76,8 +75,9 @@ class Known(Struct, frozen=True):
 
 
 class Sought(NamedTuple):
-    """What a request is recognized by: ``end`` is the digest of its history up to its last answer and with it, if there
-    is one; ``goes_on`` says whether anything follows; ``shape`` stands for all else that may shape the prompt."""
+    """What a request is recognized by. ``end`` is the digest of its history up to and with its last answer; None if
+    there is none. ``goes_on`` says whether anything follows. ``shape`` stands for all else that may shape the
+    prompt."""
 
     shape: bytes
     end: bytes | None
@@ -85,9 +85,9 @@ class Sought(NamedTuple):
 
 
 class Outline(Struct, frozen=True):
-    """A chat request that may go on from an earlier call. ``fields`` are those of the chat; ``seed`` tells the calls of
-    its episode, model and agent from all others; ``sought`` stands for the call that it goes on from. ``by_name`` is
-    whether its history is only named, so that nobody but the engine knows its words."""
+    """A chat request that may continue an earlier call. ``fields`` are those of the chat. ``seed`` tells the calls of
+    its episode, model and agent from all others. ``sought`` is what the earlier call is found by. ``by_name`` says that
+    its history is only named, so that nobody but the engine knows its words."""
 
     fields: Mapping[str, Any]
     history: ChatHistory
@@ -97,7 +97,7 @@ class Outline(Struct, frozen=True):
 
     @property
     def kind(self) -> bytes:
-        """What the requests have in common of which it is enough to see once how the engine renders them."""
+        """A digest that requests have in common if it is enough to see once how the engine renders them."""
         return self.sought.shape
 
     def rendering(self, messages: Sequence[Any]) -> dict[str, Any]:
@@ -116,18 +116,18 @@ class Outline(Struct, frozen=True):
         return self.rendering(self.history.messages)
 
     def question(self) -> dict[str, Any]:
-        """A request of one token on the chat route, whose answer tells how the engine renders this one there."""
+        """A request for one token on the chat route, whose answer tells how the engine renders this request there."""
         shaping = {name: value for name, value in self.fields.items() if name not in HARMLESS or name in _ASKED}
         return shaping | _ONE
 
     def unsigned(self) -> dict[str, Any] | None:
-        """`whole` without the names on the assistant's messages, which are not part of their text here; None where
-        there are none."""
+        """`whole` without the names on the assistant's messages, which are not part of their text here; None if there
+        are none."""
         messages = [_unsigned(message) for message in self.history.messages]
         return None if messages == list(self.history.messages) else self.rendering(messages)
 
     def asked_before(self) -> dict[str, Any]:
-        """`rendering` of what the call that gave the last answer was asked."""
+        """`rendering` of the messages before the last answer: what its call was asked."""
         return self.rendering(self.history.messages[: self.history.answer])
 
     def with_answer(self, text: str) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class Outline(Struct, frozen=True):
     @property
     def heeds_reasoning(self) -> bool:
         """Whether the answer may depend on where the engine sees reasoning in the prompt. It does in a stream and under
-        a grammar; only answers that came with reasoning, or may have, put any there."""
+        a grammar. Only answers that came with reasoning, or may have, put any there."""
         forced = self.fields.get("tool_choice") not in (None, "auto", "none")
         heeding, messages = forced or any(map(self.fields.get, _HEEDING)), self.history.messages
         return heeding and (
@@ -148,7 +148,7 @@ class Outline(Struct, frozen=True):
         )
 
     def first_word(self, token: int, ids: Sequence[int] | None) -> dict[str, Any]:
-        """A request for a stream of the one `token` behind this conversation, or behind `ids`."""
+        """A request that streams the one `token` after this conversation, or after `ids`."""
         body = self.whole() | {"stream": True, "max_tokens": 1, "allowed_token_ids": [token]}
         return body if ids is None else body | {FIELD: {"prompt_token_ids": list(ids)}}
 
@@ -167,25 +167,25 @@ class Outline(Struct, frozen=True):
 
     @property
     def answer_tokens(self) -> int:
-        """The tokens that the answer may have, at the least."""
+        """The length limit of the answer in tokens; 1 if the request sets none."""
         limit = self.fields.get("max_completion_tokens") or self.fields.get("max_tokens")
         return limit if isinstance(limit, int) else 1
 
     @staticmethod
     def trial(model: str, ids: Sequence[int]) -> dict[str, Any]:
-        """A request whose answer shows by its one token whether the engine reads the `ids` that it is given."""
+        """A request for one token, whose answer shows whether the engine reads the `ids` that it is given."""
         asked = {"model": model, "messages": [{"role": "user", "content": "?"}]}
         return asked | {FIELD: {"prompt_token_ids": list(ids)}} | _ONE
 
     @staticmethod
     def prompt_in(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """The prompt that an `answer` in one piece reports."""
+        """The prompt ids that an unstreamed `answer` reports, if it does."""
         ids: Any = answer.get("prompt_token_ids")
         return tuple(ids) if are_tokens(ids) else None
 
 
 def outline(fields: Mapping[str, Any], history: ChatHistory, *, episode: str, model: str, agent: str) -> Outline | None:
-    """The outline of a chat request in its engine's form; None where its prompt is more than its messages."""
+    """The outline of a chat request in its engine's form; None if its prompt is more than its messages."""
     if any(map(fields.get, _BEYOND)) or fields.get("add_generation_prompt") is False:
         return None
     seed = digest(b"", [episode, model, agent])
@@ -208,13 +208,13 @@ def sought_by(
 
 
 def shape_of(fields: Mapping[str, Any], harmless: frozenset[str]) -> bytes:
-    """The digest of what is in `fields` but for the `harmless` ones."""
+    """The digest of everything in `fields` except the `harmless` ones."""
     shape = [[name, value] for name, value in sorted(fields.items()) if name not in harmless and value is not None]
     return digest(b"", shape)
 
 
 def digest(before: bytes, value: Any) -> bytes:
-    """Of what came `before` and of `value`."""
+    """The digest of what came `before` together with `value`."""
     return hashlib.blake2b(before + packed(value), digest_size=16).digest()
 
 
@@ -237,7 +237,7 @@ class Memory:
 
     def remember(self, ends: Iterable[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
         """`call` was answered; `ends` and `shape` are those of its outline. Of two answers with the same words the
-        later one counts, but one that is told whole is not hidden by one that is not."""
+        later one counts. But an answer that is told whole is not hidden by one that is not."""
         for end, lacks in ends:
             if not lacks or (other := self._known.get(end)) is None or other.lacks:
                 self._known[end] = Known(call, shape, lacks, ended)
@@ -248,7 +248,7 @@ class Memory:
                     self._ends.pop(oldest.call, None)
 
     def recall(self, sought: Sought) -> Known | Outcome:
-        """The call that a request goes on from, or the word for why there is none."""
+        """The call that a request continues, or the word for why there is none."""
         if sought.end is None:
             return "first_turn"
         known = self._known.get(sought.end)
@@ -263,7 +263,7 @@ class Memory:
         return "stop_string" if known.ended == "string" else known
 
     def forget(self, calls: Iterable[str]) -> None:
-        """Nothing goes on from `calls` any more."""
+        """From now on no request continues `calls`."""
         for call in calls:
             for end in self._ends.pop(call, ()):
                 known = self._known.get(end)
@@ -272,7 +272,7 @@ class Memory:
 
 
 def heard_as(stream: bytes) -> str | None:
-    """As what the first word of a `stream` came, ``reasoning`` or ``content``; None if there is none."""
+    """Whether the first word of a `stream` came as ``reasoning`` or as ``content``; None if there is no word."""
     for line in stream.splitlines():
         with suppress(ValueError, TypeError, LookupError, AttributeError):
             event = json.loads(line.removeprefix(b"data:"))
@@ -284,8 +284,8 @@ def heard_as(stream: bytes) -> str | None:
 
 
 def ended(captured: Captured, called: bool) -> str:
-    """How a choice came to its end, as `Known` tells it. The finish reason does not say it of one that `called` tools:
-    vLLM has ``tool_calls`` for some that were cut."""
+    """How a choice ended, in the words of `Known`. If the choice `called` tools, its finish reason does not tell: vLLM
+    says ``tool_calls`` for some that were cut."""
     if captured.stop_string is not None:
         return "string"
     if called:

@@ -1,14 +1,14 @@
 """Recognizing history on ``/v1/responses``: the outline of a request whose history is told in items, or by a name.
 
 Items are known by the messages that the engine makes of them (see `ajet_proxy.core.conversation.items`). A streamed
-answer is told twice, in events and whole at the end, and vLLM gives its calls other ids there; the client may have kept
-either, so an answer is known by both. A request with ``previous_response_id`` says nothing of its history again and
-goes on from the very response that it names, with its reasoning and its calls, under the same instructions.
+answer is told twice, in events and as a whole at the end, and vLLM gives its calls other ids there. The client may have
+kept either, so an answer is known by both. A request with ``previous_response_id`` does not repeat its history. It
+continues the very response that it names, with its reasoning and its calls, under the same instructions.
 
-How the engine renders such a request can be asked in two ways: on ``/tokenize``, with the messages, or on the route
-itself, where `Responding.question` has it generate one token and tell its prompt. The first is cheaper, the second true
-of every engine and the only one for a history that is named. Whether the two agree is tried once for each `kind` of
-request.
+How the engine renders such a request can be asked in two ways: on ``/tokenize`` with the messages, or on the route
+itself. There `Responding.question` asks for one token, and the answer reports the prompt. The first way is cheaper. The
+second is true of every engine, and the only one for a history that is named. Whether the two agree is tried once for
+each `kind` of request.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Responding(Outline, frozen=True):
 
     @property
     def kind(self) -> bytes:
-        """What may shape the prompt, but for the words of the instructions, and the kinds of messages there are."""
+        """The digest of what may shape the prompt, except the instructions' words, and of the kinds of messages."""
         shape = shape_of(self.asked, _HARMLESS | {"instructions"})
         return digest(shape, [bool(self.asked.get("instructions")), kinds(self.history.spoken)])
 
     def ends(self, answer: Mapping[str, Any]) -> Iterator[tuple[bytes, Outcome | None]]:
-        """The digests of the histories that end with `answer`, which is as `Reader.answers` tells it."""
+        """The digests of the histories that end with `answer`, which has the form of `Reader.answers`."""
         if self.asked.get("store") is not False:
             yield _name(self.seed, answer["id"]), None
         for output in () if self.by_name else (answer.get("shown"), answer["output"]):
@@ -69,12 +69,12 @@ class Responding(Outline, frozen=True):
         return any(isinstance(item, Mapping) and item.get("type") == "function_call" for item in output)
 
     def question(self) -> dict[str, Any]:
-        """A request of one token on the client's own route, whose answer tells how the engine renders this one."""
+        """A request for one token on the client's own route, whose answer tells how the engine renders this request."""
         return {name: value for name, value in self.asked.items() if name not in _NOT_ASKED} | _ONE
 
     def question_with_answer(self, text: str) -> dict[str, Any]:
-        """`question` with `text` in place of the last answer. What comes before an answer that is only named is not
-        known, and some other question stands there."""
+        """`question` with `text` in place of the last answer. If that answer is only named, what came before it is not
+        known, and a question of our own stands there."""
         stand_in = {"type": "message", "role": "assistant", "content": text}
         items = self.history.items
         before, after = [{"type": "message", "role": "user", "content": "?"}], items
@@ -84,7 +84,7 @@ class Responding(Outline, frozen=True):
         return self.question() | {"input": [*before, stand_in, *after], "previous_response_id": None}
 
     def first_word(self, token: int, ids: Sequence[int] | None) -> dict[str, Any]:
-        """A request for a stream of the one `token` behind this conversation, or behind `ids`."""
+        """A request that streams the one `token` after this conversation, or after `ids`."""
         body = self.question() | _FREE | {"stream": True, "logit_bias": {str(token): _SURELY}}
         return body if ids is None else body | {FIELD: {"prompt_token_ids": list(ids)}}
 
@@ -94,7 +94,7 @@ class Responding(Outline, frozen=True):
 
     @staticmethod
     def prompt_in(answer: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """The prompt that an `answer` in one piece reports, asked with ``enable_response_messages``."""
+        """The prompt ids that an unstreamed `answer` reports, if ``enable_response_messages`` asked for them."""
         with suppress(LookupError, TypeError, ValueError, AttributeError):
             [message] = answer["input_messages"]
             if are_tokens(message["tokens"]):
@@ -105,7 +105,7 @@ class Responding(Outline, frozen=True):
 def outline(
     fields: Mapping[str, Any], history: ResponseHistory, *, episode: str, model: str, agent: str
 ) -> Responding | None:
-    """The outline of a request to ``/v1/responses``; None where its prompt is more than its items."""
+    """The outline of a request to ``/v1/responses``; None if its prompt is more than its items."""
     tools, reasoning = functions(fields.get("tools")), fields.get("reasoning") or {}
     if is_unfinished(history.items) or tools is None or not isinstance(reasoning, Mapping):
         return None
@@ -124,13 +124,13 @@ def outline(
 
 
 def is_unfinished(items: Sequence[Any]) -> bool:
-    """Whether the engine would go on with the last of `items` in place of beginning a new turn."""
+    """Whether the engine would continue the last of `items` instead of beginning a new turn."""
     last = items[-1] if items and isinstance(items[-1], Mapping) else {}
     return last.get("status") in _UNFINISHED and last.get("type", "message") in ("message", "reasoning")
 
 
 def kinds(said: Sequence[Spoken]) -> list[Any]:
-    """What kinds of messages there are in `said`, each once: by whom, of which parts, and what of it is empty."""
+    """The kinds of messages in `said`, each once: the role, the parts, and which fields are empty."""
     found = set()
     for one in said:
         shapes = tuple(f"{name}:{type(value).__name__}:{bool(value)}" for name, value in sorted(one.message.items()))
@@ -140,7 +140,7 @@ def kinds(said: Sequence[Spoken]) -> list[Any]:
 
 def functions(tools: Any) -> list[dict[str, Any]] | None:
     """The functions among the `tools` of a response, as a chat's tools: those that the model is told of, by the names
-    that it is told. None where that cannot be said."""
+    that it is told. None if that cannot be said."""
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         return None if tools else []
     out = []
@@ -158,7 +158,7 @@ def functions(tools: Any) -> list[dict[str, Any]] | None:
 
 
 def _as_chat(fields: Mapping[str, Any], tools: Sequence[Any], reasoning: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields beside its messages that a chat would have, of those that count here. Unlike a chat, vLLM puts the
+    """The fields that count here, as a chat would have them, without its messages. Unlike for a chat, vLLM puts the
     tokenizer's own special tokens before a response's prompt, if it has any."""
     text = fields.get("text")
     form = text.get("format") if isinstance(text, Mapping) else None

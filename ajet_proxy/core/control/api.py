@@ -48,7 +48,7 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """``body`` makes the JSON object to answer with; call it after the events are committed. An iterator in it stands
-    for a list whose items are to be written one by one. ``status`` is 204 for a lease that found nothing."""
+    for a list whose items are written one by one. ``status`` is 204 for a lease that found nothing."""
 
     body: Callable[[], Body]
     events: tuple[Event, ...] = ()
@@ -68,7 +68,7 @@ def handle(
 
 @dataclass(frozen=True, slots=True)
 class _Handlers:
-    """A request with all that it takes to answer it; and for each route of `ROUTES` the method of its name, but for
+    """A request with all that it takes to answer it. Each route of `ROUTES` has a method of its name, except
     ``events``, which is a stream, and ``ca``, which is a file."""
 
     commands: Commands

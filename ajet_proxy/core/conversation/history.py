@@ -1,27 +1,27 @@
-"""A conversation's history, known again when a client says it again: the one fingerprint, and the episode it leads to.
+"""A conversation's history, recognized when a client says it again: its fingerprint, and the episode that it leads to.
 
 Idea: messages one after another make a chain of digests. Each digest stands for everything said so far, and no words
-are kept. A later request goes on from an earlier one if its own history begins with what that one left behind. A chat's
-history is its messages. That of a response is its items, or the response before, where it names one. A text prompt's is
-its text, and a token prompt's is its ids.
+are kept. A later request continues an earlier one if its own history begins with what that one left behind. A chat's
+history is its messages. A response's history is its items, or the response before, if it names one. A text prompt's
+history is its text, and a token prompt's is its ids.
 
 Two levels differ in what they forgive, because they answer two questions.
 
 ``words``: which episode does a request without a name continue (contract §3.1)? Clients change things in passing that
-must not open a new episode. So these do not count: space around a text, thoughts in ``<think>`` tags, reasoning,
-how the arguments of a tool call are written, the names of those who speak, and in a system prompt the billing line of
-Claude Code, which can differ from request to request. Ids of tool calls are digested apart, as ``firm``: engines draw
+must not open a new episode. So these do not count: space around a text, thoughts in ``<think>`` tags, reasoning, the
+way a tool call's arguments are written, and the names of speakers. Nor does Claude Code's billing line in a system
+prompt, which can differ from request to request. Ids of tool calls are digested separately, as ``firm``. Engines draw
 them at random, so they tell twins apart whose words are equal. The digests are journaled as `Mark`, so their bytes
 never change. They are keyed by who asks (``scope``): equal histories of two clients have nothing in common.
 
-``text``: may a call's own tokens stand for this history in a prompt (contract §4, docs/explain/continuity.md)?
-Only if no template could tell the two apart. So everything counts that is text or structure, spaces, reasoning and ids
-included. Forgiven is what an engine reads alike: one text and a list with this one part, null, empty and missing,
-how arguments are written as JSON, and the two names of reasoning. The name that a client signs the model's messages
-with is left out here, and has to be checked apart. Items count as the messages that the engine makes of them. These
+``text``: may a call's own tokens stand for this history in a prompt (contract §4, docs/explain/continuity.md)? Only if
+no template could tell the two apart. So all text and structure counts, including spaces, reasoning and ids. Only what
+an engine reads alike is forgiven. A text equals a list with this one part. Null, empty and missing are equal, arguments
+are compared as JSON, and reasoning may have either of its two names. The name that a client signs the model's messages
+with is left out here and must be checked separately. Items count as the messages that the engine makes of them. These
 digests live in memory alone.
 
-A level that cannot be told of a history is missing, whatever the other one says. Whether a timeline goes on, and what
+A level that cannot be told of a history is missing, whatever the other one says. Whether a timeline continues, and what
 of it is trained, is decided by token ids and not here.
 """
 
@@ -62,7 +62,7 @@ class Mark(NamedTuple):
 
 
 class Marks(tuple[Mark, ...]):
-    """What came before a request in another process."""
+    """The marks of what came before a request, as read in another process."""
 
     def beginnings(self, lengths: Collection[int]) -> Iterator[Mark]:
         return iter(self)
@@ -72,7 +72,7 @@ class ChatHistory:
     """The digests of the messages of a chat `request`, one after another, at both levels.
 
     ``messages`` are those at the level of text. ``answer`` is the place of the assistant's last one, and
-    ``answer_text`` the digest of the text up to there and with it. Text is digested only if `exact`, and as long as it
+    ``answer_text`` the digest of the text up to and including it. Text is digested only if `exact`, and as long as it
     can be told.
     """
 
@@ -101,11 +101,11 @@ class ChatHistory:
         return (_mark(words, ids) for words, ids in reversed(self._ends))
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        """The marks behind `answer`, which is `captured` in tokens if those are known."""
+        """The marks after `answer`. If its tokens are known, they are `captured`."""
         return self._marks_behind([{**answer, "role": "assistant"}])
 
     def text(self, form: Mapping[str, Any] | None = None) -> bytes:
-        """The digest of the text so far, or of that with a message behind it, which is given as its `text_of`."""
+        """The digest of the text so far, followed by one more message if `form` gives one, as `text_of` made it."""
         digest = self._text.copy()
         digest.update(b"" if form is None else packed(form))
         return digest.digest()
@@ -145,8 +145,8 @@ class ChatHistory:
 
 
 class ResponseHistory(ChatHistory):
-    """The history of a response: that of the `previous` one, if it names one, else its `items`, which are `spoken` as
-    messages, if the engine is known to read them so."""
+    """The history of a response: that of the `previous` one, if the request names one, else its `items`. `spoken` are
+    these as messages, if the engine is known to read them so."""
 
     __slots__ = ("_scope", "items", "previous", "spoken")
 
@@ -193,7 +193,7 @@ class PromptHistory(Struct, frozen=True):
         return reversed(found)
 
     def after(self, answer: Mapping[str, Any], captured: Captured | None) -> tuple[Mark, ...]:
-        """A prompt that was answered with nothing can only come again, and so is no mark."""
+        """A prompt that was answered with nothing can only come again, so it leaves no mark."""
         ends = {}
         if captured is not None and captured.token_ids:
             ends["ids"] = pack_tokens(captured.prompt_token_ids) + pack_tokens(captured.token_ids)
@@ -229,7 +229,7 @@ def read(route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = 
 def deferred(
     route: str, request: Mapping[str, Any], scope: bytes, *, exact: bool = True
 ) -> Callable[[], History | None]:
-    """What `read` makes of its arguments, once it is asked for."""
+    """A function that returns what `read` makes of these arguments; it reads when it is first called."""
     found: list[History | None] = []
 
     def history() -> History | None:
@@ -241,7 +241,7 @@ def deferred(
 
 
 def marks_of(history: History | None, answer: Mapping[str, Any] | None, captured: Captured | None) -> tuple[Mark, ...]:
-    """The marks behind an answer, if that and the history before it can be told."""
+    """The marks after an answer, if the answer and the history before it can be told."""
     try:
         return () if history is None or answer is None else history.after(answer, captured)
     except _MALFORMED:
@@ -260,7 +260,7 @@ def _keyed(raw: bytes, scope: bytes) -> str:
 
 
 def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> tuple[bytes, bytes]:
-    """What `message` says at the level of words, and the ids that it bears."""
+    """What `message` says at the level of words, and the ids in it."""
     calls = message.get("tool_calls") or ()
     role = _ROLES.get(message["role"], message["role"])
     text = _joined(message.get("content"))
@@ -278,7 +278,7 @@ def words_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> 
 
 
 def text_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> dict[str, Any]:
-    """What `message` is at the level of text: with everything taken out that is neither text nor structure."""
+    """`message` at the level of text: without everything that is neither text nor structure."""
     out = dict(message)
     if out.get("role") == "assistant":
         out.pop("name", None)
@@ -299,8 +299,8 @@ def text_of(message: Mapping[str, Any], arguments: Arguments | None = None) -> d
 
 
 def packed(value: Any) -> bytes:
-    """`value` as bytes that no other value makes: a dict in any order of its names; a list has dicts in the order they
-    have."""
+    """`value` as bytes that no other value makes. The order of names in a dict does not count, except in dicts within a
+    list."""
     in_order = isinstance(value, dict)
     try:
         return (_packed_in_order if in_order else _packed)(value)
@@ -325,7 +325,7 @@ def _meant(function: Any) -> tuple[Any, ...]:
 
 
 def _written(function: Mapping[str, Any], meant: tuple[Any, ...]) -> str:
-    """The arguments of a tool call, however they are written."""
+    """The arguments of a tool call in one form, however the client wrote them."""
     written = function.get("arguments")
     if not meant and isinstance(written, str):
         return written.strip()
@@ -355,7 +355,7 @@ def _joined(content: Any) -> str:
 
 
 def _framed(parts: Iterable[str]) -> bytes:
-    """`parts` so that no other parts make the same bytes."""
+    """`parts` as bytes that no other parts make."""
     raw = [_utf8(part) for part in parts]
     return b"%d;%b" % (len(raw), b"".join([b"%d:%b" % (len(part), part) for part in raw]))
 
@@ -371,13 +371,13 @@ class Lineage:
     """The marks of all open episodes: which one a request continues when nothing names one.
 
     Every call leaves the marks at which its client's history ends. A request continues the episode that has the longest
-    mark among the beginnings of its own history. Of several episodes with that mark, it is the one in which the ids of
+    mark among the beginnings of its own history. If several episodes have that mark, it is the one in which the ids of
     tool calls are the same too. If that leaves none or several, nobody can say whose run it is, and it is taken for a
-    new one: then no two runs are ever mixed, at the price of an episode that lacks its first turns. A history that no
-    call has ended in begins a new episode too; so do first prompts, however many are equal.
+    new one. So two runs are never mixed, but an episode may lack its first turns. A history that no call has ended in
+    begins a new episode too; so do first prompts, however many are equal.
 
     A request with the ``Idempotency-Key`` of an earlier one continues that one's episode. One that only counts how
-    often it was sent may be anybody's with that prompt; it takes the place of a first prompt of which nothing came.
+    often it was sent may be anybody's with that prompt. It takes the place of a first prompt that came to nothing.
 
     Marks are part of the journal's events and live as long as their episode is open, so a restart forgets none of them.
     """
@@ -417,14 +417,14 @@ class Lineage:
         return ()
 
     def add_request(self, episode: str, body_hash: str, idempotency_key: str | None) -> None:
-        """A request that nothing names is made in `episode`."""
+        """A request in `episode` that nothing names."""
         self.add(episode, [Mark(_again(sent)) for sent in (body_hash, idempotency_key) if sent is not None])
 
     def repeated(
         self, body_hash: str | None, idempotency_key: str | None, all_lost: Callable[[str], bool]
     ) -> str | None:
-        """The episode of an earlier attempt at a request: by its idempotency key, or, if it has none, by its body, if
-        that is given, where `all_lost` says that no call of the episode came to anything."""
+        """The episode of an earlier attempt at a request, found by its idempotency key. Without a key, it is found by
+        `body_hash`, if that is given, and only if `all_lost` says that all calls of the episode were lost."""
         if idempotency_key is not None:
             found = list(self._episodes.get(_again(idempotency_key), ()))
         else:

@@ -1,8 +1,8 @@
 """The items of a response as messages of a chat, so that a history told in items is known by the same fingerprint.
 
 At the level of words each item is a message of its own, and reasoning, which not all clients keep, is left out. At the
-level of text they are the messages that vLLM makes of them before a chat template sees them: neighboring items of the
-assistant are one message (its reasoning, its text, and its calls of tools), and a second text begins another one.
+level of text they are the messages that vLLM makes of them before a chat template sees them. There, neighboring items
+of the assistant are one message: its reasoning, its text and its tool calls. A second text begins another one.
 
 Invariant: items have messages at the level of text only if vLLM reads all of their words in this way. Whether an engine
 really does is not taken on trust: `ajet_proxy.core.continuity.responses` names what there was to read, so that each
@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 
 
 class Spoken(Struct):
-    """One `message`, which is the items from `start` up to `end`; ``parts`` are their fields' names in order."""
+    """One `message`, made of the items from `start` up to `end`; ``parts`` are the names of their fields, in order."""
 
     message: dict[str, Any]
     start: int
@@ -32,8 +32,8 @@ class Spoken(Struct):
 
 
 def messages_of(item: Any) -> tuple[Message | None, dict[str, Any] | None]:
-    """The message that `item` is by itself: at the level of words, None if it says nothing there and an empty one if
-    that cannot be told; and at the level of text, None if it has none."""
+    """The message that `item` is by itself. At the level of words: None if it says nothing there, empty if that cannot
+    be told. At the level of text: None if it has none."""
     kind = item.get("type", "message") if isinstance(item, Mapping) else None
     if kind == "message":
         return item, _message(item)
@@ -56,7 +56,7 @@ def spoken(items: Iterable[Any]) -> list[Spoken] | None:
 
 
 def merged(messages: Iterable[dict[str, Any] | None]) -> list[Spoken] | None:
-    """`spoken`, of what each item is by itself."""
+    """`spoken` for items whose own messages at the level of text are known."""
     out: list[Spoken] = []
     for place, found in enumerate(messages):
         if found is None:

@@ -1,1 +1,1 @@
-"""Whose request it is: headers, keys, the ladder of names, what a retry says of itself."""
+"""Whose request it is: headers, keys, the ladder of names, and what a retry says about itself."""

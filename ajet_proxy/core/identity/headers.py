@@ -2,10 +2,10 @@
 
 What is asked for more than once a request is read once.
 
-A client that sends a request again may say so: SDKs count their retries, others give both requests one key. What has
-another body is another request, whatever its key says. Only digests are kept of either. A count says less than a key:
-of several requests with equal bodies (a best of n), any may be the one that is sent again, and so may one that never
-became a call (`ajet_proxy.core.ledger.retries`).
+A client that sends a request again may say so. Some SDKs count their retries; others give both requests one key. A
+request with another body is another request, whatever its key says. Only digests are kept of either. A count says less
+than a key. Of several requests with equal bodies (a best of n), any may be the one that is sent again. So may one that
+never became a call (`ajet_proxy.core.ledger.retries`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 class Labels(Struct, frozen=True):
-    """What is said of an episode, and the reward it gets, as the headers of a request say it."""
+    """What the headers of a request say about its episode, and the reward that they give it."""
 
     task: str | None
     agent: str | None
@@ -57,30 +57,30 @@ class Labels(Struct, frozen=True):
 
 
 class Headers:
-    """The headers of a request as they were `sent`, which are asked by lower-case names."""
+    """The headers of a request as they were `sent`; they are asked by lower-case names."""
 
     def __init__(self, sent: Mapping[str, str]) -> None:
         self.sent = sent
 
     @cached_property
     def key(self) -> str | None:
-        """The key that they carry, see `keys.key_in`."""
+        """The key that they carry; see `keys.key_in`."""
         return key_in(self.sent)
 
     @cached_property
     def episode(self) -> str | None:
-        """The episode that is named in so many words; `BadRequest` for an unusable name."""
+        """The episode that a header of ours names; `BadRequest` for an unusable name."""
         header = self.sent.get(HEADER_EPISODE.lower())
         return check_id(header, HEADER_EPISODE) if header else None
 
     @cached_property
     def session(self) -> str | None:
-        """The session of a harness that says it by itself."""
+        """The session that a harness names without being asked to."""
         return next((value for name in HARNESS_HEADERS if (value := self.sent.get(name))), None)
 
     @property
     def labels(self) -> Labels:
-        """What rides on the request; `BadRequest` for what cannot be used."""
+        """The labels and the reward of this request; `BadRequest` for what cannot be used."""
         return Labels(
             task=self._text(HEADER_TASK), agent=self._text(HEADER_AGENT), eval=self._flag(HEADER_EVAL),
             reward=self._reward(),
@@ -93,7 +93,7 @@ class Headers:
 
     @property
     def misspelt(self) -> Mapping[str, str]:
-        """Those names (in lower case then) that look like ours and mean nothing, and which were probably meant."""
+        """Names (in lower case) that look like ours and mean nothing, each with the one that was probably meant."""
         ours = [name.lower() for name in self.sent if name[: len(HEADER_PREFIX)].lower() == HEADER_PREFIX]
         unknown = [name for name in ours if name not in _KNOWN]
         return {name: _KNOWN[difflib.get_close_matches(name, _KNOWN, n=1, cutoff=0.0)[0]] for name in unknown}
@@ -148,8 +148,8 @@ MOST_DIGITS = 9
 
 
 def retry_keys(headers: Mapping[str, str], path: str, body: bytes, *, scope: bytes) -> dict[str, Any]:
-    """By what a request is known when it is sent again, and how often it says that it was. `scope` keeps clients apart
-    that do not name their episodes. Names in `headers` are found however they are written."""
+    """By what a request is recognized when it is sent again, and how often the client says it was. `scope` keeps apart
+    clients that do not name their episodes. Names in `headers` are found in any case."""
     key = retry_key(headers)
     return {
         "body_hash": hashlib.sha256(scope + path.encode() + b"\n" + body).hexdigest(),
@@ -159,7 +159,7 @@ def retry_keys(headers: Mapping[str, str], path: str, body: bytes, *, scope: byt
 
 
 def retries(headers: Mapping[str, str]) -> int:
-    """How often the client says that it has sent this before; 0 where it does not say."""
+    """How often the client says that it has sent this before; 0 if it does not say."""
     count = headers.get("X-Stainless-Retry-Count", "")
     if not (count.isascii() and count.isdigit()):
         return 0
@@ -167,6 +167,6 @@ def retries(headers: Mapping[str, str]) -> int:
 
 
 def retry_key(headers: Mapping[str, str]) -> str | None:
-    """What a client says that a request and its retries have in common, as 64 hexadecimal digits; None for nothing."""
+    """The key that a request shares with its retries, as 64 hexadecimal digits of a digest; None if it has none."""
     key = headers.get("Idempotency-Key")
     return None if not key else hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()

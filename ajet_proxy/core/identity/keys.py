@@ -1,15 +1,15 @@
-"""Keys: what a caller may do, signed so that no list of keys exists anywhere.
+"""Keys: what a caller may do, signed so that there is no list of keys anywhere.
 
-A key is ``ajet-PAYLOAD.SIGNATURE``: the claims as base64url JSON and an HMAC-SHA256 over them. Who holds the
-signing secret can check a key without a lookup, and an episode's key stays good over a restart of the proxy. Only
+A key is ``ajet-PAYLOAD.SIGNATURE``: the claims as base64url JSON and an HMAC-SHA256 over them. Who holds the signing
+secret can check a key without a lookup, and an episode's key stays good over a restart of the proxy. Only
 ``A-Z a-z 0-9 - _ .`` occur, so a key also fits into a URL path.
 
-Invariant: `Keys.verify` returns claims only for a key that `Keys.issue` made with a secret of the ring, that has not
-expired and that was not revoked, or for the admin secret itself. Comparison is in constant time. No error message
+Invariant: `Keys.verify` returns claims only for the admin secret itself, or for a key that `Keys.issue` made with a
+secret of the ring. Such a key must not have expired or been revoked. Comparison is in constant time. No error message
 repeats a key; where one must be named, `key_id` does.
 
-The signing secret is random and never derived from the admin secret: an agent that holds a signed key must not be able
-to search for a guessable admin secret offline.
+The signing secret is random and never derived from the admin secret. Otherwise an agent with a signed key could search
+for a guessable admin secret offline.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ SCOPES: tuple[Scope, ...] = ("agent", "trainer", "admin")
 
 
 class Claims(Struct, frozen=True):
-    """What a key says: its scope, the tenant it belongs to, the one episode it is limited to (None: all of the
-    tenant's), until when it holds, and when it was issued (both Unix seconds)."""
+    """What a key says: its scope, its tenant, the one episode it is limited to (None: all of the tenant's), when it
+    expires, and when it was issued. Both times are Unix seconds."""
 
     scope: Scope
     tenant: str = ""
@@ -54,7 +54,7 @@ EVERYTHING = Claims(scope="admin")
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The secrets whose keys hold, the newest first, which signs; and the keys that hold no longer.
+    """The secrets whose keys are valid, and the keys that are revoked. The newest secret is the first, and it signs.
 
     ``keys`` are the `key_id`s of single keys. ``tenants`` and ``episodes`` say until when (Unix seconds) the keys
     issued for them are void: those issued later are good.
@@ -66,7 +66,7 @@ class Ring:
     episodes: Mapping[str, float] = field(default_factory=dict)
 
     def revoked(self, key: str, claims: Claims) -> bool:
-        """Whether `key`, which says `claims`, holds no longer."""
+        """Whether `key`, which says `claims`, is revoked."""
         return (
             claims.issued <= self.tenants.get(claims.tenant, -1.0)
             or (claims.episode is not None and claims.issued <= self.episodes.get(claims.episode, -1.0))
@@ -75,10 +75,10 @@ class Ring:
 
 
 class Keys:
-    """Issues and checks keys with `ring`, in whose place another may be put at any time.
+    """Issues and checks keys with `ring`, which may be replaced at any time.
 
-    `admin_secret` is accepted as an admin key as it stands. Without one (`is_open`), a request with no key, or with a
-    key that was never ours (``EMPTY``, ``sk-…``), may do everything; a key of ours is still held to its claims.
+    `admin_secret` itself is accepted as an admin key. Without one (`is_open`), a request may do everything if it has no
+    key, or a key that was never ours (``EMPTY``, ``sk-…``). A key of ours is still held to its claims.
     """
 
     def __init__(self, secret: bytes, *, admin_secret: str | None = None) -> None:
@@ -94,8 +94,7 @@ class Keys:
         return f"{KEY_PREFIX}{payload}.{_sign(self.ring.secrets[0], payload)}"
 
     def verify(self, key: str, now: float) -> Claims:
-        """The claims of `key` at Unix time `now`; `Unauthorized` if it is forged, expired, revoked or not a
-        key."""
+        """The claims of `key` at Unix time `now`; `Unauthorized` if it is forged, expired, revoked or not a key."""
         if self._admin_secret is not None and hmac.compare_digest(_bytes(key), _bytes(self._admin_secret)):
             return EVERYTHING
         payload, dot, signature = key.removeprefix(KEY_PREFIX).partition(".")
@@ -121,24 +120,24 @@ class Keys:
         return self.verify(key, now)
 
 def key_id(key: str) -> str:
-    """How a key is named in logs and revocations: a hash, of which nobody can make the key."""
+    """How a key is named in logs and revocations: a hash, from which nobody can get the key."""
     return hashlib.sha256(_bytes(key)).hexdigest()[:16]
 
 
 def masked(text: str) -> str:
-    """`text` without the keys of ours in it: callers put them where none belongs, and errors quote callers."""
+    """`text` with our keys masked: callers put keys where none belongs, and errors quote callers."""
     return _KEY.sub(f"{KEY_PREFIX}***", text)
 
 
 def holds_key(text: str) -> bool:
-    """Whether a key that `Keys.issue` could have made stands in `text`; a name that only begins like one is none."""
+    """Whether `text` contains a key that `Keys.issue` could have made; a name that only begins like one is none."""
     return KEY_PREFIX in text and _SIGNED.search(text) is not None
 
 
 def key_in(headers: Mapping[str, str]) -> str | None:
     """The key a request carries (`headers` are asked in lower case): ``Authorization: Bearer``, then ``x-api-key``.
 
-    Of two, one that we issued goes before one that is somebody else's.
+    If there are two, one that we issued counts before somebody else's.
     """
     word, _, rest = headers.get("authorization", "").strip().partition(" ")
     bearer = rest.strip() if word.lower() == "bearer" else ""

@@ -1,10 +1,10 @@
-"""Which episode a request belongs to, and what rides on it: contract §3 as a function of path, headers and body.
+"""Which episode a request belongs to, and what its headers say: contract §3 as a function of path, headers and body.
 
-Six ways are tried in one order: path, key, header, harness, body, lineage; the first that names an episode wins and
-is recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode
-opens no other. Names that were made for us (path, header) must be valid; names borrowed from a harness or a body are
-mapped to a valid id where they are not, always to the same one. Which episode it is that nothing names, `lineage`,
-shows in what is asked: see `ajet_proxy.core.conversation.history`.
+Six ways are tried in one order: path, key, header, harness, body, lineage; the first that names an episode wins and is
+recorded. A name says which episode, and the key says whether the caller may use it: a key issued for one episode opens
+no other. Names that were made for us (path, header) must be valid. Names borrowed from a harness or a body are mapped
+to a valid id if they are not one, always to the same. If nothing names an episode, the way is `lineage`: the history in
+the request shows the episode (see `ajet_proxy.core.conversation.history`).
 
 Next: ajet_proxy/core/protocol/exchange.py
 """
@@ -29,7 +29,7 @@ MAX_SESSION = 10_000
 
 
 class Identity(Struct, frozen=True):
-    """``path`` is the engine's (``/e/…`` taken off, as it was written). ``episode`` is None when nothing names one."""
+    """``path`` is the engine's, as it was written but without ``/e/…``. ``episode`` is None if nothing names one."""
 
     path: str
     claims: Claims
@@ -78,13 +78,13 @@ def identify(*, path: str, headers: Headers, body: Mapping[str, Any] | None, cla
 
 
 def key_of(path: str, headers: Headers) -> str | None:
-    """The key that counts: the one in the path, else that of the headers."""
+    """The key that counts: the one in the path, else the one in the headers."""
     named, _ = split_path(path)
     return named if _is_key(named) else headers.key
 
 
 def _is_key(named: str | None) -> bool:
-    """Whether what a path has in place of an episode's name is a key."""
+    """Whether the path has a key in the place of an episode's name."""
     return named is not None and named.startswith(KEY_PREFIX)
 
 
@@ -97,7 +97,7 @@ def split_path(path: str) -> tuple[str | None, str]:
 
 
 def _named_in(body: Mapping[str, Any]) -> str | None:
-    """``prompt_cache_key``, ``metadata.session_id``, ``metadata.user_id`` or ``user``."""
+    """The first name in ``prompt_cache_key``, ``metadata.session_id``, ``metadata.user_id`` and ``user``."""
     metadata = body.get("metadata")
     metadata = metadata if isinstance(metadata, Mapping) else {}
     named = (
@@ -107,7 +107,7 @@ def _named_in(body: Mapping[str, Any]) -> str | None:
 
 
 def _session(user_id: Any) -> Any:
-    """Claude Code's ``user_id`` is JSON that holds a session id; every other one is a name as it stands."""
+    """Claude Code's ``user_id`` is JSON that holds a session id; any other ``user_id`` is itself the name."""
     if not isinstance(user_id, str) or not user_id.startswith("{") or len(user_id) > MAX_SESSION:
         return user_id
     try:

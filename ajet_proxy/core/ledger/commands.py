@@ -46,8 +46,7 @@ EXPIRED_AT_ONCE = 1000
 
 
 class Commands:
-    """The daemon's decisions over `state`. Every command returns the events to apply; none means that nothing has to
-    change."""
+    """The daemon's decisions over `state`. Every command returns the events to apply; none if nothing must change."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -74,7 +73,7 @@ class Commands:
         unseen: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "",
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
-        `metadata`. `unseen` says that its first attempt may be one that never got so far."""
+        `metadata`. `unseen` says that the request may be a retry of one that never got this far."""
         at = self._time(at)
         started = ev.CallStarted(
             at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries
@@ -94,7 +93,7 @@ class Commands:
         return (*labels, *(ev.CallLost(at, episode, call, "retried") for call in again), started)
 
     def label(self, episode: str, *, task: str | None, eval: bool, at: float) -> Events:
-        """A request names the task, or says that this is an evaluation: that holds for the whole of an open episode."""
+        """A request names the task, or says that this is an evaluation. That holds for the whole of an open episode."""
         known, at, out = self.state.episode(episode), self._time(at), list[Event]()
         if known.state == "open" and task is not None and (known.task is None or known.task_derived):
             out.append(ev.TaskNamed(at, episode, task, derived=False))
@@ -103,8 +102,8 @@ class Commands:
         return tuple(out)
 
     def finish_call(self, episode: str, call: Packed, *, at: float, marks: tuple[Mark, ...] = ()) -> Events:
-        """`call` is whole, and its client's history ends in `marks`. Nothing happens if it was lost or finished before;
-        in an episode that ended it is lost."""
+        """`call` is whole, and its client's history ends in `marks`. Nothing happens if it was lost or finished before.
+        If its episode has ended, it is lost."""
         turn = call.turn
         known, entry, at = self.state.episode(episode), self._entry(episode, turn.call), self._time(at)
         if entry.state != "running":
@@ -120,9 +119,9 @@ class Commands:
         self, episode: str, call: str, reason: str, *, at: float, marks: tuple[Mark, ...] = (),
         taken_back: bool = False,
     ) -> Events:
-        """`call` will never be trained, for `reason`, or for its episode's end. Nothing happens if it ended before; but
-        a complete one is lost if it is `taken_back`: its client was not sent the end, or the engine contradicted what
-        it had told. A settled episode keeps even such a call: what may be delivered, or was, does not change."""
+        """`call` will never be trained, for `reason`, or because its episode has ended. A call that ended before stays
+        as it is, unless it is complete and `taken_back`: its client was not sent the end, or the engine contradicted
+        itself. A settled episode keeps even such a call: what may be delivered, or was, does not change."""
         known, entry, at = self.state.episode(episode), self._entry(episode, call), self._time(at)
         unsettled = known.state in ("open", "sealed")
         if entry.state != "running" and not (taken_back and entry.state == "complete" and unsettled):
@@ -132,12 +131,12 @@ class Commands:
         return (ev.CallLost(at, episode, call, reason, marks),)
 
     def answers_sent(self, calls: Collection[str], unknown: Collection[str] = (), *, at: float) -> Events:
-        """The clients of `calls` have been sent the end of their answers; of those of `unknown` nobody will know."""
+        """The clients of `calls` have been sent the end of their answers; for `unknown` calls nobody will know."""
         sent, doubtful = (tuple(sorted(self.state.unsent.intersection(some))) for some in (calls, unknown))
         return (ev.AnswersSent(self._time(at), sent, doubtful),) if sent or doubtful else ()
 
     def reward(self, episode: str, body: Reward, *, reward_id: str, at: float) -> Events:
-        """A final reward seals an open episode. `reward_id` is `body.id`, or a new one where that is None."""
+        """A final reward seals an open episode. `reward_id` is `body.id`, or a new one if that is None."""
         known, at = self.state.episode(episode), self._time(at)
         if not abs(body.value) <= MAX_REWARD:
             raise BadRequest(f"value must be a finite number of at most {MAX_REWARD:g}", param="value")
@@ -169,8 +168,8 @@ class Commands:
     # -- batches
 
     def lease(self, body: Lease, *, batch: str, at: float) -> Events:
-        """The groups that were complete first, as `batch`: all that are asked for if they fit into one frame. Without
-        enough of them, only what is dropped (`ajet_proxy.core.ledger.leases`)."""
+        """The groups that were complete first, as `batch`: all that are asked for, if they fit into one frame. If there
+        are too few, only the events of what is dropped (`ajet_proxy.core.ledger.leases`)."""
         at = self._time(at)
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
@@ -185,7 +184,7 @@ class Commands:
         return (*dropped, ev.BatchLeased(at, batch, at + body.lease_s, self.state.policy_version(model), groups, model))
 
     def ack(self, batch: str, body: Ack, *, at: float) -> Events:
-        """The batch is trained. A returned one is acknowledged too, while its episodes are as it had them."""
+        """The batch is trained. A returned one can be acknowledged too, while its episodes are as it had them."""
         known = self.state.batch(batch)
         _check_version(body.policy_version, "policy_version")
         if not body.filtered.keys() <= set(known.episodes()):
@@ -239,8 +238,8 @@ class Commands:
     # -- time
 
     def expire(self, at: float) -> Events:
-        """What time alone makes true, of at most `EXPIRED_AT_ONCE` episodes: the caller asks again. An episode is
-        idle only while nothing of it is in flight and the gate is open."""
+        """What time alone makes true, for at most `EXPIRED_AT_ONCE` episodes: the caller asks again. An episode is idle
+        only while none of its calls is in flight and the gate is open."""
         at = self._time(at)
         out: list[Event] = [
             ev.BatchReturned(at, batch.id, "expired") for batch in self.state.leased.values() if batch.lease_until <= at
@@ -282,7 +281,7 @@ def _is_first(episode: Episode, turn: Turn) -> bool:
 
 
 def _late(episode: Episode, call: str, entry: CallEntry, marks: tuple[Mark, ...], at: float) -> Events:
-    """A call that a retry has replaced is answered too, and its client may go on from there."""
+    """The marks of a call that a retry has replaced: it was answered too, and its client may continue from there."""
     goes_on = marks and entry.reason == "retried" and episode.stored is None
     return (ev.CallLost(at, episode.id, call, "retried", marks),) if goes_on else ()
 

@@ -1,9 +1,9 @@
-"""Which engines do not tell what they sampled: an alert for each, from the first call that is lost by it until a whole
-call shows that the engine tells.
+"""Which engines do not tell what they sampled. Each has an alert, from the first call that is lost because of it until
+a whole call shows that it does tell.
 
-An engine that has told is believed for `TRUST` calls more, since single calls may be beyond any engine (a response of
-several generations has no ids). So the alert does not come and go with them; that of an engine which was replaced by
-one that tells nothing comes so many calls later.
+An engine that has told is trusted for `TRUST` calls more, since single calls may be beyond any engine (a response of
+several generations has no ids). So such calls do not make the alert come and go. If the engine is replaced by one that
+tells nothing, the alert comes that many calls later.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ TRUST = 10
 
 
 class EngineAlerts:
-    """Puts its alerts among `alerts`, by what they are about. `trusted` are the routes of engines whose latest call was
-    whole: another whole one says nothing new."""
+    """Puts its alerts into `alerts`, by their subject. `trusted` are the routes of engines whose latest call was whole,
+    so that another whole one says nothing new."""
 
     def __init__(self, alerts: MutableMapping[str, str]) -> None:
         self.trusted: set[str] = set()
@@ -26,13 +26,13 @@ class EngineAlerts:
         """How many calls in a row an engine's route has not told, from `TRUST` below 0 where it once has."""
 
     def whole(self, engine: str) -> None:
-        """A call that `engine`, named by the address of its route, answered is whole."""
+        """A call that `engine` answered is whole. `engine` is the address of its route."""
         self.trusted.add(engine)
         self._failures[engine] = -TRUST
         self._alerts.pop(_about(engine), None)
 
     def lost(self, engine: str, reason: str) -> None:
-        """A call that it answered is lost for `reason`, one of `UNTOLD`."""
+        """A call that `engine` answered is lost for `reason`, one of `UNTOLD`."""
         self.trusted.discard(engine)
         self._failures[engine] = self._failures.get(engine, 0) + 1
         if self._failures[engine] > 0:
@@ -42,7 +42,7 @@ class EngineAlerts:
             )
 
     def keep(self, engines: Iterable[str]) -> None:
-        """Only `engines`, named by their base URLs, are there from now on."""
+        """From now on there are only `engines`, named by their base URLs."""
         bases = tuple(f"{engine}/" for engine in engines)
         for engine in [engine for engine in self._failures if not engine.startswith(bases)]:
             self.trusted.discard(engine)

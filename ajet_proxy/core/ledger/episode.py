@@ -1,13 +1,13 @@
 """One episode: the table of its states, its calls and its rewards.
 
-Idea: an episode moves only along `NEXT`; which command it still takes in which state is the table `TAKES`. Both are
-data, so that tests go through every cell. What follows by itself is decided here too, in `Episode.outcome`: a sealed
-episode whose last call in flight has ended becomes ready, recorded or discarded with no event of its own, since a
+Idea: an episode moves only along `NEXT`. The table `TAKES` says which command it still takes in which state. Both are
+data, so that tests go through every cell. What follows by itself is decided in `Episode.outcome`: a sealed episode
+becomes ready, recorded or discarded when its last call in flight has ended. That needs no event of its own, since a
 replay comes to the same decision.
 
-Invariant: an episode is in exactly one state. Its calls in flight number ``running``; once it has left ``open`` and
-``sealed``, its calls are known by their timelines, from which every one can be read back. What calls, and timelines,
-begin with in common is kept once (`ajet_proxy.core.ledger.texts`).
+Invariant: an episode is in exactly one state. ``running`` is the number of its calls in flight. Once it has left
+``open`` and ``sealed``, its calls are known by their timelines, from which each can be read back. A beginning that
+several calls or timelines have in common is kept once (`ajet_proxy.core.ledger.texts`).
 
 Next: ajet_proxy/core/ledger/commands.py
 """
@@ -54,8 +54,8 @@ answer. ``refuse``: 409."""
 
 
 def takes(command: str, episode: Episode) -> bool:
-    """Whether `command` has something to do in this state; `Conflict` if the state refuses it. What a trainer has had
-    and may yet acknowledge, or has trained in part, is as good as leased."""
+    """Whether `command` has something to do in this state; `Conflict` if the state refuses it. An episode that a
+    trainer has had and may yet acknowledge, or has trained in part, counts as leased."""
     state = "leased" if episode.state == "ready" and episode.taken else episode.state
     verdict = TAKES[command][state]
     if verdict == REFUSE:
@@ -78,7 +78,7 @@ MAX_NOTES = 100_000
 
 
 def has_room(episode: Episode, note: str | None) -> None:
-    """`Conflict` for an episode with as many rewards, or notes, as it may have."""
+    """`Conflict` if the episode has no room for another reward, or for this `note`."""
     if len(episode.rewards) >= MAX_REWARDS:
         message = f"episode {episode.id} has {MAX_REWARDS} rewards, as many as it may: seal it"
         raise Conflict(message, code="too_many_rewards")
@@ -88,8 +88,8 @@ def has_room(episode: Episode, note: str | None) -> None:
 
 
 class Asked(Struct, frozen=True, eq=False):
-    """A request as it was asked. Its calls, one for each choice, share this one object: by that they are known as its
-    calls, and many choices cost no more than each its own."""
+    """A request as it was asked. Its calls, one for each choice, share this one object. So they are recognized as its
+    calls, and many choices cost no more than one."""
 
     started_at: float
     model: str
@@ -102,9 +102,9 @@ class Asked(Struct, frozen=True, eq=False):
 
 @dataclass(slots=True)
 class CallEntry:
-    """A call as its episode knows it. ``state``: running, complete or lost (then with its ``reason``). A complete call
-    has its `turn`, and until it is merged the number of its `text`, of which the first ``turn.end`` tokens are its own;
-    one that a retry replaced has its `text` alone."""
+    """A call as its episode knows it. ``state`` is running, complete or lost (then with its ``reason``). A complete
+    call has its `turn`. Until its episode is merged it also has the number of its `text`, whose first ``turn.end``
+    tokens are the call's own. A complete call that a retry replaced keeps its `text` alone."""
 
     asked: Asked
     state: str = "running"
@@ -116,7 +116,7 @@ class CallEntry:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A timeline as its episode keeps it: its tokens are the first ones of a text, up to the end of its last turn."""
+    """A timeline as its episode keeps it: its tokens are the beginning of a text, up to the end of its last turn."""
 
     text: int
     turns: tuple[Turn, ...]
@@ -172,25 +172,25 @@ class Episode:
         entry.turn, entry.text = packed.turn, self.texts.add(packed.text, packed.turn.call)
 
     def beginning(self, call: str, length: int) -> bytes:
-        """The first tokens of a call that is, or was, complete, while the episode is not merged; else `KeyError`."""
+        """The first tokens of a call that is or was complete, as long as the episode is not merged; else `KeyError`."""
         text = self.calls[call].text
         if text is None:
             raise KeyError(call)
         return self.texts.whole(text, length)
 
     def packed(self, call: str) -> Packed | None:
-        """A complete call with its text, while the episode is not merged."""
+        """A complete call with its text, as long as the episode is not merged."""
         entry = self.calls.get(call)
         if entry is None or entry.turn is None or entry.text is None:
             return None
         return Packed(entry.turn, self.texts.whole(entry.text, entry.turn.end))
 
     def complete(self, model: str, agent: str) -> list[Packed]:
-        """The complete calls of `agent` to `model`, while the episode is not merged."""
+        """The complete calls of `agent` to `model`, as long as the episode is not merged."""
         return self._packed([one for one in self._with_texts() if (one[0].model, one[0].agent) == (model, agent)])
 
     def _with_texts(self) -> list[tuple[Turn, int]]:
-        """The complete calls, while the episode is not merged, each with the number of its text."""
+        """The complete calls, each with the number of its text, as long as the episode is not merged."""
         return [
             (entry.turn, entry.text) for entry in self.calls.values()
             if entry.turn is not None and entry.text is not None
@@ -222,7 +222,7 @@ class Episode:
 
     @property
     def timelines(self) -> tuple[Timeline, ...]:
-        """Once it is merged."""
+        """Its timelines, once it is merged."""
         wholes = self.texts.wholes((chain.text, chain.turns[-1].end) for chain in self.chains)
         return tuple(
             Timeline(whole, chain.turns, chain.broken_by) for chain, whole in zip(self.chains, wholes, strict=True)
@@ -235,7 +235,7 @@ class Episode:
         return merge_packed(self._packed(self._with_texts()), policy)
 
     def keep_timelines(self, policy: Policy) -> tuple[Timeline, ...]:
-        """Know its calls by their timelines alone from now on."""
+        """From now on, know its calls by their timelines alone."""
         timelines, text = self.merged(policy), {turn.call: number for turn, number in self._with_texts()}
         self.chains = self.chains or tuple(
             Chain(text[timeline.turns[-1].call], timeline.turns, timeline.broken_by) for timeline in timelines
@@ -245,8 +245,8 @@ class Episode:
         return timelines
 
     def trains(self) -> list[str]:
-        """The models whose samples are leased: every member's, or the episode's own, which is its first call's unless
-        it was named. Others that a plain episode asks, such as a judge, are nobody's policy."""
+        """The models whose samples are leased: those of all members, or the episode's own. That is its first call's,
+        unless it was named. Other models that a plain episode asks, such as a judge, are nobody's policy."""
         models = list(dict.fromkeys(turn.model for turn in self.turns() if turn.start < turn.end))
         if self.members:
             return [model for model in models if model in self.members.values()]
@@ -255,26 +255,26 @@ class Episode:
         return models[:1]
 
     def wants(self, call: str) -> bool:
-        """Whether `call` would be trained if it were whole: not in an evaluation, nor if it asks another model than the
-        episode's (`trains`), which is its first call's as long as it is not named."""
+        """Whether `call` would be trained if it were whole. It would not in an evaluation, nor if it asks another model
+        than the episode's (`trains`). As long as no model is named, that is the first call's."""
         if self.eval or call not in self.calls:
             return False
         first = next(iter(self.calls.values())).asked.model
         return self.calls[call].asked.model in (self.members.values() if self.members else (self.model or first,))
 
     def model_for(self, agent: str, asked: str, served: Collection[str]) -> str | None:
-        """The model that `agent` was given when the episode opened. One that was not given its own may ask for any that
-        is `served` by name, such as a judge."""
+        """The model that `agent` was given when the episode opened. An agent that was not given its own may ask for any
+        model that is `served` by name, such as a judge."""
         member = (self.members or {}).get(agent)
         return member if member is not None or (asked and asked in served) else self.model
 
     def losses(self) -> str | None:
-        """Why its calls were lost, what was most often first; None if none was."""
+        """Why its calls were lost, the most frequent reason first; None if none was."""
         reasons = Counter(entry.reason for entry in self.calls.values() if entry.reason not in (None, "retried"))
         return ", ".join(str(reason) for reason, _ in reasons.most_common()) or None
 
     def oldest(self, model: str) -> int:
-        """The lowest version that sampled a token of what `model` learns from it, which is something."""
+        """The lowest policy version that sampled a token of what `model` learns from it; there must be such a token."""
         return min(version for turn in self.turns() if turn.model == model for version, _ in turn.policy_versions)
 
     @property
@@ -283,7 +283,7 @@ class Episode:
         return self.task or ""
 
     def reward(self) -> float | None:
-        """What it earned, whatever the rewards' scope."""
+        """What it earned in total, whatever the scopes of its rewards."""
         return total(self.rewards.values())
 
     def size(self) -> int:
@@ -292,21 +292,21 @@ class Episode:
         return self.texts.size() + logprobs
 
     def head(self) -> Episode:
-        """What a listing shows of it, archived: no calls, and no notes."""
+        """What a listing shows of it once archived: no calls and no notes."""
         model = self.model or next((entry.asked.model for entry in self.calls.values()), None)
         rewards = {name: replace(one, note=None) for name, one in self.rewards.items()}
         return replace(self, model=model, calls={}, texts=Texts(), chains=(), rewards=rewards, stored="archive")
 
     def share_state(self) -> str:
-        """The state that its shares add up to: leased before ready before trained."""
+        """The state that its shares add up to: leased if any is, else ready if any is, else trained."""
         if any(self.shares.values()):
             return "leased"
         return "ready" if None in self.shares.values() else "trained"
 
 
 def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float]:
-    """The idle and the wall timeout, in seconds, of an episode that is opened as `asked` where the proxy's own are
-    `idle` and `wall`. No episode holds its memory for longer than `wall`."""
+    """The idle and the wall timeout, in seconds, of an episode that is opened as `asked`. `idle` and `wall` are the
+    proxy's own. No episode holds its memory for longer than `wall`."""
     for name in ("idle_timeout", "wall_timeout"):
         value = getattr(asked, name)
         if value is not None and value <= 0:

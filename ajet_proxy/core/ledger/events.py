@@ -1,10 +1,10 @@
 """The daemon's whole vocabulary: everything that can happen to its state, each one a journal entry.
 
-State changes only through `State.apply(event)`. The journal is the sequence of these records, so a replay of the
+State changes only through `State.apply(event)`. The journal is the sequence of these records. So a replay of the
 journal is the live state, and a crash test is a loop over prefixes of a file. Events are facts in the past tense: a
 command (see `ajet_proxy.core.ledger.commands`) decides, returns events, and changes nothing itself.
 
-Times are Unix seconds, handed in by the caller. Fields may be added with a default; neither what a field means nor its
+Times are Unix seconds, handed in by the caller. Fields may be added with a default. Neither what a field means nor its
 default may change, since the journal leaves defaults out.
 """
 
@@ -26,7 +26,7 @@ class Event(Struct, frozen=True):
 
 
 class EpisodeEvent(Event, frozen=True):
-    """It happened to one episode."""
+    """Something that happened to one episode."""
 
     episode: str
 
@@ -56,8 +56,8 @@ class EpisodeMarkedEval(EpisodeEvent, frozen=True):
 
 
 class CallStarted(EpisodeEvent, frozen=True):
-    """A request went to the engine. ``calls`` has one id for each choice; ``body_hash`` recognises a retry, and
-    ``retries`` is how many of them the client has counted; ``route`` is the path that was asked, such as
+    """A request went to the engine. ``calls`` has one id for each choice. ``body_hash`` recognizes a retry, and
+    ``retries`` is how many retries the client has counted. ``route`` is the path that was asked, such as
     ``/v1/messages``."""
 
     calls: tuple[str, ...]
@@ -80,7 +80,7 @@ class CallFinished(EpisodeEvent, frozen=True):
 
 class CallLost(EpisodeEvent, frozen=True):
     """A choice will never be trained. ``reason`` is from the closed list of contract §1.4. Its client may have the
-    answer, and goes on from ``marks``."""
+    answer, and then continues from ``marks``."""
 
     call: str
     reason: str
@@ -88,9 +88,9 @@ class CallLost(EpisodeEvent, frozen=True):
 
 
 class AnswersSent(Event, frozen=True):
-    """The clients of ``calls`` have been sent the end of their answers. It comes a little later, once for many: a call
-    without it, when the proxy starts again, may be one that no client heard of. So may those in ``unknown``, whose
-    worker process is gone."""
+    """The clients of ``calls`` have been sent the end of their answers. It comes a little later, once for many. If a
+    call lacks it when the proxy starts again, perhaps no client heard of the call. The same holds for calls in
+    ``unknown``, whose worker process is gone."""
 
     calls: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
@@ -110,8 +110,8 @@ class EpisodeSealed(EpisodeEvent, frozen=True):
 
 
 class EpisodeDiscarded(EpisodeEvent, frozen=True):
-    """``reason`` is from the closed list of contract §1.3; ``detail`` is free text. Where another model has
-    trained its share, only those of ``models`` are dropped, and the episode goes on without them."""
+    """``reason`` is from the closed list of contract §1.3; ``detail`` is free text. If another model has trained its
+    share, only the shares of ``models`` are dropped, and the episode goes on without them."""
 
     reason: str
     detail: str | None = None
@@ -153,8 +153,8 @@ class BatchTrained(Event, frozen=True):
 
 
 class EpisodesArchived(Event, frozen=True):
-    """Nothing can happen to them any more: from now on they are read in the archive. ``batches`` delivered nothing
-    else than archived episodes."""
+    """Nothing can happen to them any more: from now on they are read in the archive. ``batches`` contain only archived
+    episodes."""
 
     episodes: tuple[str, ...]
     batches: tuple[str, ...]

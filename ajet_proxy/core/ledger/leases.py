@@ -1,16 +1,15 @@
 """What a lease takes of the ready groups, and what is dropped because no lease will ever take it.
 
-Idea: the groups that were complete first are looked at. What is in the way (shares that are stale, in which nothing is
-rewarded, or too large for a lease) is left out, until the first groups fit. Until then a reward can be corrected.
+Idea: the groups that were complete first are looked at. What is in the way is left out, until the first groups fit:
+shares that are stale, too large for a lease, or without a reward. Until then a reward can be corrected.
 
 How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
 nothing. A lease takes groups until the next one would go beyond `LEASE_BYTES`; the trainer asks again for more. A group
 that alone is larger would come back with every lease, so its episodes that take more than their part are discarded.
 
-Invariant: what is dropped is taken by no lease, this one included. An episode of which another model's trainer has its
-share just now is left alone until that is over. One look costs what it looks at: it ends without a lease when it has
-dropped `MOST`, and the caller looks again, after others have had their turn. What `most_bytes` says of a lease's
-episodes together is not less than the length of its frame.
+Invariant: no lease takes what is dropped, not even this one. While a trainer has another model's share of an episode,
+the episode is left alone. One look costs what it looks at. It ends without a lease when it has dropped `MOST`, and the
+caller looks again after others have had their turn. A frame is never longer than its episodes' `most_bytes` together.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _CHARACTER = 4
 
 
 def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
-    """What is dropped at `at`; and the model and the groups that were complete first, all that are asked for if they
-    fit into one frame, or None where there are fewer, or where `MOST` were dropped."""
+    """What is dropped at `at`; and the model and the groups that were complete first. These are all that are asked for,
+    if they fit into one frame. None if there are fewer, or if `MOST` were dropped."""
     size, episodes = body.group_size or state.settings.group_size, state.episodes
     behind = f"more than {body.max_staleness} versions behind"
     large = f"a group of {size} like it is too large for a lease"
@@ -78,8 +77,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
 def _fits(
     episodes: Mapping[str, Episode], unusable: Container[Share], idle: set[Share], most: int, share: Share
 ) -> bool:
-    """Whether a lease can take `share`. One in which nothing is rewarded is `idle`, if it can be dropped now. Once
-    there are `most` of them all others fit: no lease comes of this look."""
+    """Whether a lease can take `share`. A share in which nothing is rewarded goes into `idle`, if it can be dropped
+    now. Once `idle` holds `most`, all others fit, since this look ends without a lease."""
     if share in unusable:
         return False
     model, name = share
@@ -91,7 +90,7 @@ def _fits(
 
 
 def _named(episode: Episode) -> str:
-    """Of an episode in which nothing that was sampled is rewarded: what its rewards name, which may be misspelt."""
+    """The scopes of the rewards of an episode in which no whole call is rewarded; they may be misspelt."""
     scopes = [f"agent {one.agent!r}" if one.call is None else f"call {one.call}" for one in episode.rewards.values()]
     several = list(dict.fromkeys(scopes))
     more = f" and {len(several) - NAMED} more" if len(several) > NAMED else ""
@@ -99,7 +98,7 @@ def _named(episode: Episode) -> str:
 
 
 def _stale(state: State, body: Lease) -> Iterator[Share]:
-    """Ready shares of which some token was sampled more than ``max_staleness`` versions ago."""
+    """Ready shares with a token that was sampled more than ``max_staleness`` versions ago."""
     if body.max_staleness is None:
         return
     for model in state.queues.models() if body.model is None else (body.model,):
@@ -110,7 +109,7 @@ def _stale(state: State, body: Lease) -> Iterator[Share]:
 def _dropped(
     episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: Callable[[Episode], str], at: float
 ) -> Iterator[ev.EpisodeDiscarded]:
-    """The whole episodes that are ready, but `shares` alone of those of which a model has trained its own."""
+    """Ready episodes are dropped whole. If a model has trained its share of one, only its other `shares` are."""
     for name in sorted({name for _, name in shares}):
         episode = episodes[name]
         if episode.state == "ready":
@@ -120,7 +119,7 @@ def _dropped(
 
 
 def most_bytes(episode: Episode, model: str) -> int:
-    """What `model` learns from an episode that is merged takes no more of a frame."""
+    """The most bytes that what `model` learns from a merged episode can take in a frame."""
     chains = [chain for chain in episode.chains if chain.turns[0].model == model]
     turns = [turn for chain in chains for turn in chain.turns]
     return (
@@ -132,7 +131,7 @@ def most_bytes(episode: Episode, model: str) -> int:
 
 
 def leading(groups: Groups, sizes: Mapping[str, int]) -> Groups:
-    """The first of `groups`, as many as one lease takes; none if it does not take even the first."""
+    """As many of the first `groups` as one lease takes; none if it does not take even the first."""
     total, taken = 0, 0
     for _, names in groups:
         total += sum(sizes[name] for name in names)
@@ -143,8 +142,8 @@ def leading(groups: Groups, sizes: Mapping[str, int]) -> Groups:
 
 
 def too_large(names: Sequence[str], sizes: Mapping[str, int]) -> list[str]:
-    """Those of a group that take more than their part of a lease: whatever group of as many the others come into, a
-    lease takes it."""
+    """The episodes of a group that take more than their part of a lease. Whatever group of this size the others come
+    into, a lease takes it."""
     return [name for name in names if sizes[name] > LEASE_BYTES // len(names)]
 
 

@@ -6,8 +6,8 @@ lease takes its old place again, so groups form as they did before.
 
 Invariant: an episode's share of a model stands in its queue exactly while it is ready, in the order of its number.
 
-A trainer that waits makes the proxy look again and again. So queues are counted by their length and shares ordered by
-their oldest version as they come and go: a look that finds too few groups goes through no queue, and one for what is
+A trainer that waits makes the proxy look again and again. So queues are counted by length, and shares are ordered by
+their oldest version, as they come and go. A look that finds too few groups goes through no queue. A look for what is
 stale finds that alone.
 """
 
@@ -30,8 +30,8 @@ Groups = tuple[tuple[str, tuple[str, ...]], ...]
 
 @dataclass(slots=True)
 class LeasedBatch:
-    """A batch of one model, and what became of it: ``state`` is leased, trained or returned. ``number`` counts leases;
-    ``rewards_at_lease`` tells how many each episode had then, because a later lease may deliver more."""
+    """A batch of one model, and what became of it. ``state`` is leased, trained or returned. ``number`` counts leases.
+    ``rewards_at_lease`` tells how many rewards each episode had then, because a later lease may deliver more."""
 
     id: str
     model: str
@@ -49,8 +49,8 @@ class LeasedBatch:
 
 @dataclass(slots=True)
 class ReadyQueues:
-    """For each model and task its ready episodes, the longest ready first. A share's place, its number and its oldest
-    version, outlives its leases."""
+    """For each model and task its ready episodes, the longest ready first. The number and the oldest version of a share
+    outlive its leases."""
 
     group_size: int
     changes: int = 0
@@ -65,19 +65,19 @@ class ReadyQueues:
 
     @property
     def complete(self) -> int:
-        """Whole groups of ``group_size``."""
+        """The number of whole groups of ``group_size``."""
         return sum(self._whole(model, self.group_size) for model in self._lengths)
 
     @property
     def waiting(self) -> int:
-        """Tasks with ready episodes and no whole group."""
+        """The number of tasks with ready episodes and no whole group."""
         return sum(
             number for lengths in self._lengths.values() for length, number in lengths.items()
             if length < self.group_size
         )
 
     def add(self, model: str, task: str, episode: str, oldest: int) -> None:
-        """`episode` is ready, for the first time or again; `oldest` of all versions sampled a token of its share."""
+        """`episode` is ready, for the first time or again; `oldest` is the lowest version in its share's tokens."""
         number, oldest = self._places.setdefault((model, episode), (self._next, oldest))
         self._next = max(self._next, number + 1)
         self.changes += 1
@@ -100,7 +100,7 @@ class ReadyQueues:
             del self._ages[model]
 
     def regroup(self, group_size: int) -> None:
-        """Count by another size of groups, and find again whatever follows from the queues."""
+        """Count by another size of groups, and rebuild whatever follows from the queues."""
         self.group_size, self._lengths, self._ages = group_size, {}, {}
         for (model, _), queue in self._queues.items():
             self._grown(model, 0, len(queue))
@@ -114,7 +114,7 @@ class ReadyQueues:
         self._places.pop((model, episode), None)
 
     def models(self) -> Sequence[str]:
-        """Those with ready episodes."""
+        """The models with ready episodes."""
         return tuple(self._lengths)
 
     def ready(self) -> Iterator[Share]:
@@ -123,16 +123,16 @@ class ReadyQueues:
             yield from ((model, episode) for _, episode in queue)
 
     def older(self, model: str, version: int) -> Sequence[str]:
-        """The ready episodes of `model` that have a token of a version before this one."""
+        """The ready episodes of `model` with a token of an older version than `version`."""
         ages = self._ages.get(model, [])
         return [episode for _, episode in ages[: bisect_left(ages, (version,))]]
 
     def choose(
         self, groups: int, size: int, model: str | None, fits: Callable[[Share], bool] = lambda share: True
     ) -> tuple[str, Groups] | None:
-        """A model and the `groups` groups of `size` episodes, all of which fit, that became complete first; None if
-        there are fewer. With several models (None: every model) it is the one that had its groups together first.
-        `fits` is asked at most once of each share, and of none that stands behind what is chosen."""
+        """A model and its first `groups` groups to be complete, each of `size` episodes that all fit; None if there are
+        fewer. With several models (None: every model), it is the one that had its groups together first. `fits` is
+        asked at most once for each share, and for none that comes after what is chosen."""
         whole: list[tuple[int, str, Groups]] = []
         for name in self._lengths:
             if model in (None, name) and self._whole(name, size) >= groups:
@@ -147,9 +147,9 @@ class ReadyQueues:
     def _in_order(
         self, model: str, size: int, fits: Callable[[Share], bool]
     ) -> Iterator[tuple[int, tuple[str, tuple[str, ...]]]]:
-        """The groups of `size` episodes of `model` that fit, those that were complete first first, each behind the
-        number of its last episode. A group is complete no sooner than with as many episodes as it lacks, so the queue
-        whose next group can be complete soonest is looked at next, and only as far as that."""
+        """The groups of `size` episodes of `model` that fit, in the order in which they were complete. Each comes after
+        the number of its last episode. The queue whose next group can be complete soonest is looked at next, and only
+        as far as that group lacks episodes."""
         ahead: list[tuple[int, str, int, tuple[str, ...]]] = []
 
         def look_later(task: str, queue: Sequence[tuple[int, str]], at: int, members: tuple[str, ...]) -> None:
@@ -173,7 +173,7 @@ class ReadyQueues:
         return sum(number * (length // size) for length, number in self._lengths[model].items())
 
     def _grown(self, model: str, before: int, now: int) -> None:
-        """A queue of `model` has another length; 0 is none."""
+        """A queue of `model` has changed its length; a length of 0 is no queue."""
         lengths = self._lengths.setdefault(model, Counter())
         for length, change in ((before, -1), (now, 1)):
             lengths[length] += change

@@ -1,13 +1,13 @@
 """Quotas: how much one tenant may ask, so that it cannot take the engine from the others.
 
-Idea: what a tenant does is an event before it is anything else, so quotas look at events alone: an episode that opens,
-a call that starts, the tokens of a call that ended. A request is a call, or an episode that opens without one. Requests
+Idea: whatever a tenant does is an event first, so quotas look at events alone. These are an episode that opens, a call
+that starts, and the tokens of a call that ended. A request is a call, or an episode that opens without one. Requests
 and tokens are buckets that hold one minute's worth and refill all the time: a burst is fine, a rate above the quota is
 not. Tokens are known at a call's end only, so a bucket may go below zero, and the next call waits until it is above it.
 What passes through uncaptured is no event; it takes from the same buckets by `pass_one` and `use`.
 
-Invariant: `check` changes nothing; what it let pass is counted by `spend`. Tenants without a quota cost nothing. What
-quotas refuse is intake: what is under way is rewarded, sealed and trained.
+Invariant: `check` changes nothing; `spend` counts what it let pass. Tenants without a quota cost nothing. Quotas refuse
+only new work: what is under way is rewarded, sealed and trained.
 
 Next: ajet_proxy/io/storage/limits.py
 """
@@ -50,7 +50,7 @@ _LIMITS = Settings(Quota, prefix="", removed={})
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What a tenant kept ``at`` that time. ``metadata`` are the bytes of its episodes' metadata, which never change:
+    """What a tenant kept at the time ``at``. ``metadata`` are the bytes of its episodes' metadata, which never change:
     writing them out again for every look would cost more than all the rest."""
 
     at: float
@@ -60,25 +60,25 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Bucket:
-    """``left`` of `limit` a minute, as it was at ``at``; 0 is no limit."""
+    """``left`` of a `limit` per minute, as it was at the time ``at``; a `limit` of 0 means none."""
 
     limit: int
     left: float
     at: float
 
     def fill(self, at: float) -> float:
-        """What is left by now."""
+        """What is left at the time `at`."""
         self.left = min(self.limit, self.left + max(0.0, at - self.at) * self.limit / MINUTE_S)
         self.at = max(self.at, at)
         return self.left
 
     def wait(self) -> float:
-        """Seconds until there is one."""
+        """Seconds until there is at least one."""
         return max(0.0, 1.0 - self.left) * MINUTE_S / self.limit
 
 
 class Quotas:
-    """The `quotas` of tenants, of which ``*`` is each that is not named, over what `state` knows."""
+    """The `quotas` of tenants, over what `state` knows; ``*`` is for each tenant that is not named."""
 
     def __init__(
         self, quotas: Mapping[str, Quota], state: State, refused: Callable[[OverQuota], None] = lambda refusal: None
@@ -91,7 +91,7 @@ class Quotas:
         self._kept: dict[str, _Kept] = {}
 
     def check(self, events: Sequence[ev.Event]) -> None:
-        """`OverQuota` if the tenant of one of `events` has used up what it takes; its ``code`` names the quota."""
+        """`OverQuota` if the tenant of one of `events` has used up a quota; the error's ``code`` names the quota."""
         for event in events:
             if isinstance(event, ev.EpisodeOpened):
                 self._may_open(event.tenant, event.at)
@@ -109,13 +109,13 @@ class Quotas:
                 self._take(self._tenant(event.episode), "tokens_per_minute", event.call.turn.end, event.at)
 
     def pass_one(self, tenant: str, at: float) -> None:
-        """Count a request that makes no call, or `OverQuota`."""
+        """Count a request that makes no call; `OverQuota` if its tenant has used up a quota."""
         self._may_take(tenant, "requests_per_minute", at)
         self._may_take(tenant, "tokens_per_minute", at)
         self._take(tenant, "requests_per_minute", 1, at)
 
     def use(self, tenant: str, tokens: int, at: float) -> None:
-        """Count what came of it."""
+        """Count the tokens of a request that made no call."""
         self._take(tenant, "tokens_per_minute", tokens, at)
 
     def of(self, tenant: str) -> Quota | None:

@@ -1,12 +1,12 @@
 """What leaves memory, when the journal is compacted, what leaves the archive, and when the proxy takes no more work.
 
 Idea: an ended episode is kept in memory while it is among the latest ones, because people look at those and clients
-repeat themselves, and no longer than retention allows. Then `EpisodesArchived` takes it and its batches out of the
-state, live and in every replay at the same place. So the state, and with it a snapshot of it and the time to start, has
-the size of the work in hand and not of all that was ever trained.
+repeat themselves. It stays no longer than retention allows. Then `EpisodesArchived` takes it and its batches out of the
+state, live and in every replay at the same place. So the state has the size of the work in hand, not of all that was
+ever trained. The same holds for its snapshot and the time to start.
 
-Nothing is cleared to make room. When the disk or the memory that the operator allows is nearly used up, no new
-episode is taken in; when it is used up, no new call. What is under way can be rewarded, leased and acknowledged.
+Nothing is cleared to make room. When the disk or the memory that the operator allows is nearly used up, no new episode
+is taken in; when it is used up, no new call. What is under way can be rewarded, leased and acknowledged.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ NEARLY = 0.9
 
 
 def to_archive(state: State, at: float, max_age: float = 0.0) -> tuple[ev.Event, ...]:
-    """The episodes whose time in memory is over, and the batches that nobody in memory belongs to any more. None that
-    ended more than `max_age` seconds ago is kept, however few there are; 0 is no limit."""
+    """The episodes whose time in memory is over, and the batches that have no episode left in memory. An episode that
+    ended more than `max_age` seconds ago is not kept, however few there are; 0 means no limit."""
     surplus, held = len(state.finished) - KEPT_EPISODES, sum(state.finished.values())
     most, chosen = max(AT_ONCE, surplus // 10), list[str]()
     ended_after = at - max_age if max_age else 0.0
@@ -49,14 +49,14 @@ def to_archive(state: State, at: float, max_age: float = 0.0) -> tuple[ev.Event,
 
 
 def is_due(sealed: int, snapshot: int) -> bool:
-    """Whether a journal with so many bytes in ended segments behind a snapshot of so many is to be compacted: all the
-    writing of snapshots together then costs no more than the journal did, and a start reads at most twice the state."""
+    """Whether to compact a journal with `sealed` bytes in ended segments after a snapshot of `snapshot` bytes. Then all
+    snapshots together cost no more writing than the journal, and a start reads at most twice the state."""
     return sealed > 0 and sealed >= snapshot
 
 
 def to_remove(oldest_first: Iterable[tuple[float, int]], total: int, limit: int) -> Iterator[float]:
-    """The archived episodes (when each ended, and its bytes) that go until no more than `limit` of `total` bytes are
-    left."""
+    """When the archived episodes ended that are removed until at most `limit` of `total` bytes are left. `oldest_first`
+    gives when each episode ended, and its bytes."""
     for ended, size in oldest_first:
         if total <= limit:
             return
@@ -65,7 +65,7 @@ def to_remove(oldest_first: Iterable[tuple[float, int]], total: int, limit: int)
 
 
 def closed_to(used: int, limit: int) -> tuple[type[ev.Event], ...]:
-    """The events that are not taken in while `used` of `limit` bytes are used; a limit of 0 is none."""
+    """The events that are not taken in while `used` of `limit` bytes are used; a limit of 0 means none."""
     if not limit or used < NEARLY * limit:
         return ()
     return (ev.EpisodeOpened,) if used < limit else (ev.EpisodeOpened, ev.CallStarted)

@@ -1,7 +1,7 @@
 """What a retry repeats: an earlier request of its episode, or one that the ledger knows nothing of.
 
-A retry takes the calls of the request that it repeats out of training. One that only counts itself may be of a request
-that came to nothing here; then it takes no answered call out.
+A retry takes the calls of the request that it repeats out of training. If the client only counts its retries, the
+earlier request may be one that came to nothing here. Then the retry takes no answered call out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def repeats(
     """The calls of the earlier request that a new one of `agent` repeats.
 
     With a `key`: the latest request with that key, if possible one that was lost, else one in flight, else one that is
-    complete. The key, which takes the body in, is the request's own name: none is repeated that does not bear it.
+    complete. The key, which takes the body in, is the request's own name. No request with another key is repeated.
 
-    With nothing but a count of `retries`: the latest request of the same body and agent that was lost. One that is
-    answered, or may still be, is repeated only if it can be no other: it is the only one of that body that was asked
-    with fewer retries and whose answer no later call goes on from. Where one of that body may be `unseen`, it has
-    to be doubtful besides.
+    With nothing but a count of `retries`: the latest request of the same body and agent that was lost. One that is or
+    may still be answered is repeated only if it can be no other. It must be the only one of that body that was asked
+    with fewer retries and whose answer no later call continues. If a request of that body may be `unseen`, it must also
+    be doubtful whether this one's client got the answer.
     """
     entries = [entry for entry in episode.calls.values() if entry.reason != "retried"]
     if key is not None:
@@ -41,7 +41,7 @@ def repeats(
 
 
 def _only(episode: Episode, entries: Sequence[CallEntry]) -> list[CallEntry]:
-    """Those of `entries` that belong to requests whose answers may not have been received, if it is one request."""
+    """The `entries` of requests whose answers may not have been received; none if those are several requests."""
     reached = episode.texts.reached(
         (entry.text, entry.turn.start) for entry in episode.calls.values()
         if entry.turn is not None and entry.text is not None
@@ -56,8 +56,8 @@ def _only(episode: Episode, entries: Sequence[CallEntry]) -> list[CallEntry]:
 
 
 class UnseenRequests:
-    """Requests that came to nothing the ledger knows of: by name those that were not let in, and, before the time
-    `since`, any that there may have been. A retry may be of one of them."""
+    """Requests that the ledger knows nothing of, and that a retry may repeat. Those that were not let in are known by
+    name. Before the time `since` there may have been any others."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -79,7 +79,7 @@ class UnseenRequests:
             self._refused[name] -= 1
 
     def unread(self, at: float, tenant: str | None = None) -> None:
-        """Until `at` there may have been requests that nobody has read, of `tenant` or of any."""
+        """Until `at` there may have been requests that nobody has read: of `tenant`, or of any if it is None."""
         if tenant is not None:
             self._since[tenant] = at
         else:
@@ -88,7 +88,7 @@ class UnseenRequests:
             self._since.clear()
 
     def explains(self, name: tuple[str, str], episode: Episode | None) -> bool:
-        """Whether a retry `name` may be of a request that is unseen, in `episode` if that is known."""
+        """Whether the retry `name` may repeat an unseen request, in `episode` if that is known."""
         if name in self._refused or episode is None:
             return name in self._refused
         return episode.opened_at <= max(self.since, self._since.get(episode.tenant, self.since))

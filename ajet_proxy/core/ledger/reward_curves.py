@@ -1,8 +1,8 @@
 """Rewards over the whole run and by task, as an owner wants to see them: a fold that never grows.
 
 Idea: every rewarded episode gets a number when it is settled. A curve is a row of points, each the sum of `width`
-neighbours; when `MAX_POINTS` are full, neighbours are joined and `width` doubles, so that a curve always spans the
-whole run. Of tasks, those that were rewarded last are kept.
+neighbors. When there are `MAX_POINTS`, neighbors are joined and `width` doubles, so that a curve always spans the whole
+run. Of tasks, those that were rewarded last are kept.
 
 Invariant: a curve's points add up to all rewards counted in it. A reward that corrects an earlier one changes the point
 that holds its episode.
@@ -24,7 +24,7 @@ RECENT = 8
 
 @dataclass(slots=True)
 class Point:
-    """Some neighbouring episodes: how many, their rewards added up, when, and under which policy versions."""
+    """Some neighboring episodes: how many, their rewards added up, when, and under which policy versions."""
 
     count: int
     total: float
@@ -34,7 +34,7 @@ class Point:
     newest: int
 
     def join(self, other: Point) -> None:
-        """Take in what came after."""
+        """Take in the point after this one."""
         self.count += other.count
         self.total += other.total
         self.last_at = other.last_at
@@ -56,7 +56,7 @@ class Curve:
     count: int = 0
 
     def add(self, reward: float, at: float, version: int) -> int:
-        """Count one more; its number."""
+        """Count one more; returns its number."""
         point = Point(1, reward, at, at, version, version)
         if self.points and self.points[-1].count < self.width:
             self.points[-1].join(point)
@@ -79,7 +79,7 @@ class Curve:
 
 @dataclass(slots=True)
 class TaskRewards:
-    """One task's rewards: all of them added up, and the latest by their episodes."""
+    """One task's rewards: the sum of all, and the latest ones by episode."""
 
     count: int = 0
     total: float = 0.0
@@ -95,14 +95,14 @@ class TaskRewards:
 
 
 class RewardCurves:
-    """Training and evaluation have a curve each; tasks are of training, or of evaluation."""
+    """Training and evaluation have a curve each, and each task belongs to one of the two."""
 
     def __init__(self) -> None:
         self.curves = {"train": Curve(), "eval": Curve()}
         self._tasks: dict[tuple[str, str], TaskRewards] = {}
 
     def add(self, kind: str, episode: str, task: str, reward: float, *, at: float, version: int) -> int:
-        """Count a settled episode; the number to correct it by."""
+        """Count a settled episode; returns the number to correct it by."""
         known = self._tasks.pop((kind, task), None) or TaskRewards()
         self._tasks[kind, task] = known
         if len(self._tasks) > MAX_TASKS:
@@ -129,7 +129,7 @@ class RewardCurves:
             yield known.to_json(task) | {"eval": kind == "eval"}
 
     def recent_mean(self, kind: str, episodes: int) -> float | None:
-        """The mean reward of the latest points with at least so many episodes together; None without any."""
+        """The mean reward of the latest points with at least `episodes` episodes together; None without points."""
         count, total = 0, 0.0
         for point in reversed(self.curves[kind].points):
             count, total = count + point.count, total + point.total

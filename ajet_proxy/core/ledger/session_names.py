@@ -1,11 +1,11 @@
-"""Names that an agent uses for purposes of its own, a session's or a user's, and the episodes that they stand for.
+"""Names that an agent uses for its own purposes, such as a session's or a user's, and the episodes they stand for.
 
-Nobody who sends such a name has agreed to say when an episode is over, so the name outlives the episode: when the one
-that it stands for has ended, its next call opens another one, ``NAME.2`` and so on. Two tenants that use one name mean
-two things by it, so a tenant's name is part of the id.
+Nobody who sends such a name has agreed to say when an episode is over, so the name outlives the episode. When the
+episode that it stands for has ended, the next call opens another one, ``NAME.2`` and so on. Two tenants that use one
+name mean two things by it, so a tenant's name is part of the id.
 
-The first episode of a name may be long gone from the archive while its latest is open, so `SessionNames` knows the
-latest of those in memory. One whose episodes are all archived begins behind the archived ones, or anew.
+The first episode of a name may be gone from the archive while its latest is open, so `SessionNames` knows the latest of
+those in memory. A name whose episodes are all archived goes on after the archived ones, or begins anew.
 
 Invariant: a call is sent to an open episode or to a new one; a reward to the latest that the name stood for.
 """
@@ -27,7 +27,7 @@ MOST_DIGITS = 12
 
 
 class SessionNames:
-    """The number of the latest episode in memory of each name that has one."""
+    """For each name with an episode in memory, the number of the latest one there."""
 
     def __init__(self, episodes: Iterable[Episode]) -> None:
         self._latest: dict[str, int] = {}
@@ -49,8 +49,8 @@ class SessionNames:
     def current(
         self, name: str, tenant: str, find: Callable[[str], Episode | None], *, for_reward: bool
     ) -> str:
-        """The id of the episode that `name` stands for when `tenant` uses it. `find` gives an episode by its id, also
-        one that is archived. Ids are given out in order, so the last one that is taken is found by halving."""
+        """The id of the episode that `name` stands for when `tenant` uses it. `find` gives an episode by its id, even
+        if it is archived. Ids are given out in order, so the last one that is taken is found by halving."""
 
         def usable(number: int) -> bool:
             known = find(_id(base, number)) if number else None
@@ -71,7 +71,7 @@ class SessionNames:
 
 
 def _base(name: str, tenant: str) -> str:
-    """The id of the first episode of a name; made from it where it cannot be one, or would be taken for a later one."""
+    """The id of a name's first episode; a digest for a name that can be no id or would look like a later one."""
     whole = f"{name}@{tenant}" if tenant else name
     try:
         check_id(whole + "." + "0" * MOST_DIGITS)  # so that all of its later ones are ids too

@@ -1,7 +1,7 @@
 """The daemon's state as a fold over events: `State.apply` and what it keeps. It decides nothing and refuses nothing.
 
 Invariant: the state is a function of the sequence of events, so a replay of the journal is the live state. After every
-event, ``opened = open + sealed + ready + leased + trained + recorded + discarded``; all counters are kept as the events
+event, ``opened = open + sealed + ready + leased + trained + recorded + discarded``. All counters are kept as the events
 come, so that reading them costs nothing.
 """
 
@@ -30,7 +30,7 @@ GateState = Literal["open", "closing", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class LedgerSettings:
-    """What the operator decides. Timeouts are in seconds; `group_size` counts where a lease names no size."""
+    """What the operator decides. Timeouts are in seconds; `group_size` is for leases that name no size."""
 
     idle_timeout: float = 1800.0
     wall_timeout: float = 86400.0
@@ -46,14 +46,14 @@ class Archive(Protocol):
     def batch(self, name: str) -> LeasedBatch | None: ...
 
     def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterable[Episode]:
-        """The heads of `limit` of them that were archived before the episode `before`, the latest first."""
+        """The heads of `limit` episodes that were archived before the episode `before`, the latest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gate:
     """While it is shut, requests for the model wait so that weights can change. Only the trainer moves it. It stays
     shut over a restart of the proxy, because the weights may be half written. ``since`` is when it was last moved, in
-    Unix seconds; ``reason`` is the trainer's word for closing."""
+    Unix seconds; ``reason`` is why the trainer closed it, in its own words."""
 
     shut: bool = False
     since: float = 0.0
@@ -68,8 +68,8 @@ class Served(Struct, frozen=True):
 
 
 class Serving:
-    """Which weights and engines serve: in the ledger's process, and as a worker knows it. ``policy_updates`` counts
-    what may have changed a `policy_version`."""
+    """Which weights and engines serve: in the ledger's process, and as a worker knows it. ``policy_updates`` counts the
+    events that may have changed a `policy_version`."""
 
     __slots__ = ()
     served: Mapping[str, Served]
@@ -78,7 +78,7 @@ class Serving:
     merge_policy: Policy
 
     def policy_version(self, model: str) -> int:
-        """The version that serves `model`; for a model nobody announced, the one that the gate was last opened with."""
+        """The version that serves `model`; if `model` was not announced, the one that last opened the gate."""
         served = self.served.get(model)
         return self.default_version if served is None else served.version
 
@@ -142,7 +142,7 @@ class State(Serving):
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
-        """Who takes which event."""
+        """Which method takes which event."""
         return {
             ev.EpisodeOpened: self._opened,
             ev.TaskNamed: self._task_named,
@@ -167,13 +167,13 @@ class State(Serving):
         }
 
     def apply(self, event: ev.Event) -> None:
-        """Take `event` as having happened. Time never runs backwards but over a restart."""
+        """Take `event` as having happened. Time never runs backwards, except over a restart."""
         self._handlers[type(event)](event)
         if not isinstance(event, ev.ProxyStarted):
             self.now = max(self.now, event.at)
 
     def find(self, episode: str) -> Episode | None:
-        """`episode`, wherever it is by now."""
+        """`episode`, wherever it is by now; None if there is none."""
         known = self.episodes.get(episode) or self.leaving.get(episode)
         if known is None and self.archived and self.archive is not None:
             return self.archive.episode(episode)
@@ -198,8 +198,8 @@ class State(Serving):
     def continued(
         self, history: Beginnings | None, *, body_hash: str, idempotency_key: str | None, retries: int
     ) -> tuple[str, ...]:
-        """The open episode that a request continues which nothing names, if there is one; several if nobody can say
-        which of them."""
+        """The open episode that an unnamed request continues, if there is one; several if nobody can say which of
+        them."""
         again = self.lineage.repeated(body_hash if retries else None, idempotency_key, self._all_lost)
         if again is not None:
             return (again,)
@@ -217,20 +217,20 @@ class State(Serving):
         return "closing" if self.calls["running"] else "closed"
 
     def only_model(self) -> str:
-        """The one that a request means which names none, if a single one was announced; else ""."""
+        """The model that a request means if it names none: the only one that was announced, else ""."""
         return next(iter(self.served)) if len(self.served) == 1 else ""
 
     def leasable(self) -> object:
-        """Equal while no lease can find anything else than it found before."""
+        """A value that stays equal as long as no lease can find anything new."""
         return self.queues.changes, self.state_changes, self.policy_updates
 
     def alerts(self) -> dict[str, str]:
-        """What an operator should look at, by what it is about."""
+        """What an operator should look at, by subject."""
         lines = {f"drift of model {model!r}": drift.alert(model) for model, drift in self.drifts.items()}
         return {about: line for about, line in lines.items() if line is not None}
 
     def arrived(self, episodes: Iterable[str], batches: Iterable[str]) -> None:
-        """They are in the archive."""
+        """These episodes and batches are in the archive now."""
         for name in episodes:
             del self.leaving[name]
         for name in batches:
@@ -292,7 +292,7 @@ class State(Serving):
         self._doubt(self.unsent.intersection(event.unknown))
 
     def _doubt(self, calls: Iterable[str]) -> None:
-        """Nobody can know whether the clients of `calls` were sent the end."""
+        """Nobody can know whether the clients of `calls` were sent the end of their answers."""
         for call in calls:
             self.episodes[self.episode_by_call[call]].calls[call].doubtful = True
             self.unsent.discard(call)
@@ -347,7 +347,7 @@ class State(Serving):
             self._count(episode, None, at)
 
     def _count(self, episode: Episode, before: float | None, at: float) -> None:
-        """Into the curves, once, as soon as a settled episode has a reward; then whatever corrects it."""
+        """Counts a settled episode in the curves once, as soon as it has a reward; later rewards correct it."""
         reward, kind = episode.reward(), "eval" if episode.eval else "train"
         if reward is None:
             return
@@ -415,7 +415,7 @@ class State(Serving):
             self.leaving_batches[name] = self.batches.pop(name)
 
     def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
-        """`model` learns nothing from it, because of `why`; it is discarded if no other one does."""
+        """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does."""
         if episode.shares.pop(model) is None:
             self.queues.remove(model, episode.named_task, episode.id)
         episode.taken.discard(model)
@@ -426,7 +426,7 @@ class State(Serving):
             self._move(episode, "discarded", at, "filtered", why)
 
     def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
-        """A share that is ready stands in its queue; of any other, its trainer has had it."""
+        """If the share is ready, it stands in its queue. Otherwise its trainer has had it."""
         if episode.shares[model] is None:
             self.queues.remove(model, episode.named_task, episode.id)
         episode.shares[model] = share
@@ -450,7 +450,7 @@ class State(Serving):
         self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)
 
     def _gate_opened(self, event: ev.GateOpened) -> None:
-        """The version is that of the one model there is; with several, only `PolicyAnnounced` says which."""
+        """The version is that of the only model. With several models, only `PolicyAnnounced` says which."""
         self.gate_now = Gate(False, event.at) if self.gate_now.shut else self.gate_now
         self.default_version = event.policy_version
         self.policy_updates += 1
@@ -459,8 +459,8 @@ class State(Serving):
             self.served[model] = Served(event.policy_version, served.upstreams)
 
     def _started(self, event: ev.ProxyStarted) -> None:
-        """Clocks begin anew: nobody could show a sign of life during the stop. If the machine's clock went back in the
-        meantime, what was counted from its old reading moves with it. Nobody knows who was sent an answer."""
+        """Clocks begin anew, since nobody could show a sign of life during the stop. If the machine's clock went back
+        in the meantime, times counted from its old reading move with it. Nobody knows who was sent an answer."""
         back = min(event.at - self.now, 0.0)
         self.now = event.at
         self.merge_policy = next(policy for policy in POLICIES if policy == event.merge_policy)

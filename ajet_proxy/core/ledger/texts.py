@@ -1,11 +1,11 @@
-"""The texts of an episode's calls as a tree, in which what several of them begin with is kept once.
+"""The texts of an episode's calls as a tree, in which a beginning that several of them share is kept once.
 
-Idea: a `Text` holds only its own tokens and names the one behind which it stands. Of those that stand behind one text,
-each begins with another token. So the longest beginning that a prompt shares with any of them is found on one way down,
-and is compared once, whether there is one conversation or a thousand, and wherever they parted.
+Idea: a `Text` holds only its own tokens and names the text before it. The texts after one text each begin with another
+token. So the longest beginning that a prompt shares with any of them is found on one way down. It is compared once,
+whether there is one conversation or a thousand, and wherever they parted.
 
 Invariant: a beginning that was added stands there once, so the tree costs the distinct tokens. A text keeps its number
-and what it says as a whole; where another one parts from the middle of it, its first half becomes a text of its own.
+and what it says as a whole. If another text parts from the middle of it, its first half becomes a text of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ START = -1
 
 @dataclass(slots=True)
 class Text:
-    """`tokens` from position `start` on, behind all of the text number `behind`. All of that is the beginning of what
+    """`tokens` from position `start` on, after all of the text number `behind`. Together they are the beginning of what
     `call` read and sampled."""
 
     behind: int
@@ -63,13 +63,13 @@ class Texts:
         return self._put(Text(number, shared, cut(text, shared, length), call))
 
     def nearest(self, prompt: bytes) -> tuple[str, int]:
-        """A call that shares as much of its beginning with `prompt` as any, and how many tokens; ``("", 0)`` for none.
-        """
+        """The call that shares the longest beginning with `prompt`, and how many tokens that is; ``("", 0)`` if none
+        does."""
         number, shared = self._nearest(prompt)
         return (self.texts[number].call, shared) if shared else ("", 0)
 
     def whole(self, number: int, end: int) -> bytes:
-        """The first `end` tokens of a text and all before it."""
+        """The first `end` tokens of a text together with all before it."""
         parts = []
         while number != START:
             text = self.texts[number]
@@ -79,7 +79,7 @@ class Texts:
         return cut(b"".join(reversed(parts)), 0, end)
 
     def wholes(self, wanted: Iterable[tuple[int, int]]) -> Iterator[bytes]:
-        """`whole` for many, where what one begins with is at hand from the one before it."""
+        """`whole` for many; the beginning that one shares with the one before it is not put together again."""
         known = {START: b""}
         for number, end in wanted:
             way, at = [], number
@@ -112,7 +112,7 @@ class Texts:
         return sum(len(text.tokens) for text in self.texts)
 
     def _nearest(self, text: bytes) -> tuple[int, int]:
-        """The number of a text that shares as much of its beginning with `text` as any, and how many tokens."""
+        """The number of the text that shares the longest beginning with `text`, and how many tokens that is."""
         number, at = START, 0
         while (after := self._after.get((number, cut(text, at, at + 1)))) is not None:
             tokens, number = self.texts[after].tokens, after
@@ -122,7 +122,7 @@ class Texts:
         return number, at
 
     def _split(self, number: int, at: int) -> int:
-        """Let the first half of a text be one of its own, up to position `at`: its number."""
+        """Make the first half of a text, up to position `at`, a text of its own; returns its number."""
         text = self.texts[number]
         half, length = at - text.start, count(text.tokens)
         first = self._put(Text(text.behind, text.start, cut(text.tokens, 0, half), text.call))

@@ -60,8 +60,8 @@ def status(state: State) -> dict[str, Any]:
 
 
 def overview(state: State, at: float) -> dict[str, Any]:
-    """What an owner asks at time `at` beyond the status: rewards of the whole run and by task, who is slow, what is
-    leased."""
+    """What an owner asks at time `at` beyond the status: rewards of the whole run and by task, which episodes are
+    quiet, and what is leased."""
     at = max(at, state.now)
     idle = heapq.nsmallest(SHOWN, state.unsettled.values(), key=lambda episode: episode.active_at)
     return {
@@ -84,7 +84,8 @@ def overview(state: State, at: float) -> dict[str, Any]:
 
 
 def _idle(episode: Episode, at: float) -> dict[str, Any]:
-    """An open episode by how long nothing was heard of it; ``in_flight`` tells whether the model has the word."""
+    """An open or sealed episode, with how long nothing was heard of it. While the model is at work, ``in_flight`` is
+    not 0."""
     return {
         "episode": episode.id, "task": episode.task, "agent": episode.agent, "state": episode.state,
         "age_s": at - episode.opened_at, "quiet_s": at - episode.active_at, "in_flight": episode.running,
@@ -93,15 +94,15 @@ def _idle(episode: Episode, at: float) -> dict[str, Any]:
 
 
 def record(state: State, name: str, *, tokens: Tokens = "none") -> dict[str, Any]:
-    """One episode with its calls and timelines, as `tokens` says with ids, masks and logprobs: of all, of timelines
-    alone (in which every token stands once, where calls repeat their history), or of none."""
+    """One episode with its calls and timelines. `tokens` says which of them have ids, masks and logprobs: all, none, or
+    the timelines alone. In timelines every token stands once, while calls repeat their history."""
     shown = parts(state, name, tokens=tokens)
     return {name: list(value) if isinstance(value, Iterator) else value for name, value in shown.items()}
 
 
 def parts(state: State, name: str, *, tokens: Tokens) -> dict[str, Any]:
-    """`record` as it is now, with iterators in the place of its lists of calls and timelines. Each item is made when it
-    is asked for, in any thread, since together they may have many times the tokens that the episode has."""
+    """`record` as it is now, with iterators in place of its lists of calls and timelines. Each item is made when it is
+    asked for, in any thread. Together the items may have many times the tokens that the episode has."""
     episode = state.episode(name)
     timelines = episode.merged(state.merge_policy)
     text = {turn.call: timeline.tokens for timeline in timelines for turn in timeline.turns if tokens == "all"}
@@ -145,7 +146,7 @@ def summary(episode: Episode) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which episodes to list: `limit` of them, in `state`, of `task`, opened before the episode `before`."""
+    """Which episodes to list: at most `limit`, in `state`, of `task`, and listed after the episode `before`."""
 
     limit: int = 100
     state: str | None = None
@@ -154,8 +155,8 @@ class Wanted:
 
 
 def records(state: State, wanted: Wanted) -> dict[str, Any]:
-    """``{"episodes": […], "next"?}``: newest first, those in memory before the archived; where there are more,
-    ``next`` is what `Wanted.before` must be for them."""
+    """``{"episodes": […], "next"?}``: newest first, those in memory before the archived. If there are more, ``next`` is
+    the `Wanted.before` to ask for them with."""
     if wanted.state is not None and wanted.state not in EPISODE_STATES:
         raise BadRequest(f"state must be one of {', '.join(EPISODE_STATES)}", param="state")
     if wanted.before is not None and state.find(wanted.before) is None:
@@ -170,7 +171,7 @@ def records(state: State, wanted: Wanted) -> dict[str, Any]:
 
 
 def _newest_first(state: State, wanted: Wanted) -> Iterator[Episode]:
-    """Those in memory, then the archived, from where they were listed last."""
+    """Those in memory, then the archived, going on from the last one that was listed."""
     before, after = wanted.before, None
     known: Iterator[Episode] = chain(reversed(state.episodes.values()), reversed(state.leaving.values()))
     if before in state.episodes or before in state.leaving:
@@ -185,7 +186,7 @@ def _newest_first(state: State, wanted: Wanted) -> Iterator[Episode]:
 
 
 def _shares(episode: Episode) -> dict[str, str] | None:
-    """Which of several models took their part."""
+    """For each of several models, the state of its share; None for an episode without members."""
     if not episode.members:
         return None
     return {
@@ -194,7 +195,7 @@ def _shares(episode: Episode) -> dict[str, str] | None:
 
 
 def _call(name: str, entry: CallEntry, episode: str, text: bytes | None) -> dict[str, Any]:
-    """A call as in contract §6.1, with ``complete``; lost and running calls have what is known of them."""
+    """A call as in contract §6.1, with ``complete``. Lost and running calls have what is known of them."""
     out: dict[str, Any]
     turn = entry.turn
     if turn is None:
@@ -228,8 +229,8 @@ def _timeline(name: str, timeline: Timeline) -> dict[str, Any]:
 
 
 def batch(state: State, name: str) -> Batch:
-    """What a lease delivers: a function of the state when it was leased. Episodes that retention has removed since are
-    left out."""
+    """What a lease delivers, as the state was when it was leased. Episodes that retention has removed since are left
+    out."""
     known = state.batch(name)
     groups = tuple(
         Group(task, tuple(
@@ -242,13 +243,13 @@ def batch(state: State, name: str) -> Batch:
 
 
 def ready_episodes(state: State) -> Iterator[BatchEpisode]:
-    """What the ready episodes would deliver, the longest ready of each task first."""
+    """What the ready episodes would deliver, for each task the longest ready first."""
     for model, episode in state.queues.ready():
         yield delivered(state.episode(episode), model, None)
 
 
 def delivered(episode: Episode, model: str, rewarded: int | None) -> BatchEpisode:
-    """What `model` learns from an episode that had the first `rewarded` of its rewards when it was leased."""
+    """What `model` learns from an episode that had only its first `rewarded` rewards when it was leased."""
     rewards = tuple(episode.rewards.values())[:rewarded]
     samples = samples_of(episode.timelines, episode=episode.id, task=episode.named_task, rewards=rewards)
     return BatchEpisode(

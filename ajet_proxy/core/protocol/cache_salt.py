@@ -1,11 +1,11 @@
 """Prefix caches that know which weights filled them: a salt for each.
 
-An engine that is paused for new weights keeps what it has computed for the calls in flight, so that they go on at once
-(as in PipelineRL, Piché et al. 2025, arXiv:2509.19128); vLLM cannot empty its prefix cache while they hold a part of
-it. A later call that found its prompt there would be answered half by weights of long ago. vLLM's ``cache_salt`` tells
-callers apart that must not share the cache (https://docs.vllm.ai/en/latest/design/prefix_caching.html); here it tells
-weights apart as well. A policy version does not name them alone: a trainer that goes on from an old checkpoint counts
-from there once more. With the time at which the gate was last opened it does.
+An engine that is paused for new weights keeps what it has computed for the calls in flight (as in PipelineRL, Piché et
+al. 2025, arXiv:2509.19128), so that they go on at once. vLLM cannot empty its prefix cache while they hold a part of
+it. If a later call found its prompt there, it would be answered half by old weights. vLLM's ``cache_salt`` separates
+callers that must not share the cache (https://docs.vllm.ai/en/latest/design/prefix_caching.html). Here it separates
+weights as well. A policy version alone does not name them: a trainer that goes on from an old checkpoint counts from
+there once more. With the time at which the gate was last opened it does.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ FORBIDDEN = "@/\\\0"
 
 
 def salted(own: Any, version: int, since: float) -> str | None:
-    """The salt of a request with the ``cache_salt`` `own` under the policy `version` and the gate that was last moved
-    at `since` (Unix seconds; 0: never). None where it must stay as it is: before the first update, and where the engine
-    is to refuse it in its own words. What it refuses otherwise it refuses of the new salt as well.
+    """The salt of a request whose own ``cache_salt`` is `own`, under the policy `version` and the gate that was last
+    moved at `since` (Unix seconds; 0: never). None if the salt must stay as it is: before the first update, and where
+    the engine should refuse it in its own words. Anything else that the engine refuses, it refuses in the new salt too.
 
-    Equal arguments give equal salts and others others, so callers that share a salt share a cache as they did.
+    Equal arguments give equal salts, and others give others. So callers that share a salt share a cache as before.
     """
     if not (version or since) or not (own is None or (isinstance(own, str) and 0 < len(own) <= MAX_LENGTH)):
         return None

@@ -1,20 +1,19 @@
 """``POST /v1/chat/completions`` as vLLM speaks it.
 
-Asked with ``return_token_ids`` and ``logprobs``, vLLM reports the prompt's ids once (at the top of the answer, in a
-stream in the first event of each choice) and, with each piece of text, the ids and logprobs of the tokens that made
-it. Two things differ in a stream besides those values: an event whose text a tool or reasoning parser still holds back
-is sent nevertheless, with an empty ``delta``; an agent that asked for neither ids nor logprobs would not have got it,
-so it is taken out. And the first event of a choice, which only names the role, has no ``token_ids`` at all.
+Asked with ``return_token_ids`` and ``logprobs``, vLLM reports the prompt's ids once: at the top of the answer, or in a
+stream in the first event of each choice. With each piece of text it reports the ids and logprobs of the tokens that
+made it. A stream then differs in two more things. An event whose text a tool or reasoning parser still holds back is
+sent nevertheless, with an empty ``delta``. An agent that asked for neither ids nor logprobs would not have got it, so
+it is taken out. And the first event of a choice, which only names the role, has no ``token_ids`` at all.
 
 ``top_logprobs: null`` switches vLLM's logprobs off although ``logprobs`` is true, so it is replaced by 0. A request
 that vLLM refuses for its logprobs (``top_logprobs`` without ``logprobs``) keeps them as they are, and is refused.
-Prompts that are more than text, and answers that are searched for and not sampled, go out as they are, uncaptured.
+Prompts that are more than text, and requests for beam search, go out as they are, uncaptured.
 
-With ``include_reasoning: false`` a vLLM that has a parser (of reasoning or of tool calls) withholds the ids even of a
-request that asks for them, since they would tell the reasoning. So the engine is asked with it true, and what the agent
-must not see is taken out by `HiddenReasoning`, as vLLM itself does it. Without any parser vLLM ignores the field, and
-so does the proxy. Which it is cannot be told from an answer with the reasoning: a `trial` shows it, whose one token the
-engine withholds or not.
+With ``include_reasoning: false``, a vLLM that has a parser (of reasoning or of tool calls) withholds even ids that are
+asked for, since they would tell the reasoning. So the engine is asked with it true, and `HiddenReasoning` takes out
+what the agent must not see, as vLLM itself does. Without any parser vLLM ignores the field, and so does the proxy. An
+answer with the reasoning does not show which it is. A `trial` does: the engine withholds its one token's id, or not.
 
 Next: ajet_proxy/io/ledger_port/local.py
 """
@@ -40,7 +39,7 @@ _BEFORE = ("role", "content")
 
 
 class Chat(OpenAIDialect):
-    """The `Dialect` of chat completions, for an engine that `withholds` ids where no reasoning is wanted, or not."""
+    """The `Dialect` of chat completions, for an engine that `withholds` ids if no reasoning is wanted, or not."""
 
     name = "chat"
     path = "/v1/chat/completions"
@@ -102,7 +101,7 @@ def wants_no_reasoning(request: Mapping[str, Any]) -> bool:
 
 
 def _logprobs(request: Mapping[str, Any]) -> tuple[bool, dict[str, str]]:
-    """Whether the agent will get no logprobs, and what to ask for so that we do."""
+    """Whether the agent will get no logprobs, and what to ask for so that the proxy gets them."""
     chosen, top = request.get("logprob_token_ids"), request.get("top_logprobs", 0)
     wants = flag(request, "logprobs") is True
     if not wants and not request.get("logprobs") and (chosen or top):
@@ -126,8 +125,8 @@ def trial(model: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def withholds(answers: Sequence[Any]) -> bool | None:
-    """Whether the engine withholds ids from agents that want no reasoning, by its answer to `trial`; None if it does
-    not tell."""
+    """Whether the engine withholds ids from agents that want no reasoning, by its answer to `trial`; None if
+    unknown."""
     try:
         return answers[0]["choices"][0]["token_ids"] is None
     except UNREADABLE:
@@ -135,8 +134,8 @@ def withholds(answers: Sequence[Any]) -> bool | None:
 
 
 class HiddenReasoning(Reading):
-    """Reads an answer with reasoning and shows it without: the reasoning becomes null and goes out with an event that
-    would have held nothing else, the end of a choice with an empty ``delta``."""
+    """Reads an answer with reasoning and shows it without: the reasoning becomes null. An event that would have held
+    nothing else is taken out. If it ends its choice, it stays, with an empty ``delta``."""
 
     _puts_back = True
 
@@ -165,13 +164,13 @@ def _is_filler(choice: Spanned) -> bool:
 
 def _says_something(delta: Any) -> bool:
     """Whether words are left without the reasoning. Null content alone is a tool call that was one too many for
-    ``parallel_tool_calls: false``, whose event is sent in either case."""
+    ``parallel_tool_calls: false``; its event is sent in either case."""
     is_void = delta.get("content", "") is None and "reasoning" not in delta
     return bool(delta.get("content") or delta.get("tool_calls")) or is_void
 
 
 def _silence(delta: Spanned, start: int, edits: Edits) -> None:
-    """Null for the reasoning of `delta`, whose first member begins at `start`, also where it had none."""
+    """Makes the reasoning of `delta`, whose first member begins at `start`, null, even if it had none."""
     if "reasoning" in delta.spans:
         edits[delta.spans["reasoning"]] = "null"
         return

@@ -1,17 +1,17 @@
 """``POST /v1/completions`` as vLLM speaks it.
 
-Several prompts may stand in one request; choice number ``prompt x n + i`` is the i-th answer to that prompt, and each
+Several prompts may stand in one request. Choice number ``prompt x n + i`` is the i-th answer to that prompt, and each
 choice carries its own ``prompt_token_ids``. ``logprobs: 0`` gives the sampled token's logprob and no others.
 
-Asked for ids, vLLM leaves the prompt out of the text that ``echo`` would begin with it. So it is put back where the
-answer's text begins (`EchoReading`), if the prompt is text and thus the agent's own. Logprobs, which begin with the
+With ``echo`` the text begins with the prompt, but vLLM leaves it out if it is asked for ids. So it is put back where
+the answer's text begins (`EchoReading`), if the prompt is text and thus the agent's own. Logprobs, which begin with the
 prompt's in either case, are read from their end. In a stream their offsets count from the beginning of the text, so
-those of later events are moved on. The engine tells an agent that asked for ``echo`` the prompt's ids in a stream, and
-not in a document. To report the sampled tokens' logprobs it has to report the prompt's, too; they are put back to null.
+those of later events are moved on. With ``echo`` the engine tells the agent the prompt's ids in a stream, and not in a
+document. To report the sampled tokens' logprobs it has to report the prompt's, too; they are put back to null.
 
-These go out as they are, uncaptured: with ``echo``, prompts of token ids (only the engine can turn them into text),
-requests that score a prompt and generate nothing (``max_tokens: 0``), and streams of several choices (vLLM 0.31 fails
-on some of them when asked for logprobs); prompts that are embeddings; beam search.
+Prompts that are embeddings, and requests for beam search, go out as they are, uncaptured. With ``echo``, so do prompts
+of token ids (only the engine can turn them into text) and requests that score a prompt and generate nothing
+(``max_tokens: 0``). So do streams of several choices: vLLM 0.31 fails on some of them when asked for logprobs.
 """
 
 from __future__ import annotations

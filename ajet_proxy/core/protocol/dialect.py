@@ -120,8 +120,8 @@ class Reader(Protocol):
         """What became of each choice."""
 
     def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, as the engine's route takes it back for history: an assistant's message,
-        ``{"text": …}``, or ``{"id": …, "output": …}``; None where it is not finished or cannot be told."""
+        """What each choice said, as the engine's route takes it back as history: an assistant's message,
+        ``{"text": …}``, or ``{"id": …, "output": …}``. None if the choice is not finished or this cannot be told."""
 
 
 def with_versions(ask: Ask, request: Mapping[str, Any]) -> Ask:
@@ -146,7 +146,7 @@ class OpenAIDialect(Dialect, Protocol):
         """The object in `choice` that holds its words."""
 
     def wordless(self, choice: Spanned) -> bool:
-        """Whether `choice` opens the answer and says nothing yet, so that no ids belong to it."""
+        """Whether `choice` opens the answer and says nothing yet. Then no ids belong to it."""
         return False
 
     def is_filler(self, choice: Spanned) -> bool:

@@ -17,18 +17,18 @@
 
 What becomes of the engine's bytes in each state:
 
-- ``document``, ``lost document``: all is kept until `finish`. Of a lost one it is known that no call comes of it.
-- ``stream``: each event leaves at once. With the last choice it has ``ended``, or when it cannot be read.
+- ``document``, ``lost document``: all is kept until `finish`. No call comes of a lost one.
+- ``stream``: each event leaves at once. It has ``ended`` with the last choice, or when it cannot be read.
 - ``held``: the calls are known and not yet durable, so nothing leaves until `release`.
 - ``watched``: each event leaves at once. One that contradicts the calls loses them after all (`contradicted`).
 - ``cut``: an event was too long to wait for its end. Nothing leaves until `release`.
 - ``unread``: bytes leave as they come, if they are in the client's own protocol.
 
-Invariant: what was fed comes out once and in order, except for the values and events that only the proxy asked for.
-The bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent
-can know of them. What cannot be read passes as it came and its calls are lost: an agent never pays for a capture that
-went wrong. Nor does it wait for what an engine may say behind the finish. What is in one piece with the finish counts
-before the calls are `settled`. What cannot be read behind it tells nothing of them.
+Invariant: what was fed comes out once and in order, except for the values and events that only the proxy asked for. The
+bytes that complete an answer leave after `settled`, so that the caller can make the calls durable before the agent can
+know of them. What cannot be read passes as it came and its calls are lost: an agent never pays for a capture that went
+wrong. Nor does it wait for what an engine may say after the finish. What comes in one piece with the finish counts
+before the calls are `settled`. What comes after it and cannot be read tells nothing of them.
 
 Next: ajet_proxy/core/protocol/chat.py
 """
@@ -70,8 +70,8 @@ _UNSETTLED = ("waiting", "document", "stream")
 
 
 def question(dialect: Dialect, asked: Request, max_choices: int) -> Ask:
-    """What `dialect` asks for besides what is `asked`; `BadRequest` for more than `max_choices`, of which each would be
-    a call."""
+    """What `dialect` asks for besides what is `asked`; `BadRequest` for more than `max_choices`, since each would be a
+    call."""
     if dialect.choices(asked.fields) > max_choices:
         raise BadRequest(
             f"a request may ask for {max_choices} choices at most, n times its prompts",
@@ -87,8 +87,8 @@ class Exchange:
         self, dialect: Dialect, asked: Request, *, ask: Ask | None = None, model: str | None = None,
         versions: bool = False,
     ) -> None:
-        """`asked` is the client's request as `dialect` has translated it, and `ask` its `question` if that is known;
-        `model`, if given, replaces its model. With `versions` the engine is one that `tells_versions`."""
+        """`asked` is the client's request as `dialect` has translated it, and `ask` its `question` if that is known.
+        `model`, if given, replaces the request's model. `versions` says that the engine `tells_versions`."""
         ask = ask or dialect.ask(asked.fields)
         if versions:
             ask = with_versions(ask, asked.fields)
@@ -133,8 +133,8 @@ class Exchange:
         return self.asked.with_fields({**self._fields, **more})
 
     def under(self, version: int, since: float) -> None:
-        """Which weights answer, by their policy version and the gate's last move: the engine may use of its prefix
-        cache only what these have put there."""
+        """Say which weights answer, by their policy version and the gate's last move. The engine may then use only what
+        these weights have put into its prefix cache."""
         salt = salted(self.cache_salt, version, since)
         if salt is not None:
             self.cache_salt = salt
@@ -143,12 +143,12 @@ class Exchange:
 
     @cached_property
     def answers(self) -> tuple[Mapping[str, Any] | None, ...]:
-        """What each choice said, for those who know history by its words; see `Reader.answers`. Ask once `settled`."""
+        """What each choice said, for recognizing history by its words; see `Reader.answers`. Ask once `settled`."""
         return self.reader.answers()
 
     @property
     def response_id(self) -> str | None:
-        """The id under which the engine may keep the answer, where it gives answers out again; known once `settled`."""
+        """The id under which the engine may keep the answer, if it gives answers out again; known once `settled`."""
         return None if self.asked.fields.get("store") is False else self.reader.response_id
 
     @property
@@ -157,14 +157,14 @@ class Exchange:
         return self.state in ("stream", "held", "watched") and not self.reader.ended
 
     def pass_by(self) -> None:
-        """The answer is the engine's to the client's request on the client's own route: the client gets it as it is,
+        """The engine answers the client's own request on the client's own route. The client gets the answer as it is,
         and no call comes of it."""
         self.skip = NO_CHAT_ROUTE
         self._translates = False
 
     def retreat(self) -> bool:
-        """The engine refused the question: whether it can be put as the client put it, as `upstream_body()` then is. No
-        call comes of the answer."""
+        """The engine refused the question: whether it can be asked as the client put it. If so, `upstream_body()` is
+        that from now on, and no call comes of the answer."""
         if self.skip is not None or self.upstream_body() == self.asked.with_fields(self._named):
             return False
         self._fields = self._named
@@ -181,7 +181,7 @@ class Exchange:
         self._go(lost if self._translates else "unread", REFUSED if status >= 400 else self.skip)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Bytes from the engine; what of them the client gets at once."""
+        """Takes bytes from the engine; returns what of them the client gets at once."""
         state = self.state
         if state in ("stream", "held", "watched"):
             if state == "held" or self._parser.unfinished:
@@ -213,8 +213,8 @@ class Exchange:
         return out + self.release()
 
     def abort(self, reason: str = TRUNCATED) -> list[bytes]:
-        """The exchange broke off; the bytes that came and were not passed on, except that the client of another
-        protocol has no use for pieces of the engine's. `settled` holds afterwards."""
+        """The exchange broke off; returns the bytes that came and were not passed on. A client of another protocol has
+        no use for pieces of the engine's, and gets none. `settled` holds afterwards."""
         pieces = [*self._document, self._parser.take()]
         rest = self._held if self._translates else [*self._held, *pieces]
         self._held, self._document = [], []
@@ -222,7 +222,7 @@ class Exchange:
         return [part for part in rest if part]
 
     def _go(self, event: Event, lost: str | None = None) -> None:
-        """Take the transition of `event`. Calls that it settles are `lost` for this reason; without one they are what
+        """Take the transition of `event`. Calls that it settles are `lost` for this reason. Without one they are what
         was read."""
         self.state = TRANSITIONS.get((self.state, event), self.state)
         self.buffered = self.state in _BUFFERED
@@ -254,7 +254,7 @@ class Exchange:
         return out
 
     def _overlong(self) -> list[bytes]:
-        """An event that does not end is not waited for. The client gets its bytes, and whatever follows, if it is in
+        """Stop waiting for an event that does not end. The client gets its bytes, and whatever follows, if they are in
         the client's own protocol."""
         piece = self._parser.take()
         if not self._translates:

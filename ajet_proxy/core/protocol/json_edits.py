@@ -45,7 +45,7 @@ class TooMany(ValueError):
 
 
 def scan(text: str, *, deep: str | None = None, most: int = sys.maxsize) -> Spanned:
-    """The one object that `text` holds, of at most so many members; a list under the key `deep` becomes a list of
+    """The one object that `text` holds, with at most `most` members. A list under the key `deep` becomes a list of
     `Spanned`.
 
     Raises ValueError if `text` is anything else, RecursionError if it is nested too deeply.
@@ -57,7 +57,7 @@ def scan(text: str, *, deep: str | None = None, most: int = sys.maxsize) -> Span
 
 
 def load(text: str, *, deep: str) -> Spanned:
-    """`scan` for who exchanges nothing, without any span, at a fifth of the cost."""
+    """`scan` for callers that exchange nothing: without any span, at a fifth of the cost."""
     found = _unplaced(json.loads(text))
     if isinstance(items := found.values.get(deep), list):
         found.values[deep] = [_unplaced(item) for item in items]

@@ -1,11 +1,11 @@
 """A document whose long lists, ids and logprobs, are read by their types and the rest as JSON: cheaper than JSON alone.
 
-Most of a chat document is what only the proxy asked for. In the form in which vLLM writes it, it is found by its names,
-checked and taken out, and stands for null in what is left; that is read as any JSON is. A name with its quotes and the
-comma before it cannot stand inside a JSON string, where quotes are escaped, so it is found nowhere but where it names a
-value. Invariant: what comes out is what reading the whole as JSON gives, but for the text, in which those values are
-null. (A document that has one of the names twice, once written with escapes or with space before its colon, is not
-seen to have it twice.) A document of any other form is read as JSON as a whole.
+Most of a chat document is what only the proxy asked for. If it has the form in which vLLM writes it, it is found by its
+names, checked and taken out. Null stands for it in what is left, and that is read as any JSON is. A name with its
+quotes and the comma before it cannot stand inside a JSON string, where quotes are escaped. So it is found only where it
+names a value. Invariant: what comes out is what reading the whole as JSON gives, except for the text, in which those
+values are null. (A document may have one of the names twice, once written with escapes or with space before its colon.
+That is not seen.) A document of any other form is read as JSON as a whole.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Document(NamedTuple):
 
 
 def read(body: bytes, *, long: bool, spans: bool) -> Document:
-    """The document `body`. Out of the text of a `long` one the lists are taken. Where no `spans` are asked for, the
-    `answer` may be without. Raises like `scan`, and for what is not UTF-8."""
+    """The document `body`. If it is `long`, the lists are taken out of its text. Unless `spans` are asked for, the
+    `answer` may lack them. Raises like `scan`, and for what is not UTF-8."""
     text = body.decode()
     if long and (taken := _taken(body)) is not None:
         rest, prompt, ids, logprobs = taken
@@ -56,8 +56,8 @@ def read(body: bytes, *, long: bool, spans: bool) -> Document:
 
 
 def _taken(body: bytes) -> tuple[str, list[int], list[int], list[float]] | None:
-    """The text without its lists, and these: the prompt's ids, the sampled ones and the logprobs. Each has to be there
-    once, in vLLM's order."""
+    """The text without its lists, and the lists: the prompt's ids, the sampled ids and the logprobs. None unless each
+    is there once, in vLLM's order."""
     start, end = body.find(_LOGPROBS), body.rfind(_END)
     sampled = body.find(_SAMPLED, end)
     asked = body.find(_PROMPT, sampled)
@@ -79,7 +79,7 @@ def _taken(body: bytes) -> tuple[str, list[int], list[int], list[float]] | None:
 
 
 def _belongs(answer: Spanned) -> bool:
-    """Whether the values that were taken out are those of `answer` and its one choice, which has no other to hide."""
+    """Whether the values that were taken out are those of `answer` and its one choice, and the choice has no others."""
     choices = answer.values.get("choices")
     if not isinstance(choices, list) or len(choices) != 1:
         return False

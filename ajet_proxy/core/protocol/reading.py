@@ -1,15 +1,15 @@
 """The bookkeeping of one answer: what was sampled, choice by choice, and what the client sees of it.
 
-vLLM reports each choice's token ids and logprobs where it reports the text. `Reading` adds them up, choice by choice,
-and puts back to null what only the proxy asked for, by exchanging those values in the text and touching nothing else.
-The two do not depend on one another: an answer that cannot be added up, because it is of no dialect or comes twice, is
-put back to its end.
+vLLM reports each choice's token ids and logprobs where it reports the text. `Reading` adds them up, choice by choice.
+It puts back to null what only the proxy asked for: it exchanges those values in the text and touches nothing else. The
+two do not depend on one another. An answer that cannot be added up, because it is of no dialect or comes twice, is
+still put back to its end.
 
-Invariant: a choice is `Captured` only if every part of it came with ids, and if its prompt's ids, one logprob for each
-sampled token and the word of a good end are there. Nothing may be told twice: no choice in one event, nothing of a
-choice behind its finish, no second prompt in place of the first. What contradicts may come behind the end of all
-choices, so that is watched as well, and nothing of it is kept. A prompt may be told once for all of its choices. An
-empty finish reason is none, and an empty prompt tells nothing against another.
+Invariant: a choice is `Captured` only if every part of it came with ids. Its prompt's ids, one logprob for each sampled
+token and the word of a good end must be there, too. Nothing may be told twice: no choice twice in one event, nothing of
+a choice after its finish, no second prompt in place of the first. A contradiction may come after the end of all
+choices. So what comes there is watched as well, and nothing of it is kept. A prompt may be told once for all of its
+choices. An empty finish reason is none, and an empty prompt contradicts no other.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class PartialChoice:
     silent: bool = False
 
     def outcome(self, index: int, model: str, prompt: Any) -> Captured | Lost:
-        """What became of choice number `index`, whose `prompt` is a tuple of ids if the engine told it well, and None
-        if it did not tell it."""
+        """What became of choice number `index`. `prompt` is a tuple of ids if the engine told it well, and None if it
+        did not tell it."""
         if not isinstance(self.finish_reason, str):
             return Lost(index, CAPTURE_FAILED)
         if (loss := LOSSES.get(self.finish_reason)) is not None:
@@ -88,7 +88,7 @@ class PartialChoice:
 
 
 def _labels(spans: Any, sampled: int) -> tuple[tuple[str, int], ...]:
-    """vLLM's ``weight_versions`` as runs of `sampled` tokens; none where they are not that."""
+    """vLLM's ``weight_versions`` as runs that cover `sampled` tokens; empty if they do not."""
     out, at = [], 0
     try:
         for span in spans or ():
@@ -134,8 +134,8 @@ class Reading(Reader):
         self.ended = False
 
     def usual(self, stream: bytes) -> tuple[list[bytes], int]:
-        """Read the events at the start of `stream` that have the form which makes up most of a stream, at a tenth of
-        the cost of `event`: what the agent sees in their place, and how many bytes they are."""
+        """Read the events at the start of `stream` that have the most frequent form, at a tenth of the cost of `event`.
+        Returns what the agent sees in their place, and how many bytes they are."""
         seen: list[bytes] = []
         at, end = 0, len(stream)
         if self.ended or not self._fast or not is_utf8(stream):
@@ -158,7 +158,7 @@ class Reading(Reader):
         return seen, at
 
     def show(self, event: SseEvent) -> bytes | None:
-        """What the client sees of `event`: its own bytes, but for what only the proxy asked for."""
+        """What the client sees of `event`: its own bytes, except for what only the proxy asked for."""
         if not event.data:
             return event.raw
         usual, end = self.usual(event.raw)
@@ -208,7 +208,7 @@ class Reading(Reader):
         return tuple(None if partial.finish_reason is None else joined(partial.said) for partial in self._choices)
 
     def _document(self, body: bytes) -> tuple[Spanned, str, Edits]:
-        """Read `body`; what is in it, its text and the spans of that to be put back."""
+        """Read `body`; returns what is in it, its text, and the edits that put the text back."""
         long = self._hides_prompt and self._ask.hide_logprobs and len(self._choices) == 1
         text, answer, logprobs = read(body, long=long, spans=self._ask.hide_versions or self._puts_back)
         edits = self._read(answer, answer.values.get("choices"), text)
@@ -216,7 +216,7 @@ class Reading(Reader):
         return answer, text, edits
 
     def _read(self, answer: Spanned, choices: Any, text: str = "") -> Edits:
-        """Add `choices` to their tallies; the spans of `text`, which `answer` was read from, to be put back."""
+        """Add `choices` to their tallies; returns the edits that put back `text`, which `answer` was read from."""
         values = answer.values
         if values.get("error") and not choices:
             self.spoil(ENGINE_ERROR)
@@ -240,10 +240,10 @@ class Reading(Reader):
         return edits
 
     def _put_back(self, text: str, choice: Spanned, edits: Edits) -> None:
-        """What else in `choice` would have been otherwise, had the agent been answered directly."""
+        """Adds what else in `choice` would have been different if the agent had been answered directly."""
 
     def _learn(self, place: int, told: Mapping[str, Any]) -> None:
-        """What is `told` of prompt number `place`, which is told once or always alike."""
+        """Notes what is `told` of prompt number `place`. It may be told once, or more often if it is always alike."""
         prompt, known = told.get("prompt_token_ids"), self._prompts[place]
         if not known:
             self._prompts[place] = known if prompt is None else prompt
@@ -251,7 +251,8 @@ class Reading(Reader):
             self.spoil(CAPTURE_FAILED)
 
     def _add(self, choice: Spanned, named: set[int]) -> None:
-        """Add `choice` to what came of it before. It is not among those that its event has `named`, and becomes one."""
+        """Add `choice` to what came of it before, and to those that its event has `named`. It must not be among them
+        yet."""
         values = choice.values
         index = values["index"]
         if type(index) is not int or not 0 <= index < len(self._choices) or index in named:
@@ -281,8 +282,8 @@ class Reading(Reader):
             self.ended = self._unfinished == 0
 
     def _behind(self, partial: PartialChoice, choice: Spanned) -> None:
-        """What stands in `choice` behind its finish or the end of all: a word, a token or another finish than the one
-        of `partial` contradicts what was told. Nothing of it is kept."""
+        """What `choice` says after its finish, or after the end of all. A word, a token or another finish than that of
+        `partial` contradicts what was told. Nothing of it is kept."""
         values = choice.values
         finish_reason = values.get("finish_reason") or partial.finish_reason
         words = [word for name, word in self._dialect.said(choice).items() if name != "role"]
@@ -293,12 +294,12 @@ class Reading(Reader):
             self.spoil(CAPTURE_FAILED)
 
     def _is_filler(self, choices: list[Spanned]) -> bool:
-        """An event that would not have been sent to an agent that asked for neither ids nor logprobs."""
+        """Whether an agent that asked for neither ids nor logprobs would not have been sent this event."""
         return self._hides_all and all(map(self._dialect.is_filler, choices))
 
 
 def hide(owner: Spanned, names: Iterable[str], edits: Edits) -> None:
-    """Add to `edits` that those of `names` are null which `owner` has."""
+    """Add to `edits` a null for each of `names` that `owner` has."""
     for name in names:
         if name in owner.spans and owner.values[name] is not None:
             edits[owner.spans[name]] = "null"
@@ -306,8 +307,8 @@ def hide(owner: Spanned, names: Iterable[str], edits: Edits) -> None:
 
 def joined(pieces: Sequence[Piece]) -> dict[str, Any] | None:
     """What one choice said, as a client that keeps history sends it back: the assistant's message, or the text. Texts
-    of one name follow one another, and so do the arguments of one tool call, as clients of such a stream put them
-    together. None if `pieces` are not what clients could put together."""
+    of one name are joined, and so are the arguments of one tool call, as clients of such a stream do it. None if
+    clients could not put `pieces` together."""
     whole: dict[str, Any] = {}
     calls: dict[int, dict[str, Any]] = {}
     try:
@@ -334,7 +335,7 @@ def _decoded(pieces: Sequence[Piece]) -> Iterator[Mapping[str, Any]]:
 
 
 def _call(calls: dict[int, dict[str, Any]], pieces: Sequence[Mapping[str, Any]]) -> None:
-    """Add `pieces` of tool calls to `calls`; a piece without an index is the next call whole."""
+    """Add `pieces` of tool calls to `calls`; a piece without an index is the whole next call."""
     for piece in pieces:
         call = calls.setdefault(piece.get("index", len(calls)), {})
         for name, value in piece.items():

@@ -1,15 +1,15 @@
 """A client's request: a JSON object that is changed field by field and otherwise stays as it was written.
 
 **Its size.** A body comes in at the speed of memory. To make objects of its JSON costs ten times that, and twenty times
-its room. What is then asked of each message, item, part and call costs some microseconds each, and a few megabytes can
-hold a million of them, while everybody else waits. So a request may have only so many messages, fields, objects and
-lists, names (keys of objects) and values: `EACH`, `NAMES` and `VALUES` for each message that it may have. They leave
-room for a bias on every token of a vocabulary and for millions of token ids in prompts.
+its room. Each message, item, part and call then costs some microseconds more. A few megabytes can hold a million of
+them, while everybody else waits. So the number of messages is limited. For each message that it may have, a request may
+have `EACH` fields, `EACH` objects and lists, `NAMES` names (keys of objects) and `VALUES` values. That leaves room for
+a bias on every token of a vocabulary and for millions of token ids in prompts.
 
-Text is counted, not objects, and before there are any: outside of strings each name has its colon and each value its
-comma or its bracket. Most requests have too few of these signs, wherever they stand. Only what is left is taken apart,
-piece by piece, and no further than to the limit. Arguments of tool calls are texts that hold JSON, which is read later,
-so what they hold counts as well.
+Signs in the text are counted, before there are any objects. Outside of strings each name has its colon, and each value
+its comma or its bracket. Most requests have too few of these signs, wherever they stand. Only the others are taken
+apart, piece by piece, and no further than to the limit. Arguments of tool calls are texts that hold JSON, which is read
+later, so what they hold counts as well.
 
 **Its fields** are read as the engine reads them: it takes ``"true"`` and ``1`` for true, and ``"2"`` and ``2.0`` for 2.
 Otherwise fewer choices would be counted than come. What the engine cannot read it refuses; here such a value is None,
@@ -35,9 +35,9 @@ class Request:
     __slots__ = ("_found", "_made_of", "_most", "_text")
 
     def __init__(self, body: bytes, most: int | None = None) -> None:
-        """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads, and
-        `TooLarge` if it is made of more than a request may be that may have `most` messages. What begins as an object
-        and has too many signs is `TooLarge` before it is known whether it is JSON."""
+        """Raises `BadRequest` unless `body` is a JSON object in UTF-8, -16 or -32, which is what the engine reads.
+        Raises `TooLarge` if it is larger than a request of `most` messages may be. What begins as an object and has too
+        many signs is `TooLarge` before it is known whether it is JSON."""
         try:
             self._text = body.decode(json.detect_encoding(body), "surrogatepass")
         except UnicodeDecodeError as error:
@@ -70,7 +70,7 @@ class Request:
         return model if isinstance(model, str) and len(model) <= MAX_LABEL and is_text(model) else ""
 
     def naming(self, model: str | None) -> dict[str, str]:
-        """The field, as JSON text, that makes this a request for `model`; none if it is one, or for None."""
+        """The field, as JSON text, that makes this a request for `model`; none if it is one, or if `model` is None."""
         return {} if model is None or model == self.model else {"model": json.dumps(model)}
 
     def with_fields(self, fields: dict[str, str]) -> bytes:
@@ -95,14 +95,14 @@ Counts = tuple[int, int, int, int]
 
 
 def check_text(text: str, most: int) -> Counts | None:
-    """What the JSON object `text` is made of, None if it has too few signs to be counted; `TooLarge` if that is more
-    than a request may be that may have `most` messages."""
+    """What the JSON object `text` is made of; None if it has too few signs to be counted. `TooLarge` if it is made of
+    more than a request of `most` messages may be."""
     return _count((text,), most) if _may_be_over(text, most) else None
 
 
 def check(text: str, fields: Mapping[str, Any], most: int, made_of: Counts | None = None) -> None:
-    """`TooLarge` if the request `text`, which says `fields`, has more than `most` messages or items, or more with the
-    arguments of its calls than it may. `made_of` is what `check_text` found."""
+    """`TooLarge` if the request `text`, which says `fields`, has more than `most` messages or items. Also if, with the
+    arguments of its calls, it is made of more than it may be. `made_of` is what `check_text` found."""
     for name in _LISTS:
         if isinstance(told := fields.get(name), list) and len(told) > most:
             raise too_large(f"{name} has {len(told)} entries, and may have {most}", name)
@@ -113,19 +113,19 @@ def check(text: str, fields: Mapping[str, Any], most: int, made_of: Counts | Non
 
 
 def too_large(what: str, param: str | None = None) -> TooLarge:
-    """The error that says `what` there is too much of."""
+    """The error for a request that has too much of something; `what` says of what."""
     return TooLarge(f"the request is too large to be read: {what}", code="too_many_messages", param=param)
 
 
 def _may_be_over(text: str, most: int, escaped: int = 0) -> bool:
-    """Whether `text` has as many signs as it takes to be over a limit; so many more may be `escaped`."""
+    """Whether `text` has enough signs to be over a limit, if `escaped` more of them are written as escapes."""
     opened = sum(map(text.count, _OPEN)) + escaped
     return opened > EACH * most or text.count(":") + escaped > NAMES * most or text.count(",") + opened > VALUES * most
 
 
 def _count(texts: Iterable[str], most: int, counted: Counts = (0, 0, 0, 0)) -> Counts:
-    """What the JSON `texts` and what is `counted` already are made of together; `TooLarge` if it is over a limit. Each
-    string is a name, a value or a whole text, as arguments may be, so what is within the other limits has at most two
+    """What the JSON `texts` are made of, added to what is `counted` already; `TooLarge` if it is over a limit. Each
+    string is a name, a value or a whole text, such as arguments. So what is within the other limits has at most two
     quotes for each of these. What is no JSON may have any number, and each costs time."""
     opened, names, values, quotes = counted
     for piece, quoted in (piece for text in texts for piece in _bare(text)):
@@ -142,7 +142,7 @@ def _count(texts: Iterable[str], most: int, counted: Counts = (0, 0, 0, 0)) -> C
 
 
 def _bare(text: str) -> Iterator[tuple[str, int]]:
-    """`text` without its strings, piece by piece, and how many quotes begin or end one in each piece."""
+    """`text` without its strings, piece by piece, each with the number of quotes in it that begin or end a string."""
     escape, inside = "", 0
     for at in range(0, len(text), _PIECE):
         piece = (escape + text[at : at + _PIECE]).replace("\\\\", "")
@@ -172,7 +172,7 @@ _INTEGER = re.compile(r"([+-]?\d+(?:_\d+)*)(?:\.0*)?", re.ASCII).fullmatch
 
 
 def flag(request: Mapping[str, Any], name: str) -> bool | None:
-    """The truth value `name`; None where it is left out, null or unreadable."""
+    """The truth value `name`; None if it is left out, null or unreadable."""
     value = request.get(name)
     if isinstance(value, str):
         word = value.lower()
@@ -186,7 +186,7 @@ def unread(request: Mapping[str, Any], name: str) -> bool:
 
 
 def integer(request: Mapping[str, Any], name: str) -> int | None:
-    """The whole number `name`; None where it is left out, null or unreadable."""
+    """The whole number `name`; None if it is left out, null or unreadable."""
     value = request.get(name)
     if isinstance(value, str):
         found = _INTEGER(value.strip()) if len(value) < 100 else None
@@ -197,7 +197,7 @@ def integer(request: Mapping[str, Any], name: str) -> int | None:
 
 
 def choices_of(request: Mapping[str, Any]) -> int:
-    """``n``; one where it is left out or where the engine will refuse it."""
+    """``n``; one if it is left out or if the engine will refuse it."""
     return max(1, integer(request, "n") or 1)
 
 _TEXT = (
@@ -206,9 +206,9 @@ _TEXT = (
 
 
 def beyond_text(entries: Any, *names: str) -> bool:
-    """Whether a message or item in the list `entries` holds, under one of `names`, an image, a sound or another thing
-    that ids do not tell: they hold a placeholder, and a sample made of them would teach an answer to something that is
-    not there. What is not known to be text is taken to be more. vLLM finds an image also by its key alone, where the
+    """Whether a message or item in the list `entries` holds more than text, such as an image or a sound, under one of
+    `names`. Ids do not tell such things: they hold a placeholder, and a sample would teach an answer to something that
+    is not there. What is not known to be text is taken to be more. vLLM finds an image also by its key alone, if the
     part has no type, and by its ``uuid``."""
     if not isinstance(entries, list):
         return False

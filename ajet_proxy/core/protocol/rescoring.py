@@ -1,14 +1,14 @@
-"""The logprobs of tokens that were sampled without: one look at them by the model that sampled them.
+"""The logprobs of tokens that were sampled without any: the model that sampled them looks at them once more.
 
-Where an engine reports ids and no logprobs (vLLM's ``/v1/responses`` for all but text), the same engine is asked once
-more, on ``/v1/completions``, with the exact ids as the prompt: it then tells how likely each of them was. Under the
-same weights these are the numbers of the first time, but for the rounding of another batch. The last token is not part
-of the prompt but asked for by name at the place after it, where one token must be generated: so a sequence that fills
-the model's context still fits.
+If an engine reports ids and no logprobs (vLLM's ``/v1/responses`` for all but text), it is asked once more, on
+``/v1/completions``, with the exact ids as the prompt. It then tells how likely each of them was. Under the same weights
+these are the numbers of the first time, except for the rounding of another batch. The last token is not part of the
+prompt: one token must be generated after the prompt, and there the last one is asked for by name. So a sequence that
+fills the model's context still fits.
 
-Two things differ from logprobs reported at once: a prompt that is scored is computed without the prefix cache, and the
-numbers are those of the model itself, where a grammar (a required tool, a JSON schema) or, in an engine that reports
-processed logprobs, the sampling parameters had narrowed the choice.
+Two things differ from logprobs reported at once. A prompt that is scored is computed without the prefix cache. And the
+numbers are those of the model itself, while a grammar (a required tool, a JSON schema) may have narrowed the choice. In
+an engine that reports processed logprobs, so may the sampling parameters.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _UNSHAPED = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_p
 
 
 def question(choice: Unscored, *, model: str, salt: Any) -> bytes:
-    """The body that asks for the logprobs of `choice`; with a `salt` (``cache_salt``) its prompt is as private as the
-    one of the request was."""
+    """The body that asks for the logprobs of `choice`. With a `salt` (``cache_salt``) its prompt is as private as the
+    request's was."""
     *head, last = choice.token_ids
     body: dict[str, Any] = {
         "model": model,

@@ -1,19 +1,19 @@
 """``POST /v1/responses`` as vLLM speaks it.
 
 Asked with ``enable_response_messages``, vLLM adds the raw prompt and the raw output, ids included, to the response
-object: the document, or the last event of a stream. Logprobs it reports in one place only, with the text of a
-message, and there for every sampled token of the answer, reasoning and tool calls included. So they are asked for
-(``include``), and where an answer has no text its call is `Unscored`. Agents that asked for neither see what they would
-have seen: null messages, null logprobs, in a stream empty ones, and a null ``top_logprobs`` in each response object.
+object: the document, or the last event of a stream. It reports logprobs in one place only, with the text of a message.
+They are for every sampled token of the answer, reasoning and tool calls included. So they are asked for (``include``),
+and if an answer has no text its call is `Unscored`. Agents that asked for neither see what they would have seen: null
+messages, null logprobs, in a stream empty ones, and a null ``top_logprobs`` in each response object.
 
-Which token stood in which event of a stream is not told, so a change of weights in mid-stream is placed by counting
+A stream does not tell which token stood in which event. So a change of weights in mid-stream is placed by counting
 events; tokens that showed nothing are counted with those that came later. An answer that the engine made in several
-generations, calling tools of its own in between, is one answer with several prompts: it is lost, as are answers that
-come later than they are asked for (``background``) and prompts that are more than text.
+generations, calling tools of its own in between, has several prompts, so it is lost. So are answers that come later
+than they are asked for (``background``) and prompts that are more than text.
 
 vLLM can keep a response and gives it out again under its id (``GET /v1/responses/ID``), with what only the proxy asked
-for. So it is remembered how each of the latest responses was asked for (`KeptResponses`), and one that is fetched is
-read once more in the same way. What is not remembered stays as it is.
+for. So the proxy remembers how each of the latest responses was asked for (`KeptResponses`), and reads one that is
+fetched once more in the same way. What is not remembered stays as it is.
 
 vLLM reports an aborted generation on this route as a complete one.
 """
@@ -176,7 +176,7 @@ class ResponseReading(Reader):
         return (self._answer,)
 
     def _put_back(self, text: str, response: Spanned) -> Edits:
-        """The places in a response object of what only the proxy asked for."""
+        """The edits that put back what only the proxy asked for in a response object."""
         edits: Edits = {}
         if self._ask.hide_ids:
             hide(response, ("input_messages", "output_messages"), edits)
@@ -188,7 +188,7 @@ class ResponseReading(Reader):
         return edits
 
     def _learn(self, prompt: Any) -> None:
-        """What an event tells of the prompt, which is told once or always alike."""
+        """Notes what an event tells of the prompt. It may be told once, or more often if it is always alike."""
         if not self._prompt:
             self._prompt = prompt
         elif prompt and prompt != self._prompt:
@@ -206,7 +206,7 @@ class ResponseReading(Reader):
 
 
 def _objects(text: str, found: Spanned, name: str) -> list[Spanned]:
-    """The objects in the list `name`; none where it is no list of objects."""
+    """The objects in the list `name`; none if it is no list of objects."""
     value = found.values.get(name)
     whole = isinstance(value, list) and all(isinstance(item, dict) for item in value)
     return scan_list(text, found.spans[name][0])[0] if whole else []
@@ -242,7 +242,7 @@ def _ids(messages: Any) -> tuple[int, ...] | None:
 
 
 def _finish_reason(response: Mapping[str, Any]) -> str | None:
-    """How chat completions call it; None for a response that has not finished."""
+    """The finish reason in the words of chat completions; None for a response that has not finished."""
     if response.get("status") == "completed":
         called = any(item.get("type") == "function_call" for item in response["output"])
         return "tool_calls" if called else "stop"
@@ -251,7 +251,7 @@ def _finish_reason(response: Mapping[str, Any]) -> str | None:
 
 
 def _told_logprobs(output: list[dict[str, Any]]) -> list[Any]:
-    """Those of the first text that has any, which are those of all sampled tokens; empty if they are no numbers."""
+    """The logprobs of the first text that has any: those of all sampled tokens. Empty if they are not numbers."""
     parts = [part for item in output for part in item.get("content") or ()]
     rows = next((part["logprobs"] for part in parts if part.get("logprobs")), ())
     values = [row.get("logprob") for row in rows]
@@ -286,7 +286,7 @@ class KeptResponses:
 
 
 def fetched(method: str, path: str) -> str | None:
-    """The id of the response that a request to the engine's route `path`, as it is written, is for."""
+    """The id of the response that a request to the engine's route `path` (as it is written) fetches, if any."""
     found = _KEPT(unquote(path)) if method == "GET" else None
     return None if found is None else found[1]
 

@@ -27,7 +27,7 @@ CONTROL_ROUTES = frozenset((
 
 def open_route(written: str, allowed: tuple[str, ...] = ()) -> str | None:
     """The engine's route that a path as `written` means, without a slash at its end; None if agents may not use it.
-    They may use what is `allowed` besides."""
+    They may also use what is `allowed`."""
     path = unquote(written)
     plain = _plain(path)
     is_open = (plain in OPEN_ROUTES or plain in allowed or path.startswith("/v1/")) and plain not in CONTROL_ROUTES
@@ -36,7 +36,7 @@ def open_route(written: str, allowed: tuple[str, ...] = ()) -> str | None:
 
 
 def described(written: str) -> str:
-    """A path as `written`, for who is told that there is no such route, and what he most likely wanted."""
+    """A path as `written`, for an error that says there is no such route, and what was most likely meant."""
     path = unquote(written)
     if not path:
         return "/e/EPISODE" + _IN_V1  # in whose place a key may stand

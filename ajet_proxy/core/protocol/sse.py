@@ -1,7 +1,7 @@
 """Server-sent events, cut out of a byte stream at any split.
 
 An event leaves `SseParser.feed` with the very bytes it came in (`raw`), so that a relay can pass on what it does not
-change. Invariant: the `raw` parts of all events, joined, plus what `take` returns, are the bytes that were fed; and the
+change. Invariant: the `raw` parts of all events, joined, plus what `take` returns, are the bytes that were fed. The
 `data` of the events does not depend on how the stream was split.
 
 Lines end with LF, CRLF or CR (https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream).
@@ -26,7 +26,8 @@ class SseEvent(NamedTuple):
     data: bytes | None
 
     def with_data(self, data: bytes) -> bytes:
-        """This event's bytes with `data`, of no more lines than its own, in place of its own data; it has some."""
+        """This event's bytes with `data` in place of its own data. It must have some, and `data` no more lines than
+        that."""
         if self.raw == b"data: %b\n\n" % (self.data or b""):
             return b"data: %b\n\n" % data
         out = []
@@ -102,7 +103,7 @@ def _event(raw: bytes) -> SseEvent:
 
 
 def _lines(raw: bytes) -> list[tuple[bytes, bytes]]:
-    """The lines of `raw`, each with its line end (empty where the last line has none)."""
+    """The lines of `raw`, each with its line end (empty if the last line has none)."""
     out = []
     at = 0
     for found in _LINE_END.finditer(raw):

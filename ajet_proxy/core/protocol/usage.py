@@ -1,9 +1,9 @@
 """How many tokens an answer that passes through says it took, for the quota of its tenant.
 
 What is not captured is not parsed either: it passes as it comes, whatever its size. What it took stands at its end, in
-the ``usage`` of a document or of a stream's last event, so the last bytes are kept, and looked at once it is over.
+the ``usage`` of a document or of a stream's last event. So the last bytes are kept, and looked at when it is over.
 
-Invariant: `tokens` is a count, 0 where none is told; nothing in an answer makes it fail.
+Invariant: `tokens` is a count, 0 if none is told; nothing in an answer makes it fail.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Tail:
     _last = b""
 
     def feed(self, data: bytes) -> None:
-        """More of it."""
+        """Takes the next piece."""
         self._last = (self._last + data[-LAST:])[-LAST:]
 
     def tokens(self) -> int:
-        """What the last ``usage`` adds up to: its total, or else what was read and what was written."""
+        """What the last ``usage`` adds up to: its total, or else the tokens that were read and written."""
         for text in reversed(_USAGE.findall(self._last)):
             try:
                 usage = json.loads(text)

@@ -1,9 +1,9 @@
 """What became of one choice: `Captured`, with everything a `Call` needs from the engine, or `Lost` with its reason.
 
 A failed capture is a value and not an exception: the agent's answer does not depend on it. An exchange is whole or lost
-as a whole; within a whole exchange, a choice that the engine did not describe exactly is lost by itself. Between the
-two stands `Unscored`: exact ids without logprobs, which the engine can be asked for (`scoring`) before the agent sees
-the end of its answer.
+as a whole. Within a whole exchange, a choice that the engine did not describe exactly is lost by itself. Between the
+two stands `Unscored`: exact ids without logprobs. The engine can be asked for those (`core.protocol.rescoring`) before
+the agent sees the end of its answer.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Change(Struct, frozen=True):
 def to_packed(
     captured: Captured, origin: Origin, changes: Sequence[Change] = (), same_text: tuple[str, int] | None = None
 ) -> Packed:
-    """The record of one choice; a request that named no model takes the name that the engine answered with. `changes`
+    """The record of one choice. If the request named no model, it has the name that the engine answered with. `changes`
     are what was read of the weights while the call ran."""
     spans, uncertain = versions_of(captured, origin.policy_version, changes)
     return packed(
@@ -141,10 +141,10 @@ def to_packed(
 def versions_of(captured: Captured, before: int, changes: Sequence[Change] = ()) -> tuple[PolicySpans, bool]:
     """Runs of tokens by the version that sampled them, and whether that is uncertain.
 
-    The engine's labels count where they are the trainer's versions: whole numbers that never fall, none lower than the
-    version `before` the call and none more than one ahead of the last one read, since an update is announced only when
-    the engines have it. Else what was read around the call counts, and is uncertain if the readings differ, or if the
-    engine's labels say that the weights changed or contradict the readings.
+    The engine's labels count if they are the trainer's versions. They must be whole numbers that never fall, and none
+    may be lower than the version `before` the call. None may be more than one ahead of the last one read, since an
+    update is announced only when the engines have it. Otherwise what was read around the call counts. It is uncertain
+    if the readings differ, or if the engine's labels say that the weights changed or contradict the readings.
     """
     last = changes[-1].version if changes else before
     labels = captured.labels
@@ -170,6 +170,6 @@ def _readings(captured: Captured, before: int, changes: Sequence[Change]) -> Pol
 
 
 def prompt_hash(prompt_token_ids: Sequence[int]) -> str:
-    """The task of an episode that was given none: equal prompts, equal tasks."""
+    """The task of an episode that was given none; equal prompts give equal tasks."""
     packed = struct.pack(f"<{len(prompt_token_ids)}q", *prompt_token_ids)
     return f"prompt-{hashlib.sha256(packed).hexdigest()[:24]}"

@@ -1,42 +1,41 @@
 """Why a new timeline began: the first difference between a prompt and the timeline nearest to it, named.
 
 The core sees token ids and no text, so a name is a reading of where the difference stands and of what comes after it.
-The nearest timeline is the one, among those with an earlier call of the same model and agent, that shares the most
-leading tokens with the prompt; only its calls that started earlier count. What other calls sampled of its first prompt,
-which a fork takes over, is among its generations. With ``at`` the first differing position, the first rule that fits
-gives the name:
+The nearest timeline has an earlier call of the same model and agent, and shares the most leading tokens with the
+prompt. Only its calls that started earlier count. Other calls may have sampled parts of its first prompt, as in a fork;
+these are among its generations. With ``at`` the first differing position, the first rule that fits gives the name:
 
 ==================  ====================================================================================================
-`parallel`          the whole prompt is history of the timeline: the same prompt again, or a fork from an earlier point
-`new_chain`         nothing is shared
+`parallel`          the whole prompt is history of the timeline: the same prompt again, or a fork from an earlier point.
+`new_chain`         nothing is shared.
 `template`          ``at`` is the last token of a generation, mostly the stop token, or its first and its end still
-                    follows: the template writes the turn in other tokens than the engine did
-`retokenized`       ``at`` is inside a generation, and the prompt comes back to it: its tail or its stop token follows
-`retokenized`       ``at`` is the first token of a short generation, and its stop token follows after fewer tokens
-`history_edited`    ``at`` is inside a generation, and the prompt does not come back: the answer was cut or replaced
+                    follows. The template writes the turn in other tokens than the engine did.
+`retokenized`       ``at`` is inside a generation, and the prompt comes back to it: its tail or its stop token follows.
+`retokenized`       ``at`` is the first token of a short generation, and its stop token follows after fewer tokens.
+`history_edited`    ``at`` is inside a generation, and the prompt does not come back: the answer was cut or replaced.
 `tools_changed`     ``at`` is in the first half of the first prompt, where system text and tools stand, and the next
-                    generation still follows whole: the conversation goes on under a new head
-`history_edited`    ``at`` is in prompt tokens elsewhere, and the next generation follows whole
-`template`          ``at`` is in prompt tokens, and only the tail of the next generation follows: its reasoning was
-                    taken out together with the template's opening of it
-`parallel`          ``at`` is in prompt tokens behind a generation: two continuations of one shared history
-`compacted`         ``at`` is in the first prompt, the timeline has several calls, and the prompt is at most half as
-                    long as the timeline's last one, though an eighth of it or more is shared: a summary took the place
-                    of history
-`new_chain`         else: a shared beginning, such as one system prompt, and another conversation
+                    generation still follows whole. The conversation goes on under a new head.
+`history_edited`    ``at`` is in prompt tokens elsewhere, and the next generation follows whole.
+`template`          ``at`` is in prompt tokens, and only the tail of the next generation follows. Its reasoning was
+                    taken out together with the template's opening of it.
+`parallel`          ``at`` is in prompt tokens after a generation: two continuations of one shared history.
+`compacted`         ``at`` is in the first prompt, and the timeline has several calls. The prompt is at most half as
+                    long as the timeline's last one, but at least an eighth of it is shared. A summary took the place
+                    of history.
+`new_chain`         else: a shared beginning, such as one system prompt, and another conversation.
 ==================  ====================================================================================================
 
-Where the call's continuity has found out that the agent itself left something out (`EDITED`), the name is
-`history_edited` and not one of those that are `DRIFTED`.
+If the call's continuity has found out that the agent itself left something out (`EDITED`), the name is `history_edited`
+and not one of those that are `DRIFTED`.
 
-A name that is `VAGUE` says nothing of what was sampled, and the nearest timeline may have parted from it at that very
-place before: then the prompt is compared with that of the answer that should stand there as well, and is `DRIFTED` if
-that is the difference.
+A name that is `VAGUE` says nothing of what was sampled. The nearest timeline may have parted at that very place from
+the answer that should stand there. So the prompt is compared with the timeline of that answer as well. If that is the
+difference, the name is one that is `DRIFTED`.
 
-Limits, stated: an agent's edit within a generation that keeps its end, be it the stop token alone, reads as
-`retokenized`, and so does a short answer that it put into fewer tokens; a short answer that became as many tokens or
-more from its first on reads as `history_edited`; a changed first user message reads as `tools_changed` if it lies in
-the first half of the prompt; another conversation behind a long system prompt reads as `compacted`.
+Limits: if an agent edits a generation but keeps its end, even the stop token alone, the name is `retokenized`. It is
+the same for a short answer that the agent put into fewer tokens. A short answer that became as many tokens or more,
+from its first on, reads as `history_edited`. A changed first user message reads as `tools_changed` if it lies in the
+first half of the prompt. Another conversation after a long system prompt reads as `compacted`.
 """
 
 from __future__ import annotations

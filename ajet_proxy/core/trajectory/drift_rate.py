@@ -1,9 +1,9 @@
 """How often the turns of each model drifted: what its sealed episodes add up to, and the line that warns of it.
 
-A turn is a call that has an earlier one of the same model and agent in its episode, so that it could have gone on from
-it. It drifted if it did not because the prompt says the same with other tokens (`DRIFTED`): the model then reads a past
-that it never had. The other reasons of `core.trajectory.drift` are the agent's own doing: it edited, forked or summed
-up.
+A turn is a call that has an earlier one of the same model and agent in its episode, so that it could have continued
+that. It drifted if it did not, because the prompt says the same with other tokens (`DRIFTED`): the model then reads a
+past that it never had. The other reasons of `core.trajectory.drift` are the agent's own doing: it edited, forked or
+summarized.
 
 Invariant: the counters and the window of latest turns are a function of the sequence of episodes added, so that a
 replay warns as the live daemon did. The rate is that of the window, so an old fault that was repaired stops warning.
@@ -36,7 +36,7 @@ class Drift:
         self._recent = self._drifted = 0
 
     def add(self, turns: int, broken: Counter[str]) -> None:
-        """Count one episode's `turns`, of which some were `broken`."""
+        """Count one episode's `turns`, and how many of them were `broken`, by reason."""
         drifted = sum(broken[reason] for reason in DRIFTED)
         self.turns += turns
         self.broken += broken

@@ -1,12 +1,12 @@
 """What other trainers want of samples: rows for supervised fine-tuning, and pairs for preference learning.
 
-Both hold token ids, because ids are what was sampled and text would have to be tokenized again. The names are those
-that Hugging Face's trainers read: ``input_ids`` and ``labels``, where `NO_LABEL` stands for tokens that are not learnt;
+Both hold token ids, because ids are what was sampled; text would need to be tokenized again. The names are those that
+Hugging Face's trainers read: ``input_ids`` and ``labels``, where `NO_LABEL` stands for tokens that are not learnt;
 ``prompt_ids``, ``chosen_ids`` and ``rejected_ids``.
 
-A pair is two samples of one task, model and agent that begin with the same prompt and earned different rewards: the
-best with the worst, the next best with the next worst, and so on inwards; two that say the same are no pair. Planning
-needs only each sample's `Place`.
+A pair is two samples of one task, model and agent that begin with the same prompt and earned different rewards. The
+best is paired with the worst, the next best with the next worst, and so on inwards. Two that say the same are no pair.
+Planning needs only each sample's `Place`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def place(sample: Sample, number: int) -> Place | None:
-    """Where `sample`, the one of its episode with this `number`, stands; None if nobody rewarded it."""
+    """The `Place` of `sample`, whose number within its episode is `number`; None if nobody rewarded it."""
     if sample.reward is None:
         return None
     start = prompt_length(sample)

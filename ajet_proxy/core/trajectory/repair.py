@@ -1,18 +1,18 @@
 """Joining timelines that are one text: a prompt that says what a call read and sampled, in other tokens.
 
 A strict timeline ends where the engine reads its history as other tokens than were sampled. If it is known that the
-next prompt begins with the same text (`Turn.same_text`), the two become one: what was sampled stays as history, and the
+next prompt begins with the same text (`Turn.same_text`), the two become one. What was sampled stays as history. The
 tokens that the engine read in its place are left out and counted.
 
 The core has no tokenizer: `find_same_text` asks for the text of token ids as it needs it, and its caller answers (see
-`ajet_proxy.io.engines.rendering`). What is compared is the text from shortly before the first token that differs,
-because a decoder may write a token otherwise at the beginning of a text than within it.
+`ajet_proxy.io.engines.rendering`). What is compared is the text from shortly before the first token that differs. A
+decoder may write a token in another way at the beginning of a text than within it.
 
 Invariants: no token is trained that was not sampled, and each that was is trained once, because only tokens of a prompt
-are left out. A timeline is continued once, by the earliest call that may, and only behind its last call. What a joined
-timeline does not promise is law 2: its later calls read other tokens of the same text. What is found is exact: the
-first tokens of the prompt, as many as are told, decode to the very text to which what the call read and sampled
-decodes. Text that ends in the middle of a character is never the same.
+are left out. A timeline is continued once, by the earliest call that may, and only after its last call. A joined
+timeline does not promise law 2: its later calls read other tokens of the same text. What is found is exact: the tokens
+that are told, at the start of the prompt, decode to the very text of what the call read and sampled. Text that ends in
+the middle of a character is never the same.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Decoding = Generator[tuple[int, ...], str, Found | None]
 
 
 def join(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
-    """`timelines` of one episode, in the order of their first calls, with those put behind one another that are one
-    text."""
+    """`timelines` of one episode, in the order of their first calls; those that are one text are put after one
+    another."""
     behind = _links(timelines)
     continued = set(behind.values())
     out = []
@@ -59,7 +59,7 @@ def join(timelines: Sequence[Timeline]) -> tuple[Timeline, ...]:
 
 
 def _links(timelines: Sequence[Timeline]) -> dict[int, int]:
-    """Which timeline goes on behind which; both by their places."""
+    """For each timeline that another one continues, which one that is; both by their places."""
     ends = {timeline.turns[-1].call: place for place, timeline in enumerate(timelines)}
     behind: dict[int, int] = {}
     for place, timeline in enumerate(timelines):
@@ -74,14 +74,14 @@ def _links(timelines: Sequence[Timeline]) -> dict[int, int]:
 
 
 def _last(behind: dict[int, int], place: int) -> int:
-    """The last timeline of those that go on from `place`."""
+    """The last of the timelines that continue the one at `place`."""
     while place in behind:
         place = behind[place]
     return place
 
 
 def _joined(joined: Timeline, text: bytes, timeline: Timeline) -> Timeline:
-    """`timeline` behind `joined`, whose last call read and sampled `text`."""
+    """`timeline` put after `joined`, whose last call read and sampled `text`."""
     _, tokens = timeline.turns[0].same_text or ("", 0)
     shift = len(joined) - tokens
     return Timeline(
@@ -93,8 +93,8 @@ def _joined(joined: Timeline, text: bytes, timeline: Timeline) -> Timeline:
 
 
 def replaced(read: bytes, kept: bytes) -> int:
-    """How many of the tokens that were `read` are not among the `kept` ones of the same text, in their order; where
-    all are, how many of the `kept` ones were not read: tokens of no text."""
+    """How many of the tokens that were `read` are not among the `kept` ones of the same text, in their order. If all
+    are, how many of the `kept` ones were not read: tokens of no text."""
     start = common_prefix(read, kept)
     one, other = unpack_tokens(read)[start:], unpack_tokens(kept)[start:]
     shorter = min(len(one), len(other))
@@ -105,8 +105,8 @@ def replaced(read: bytes, kept: bytes) -> int:
 
 
 def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the longest common subsequence, a row of the table at a time in the bits of an integer (Crochemore
-    et al., A fast and practical bit-vector algorithm for the longest common subsequence problem, 2001)."""
+    """The length of the longest common subsequence. Each row of the table is the bits of an integer. Source: Crochemore
+    et al., A fast and practical bit-vector algorithm for the longest common subsequence problem, 2001."""
     places: dict[int, int] = {}
     for place, token in enumerate(other):
         places[token] = places.get(token, 0) | 1 << place
@@ -119,9 +119,9 @@ def _in_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def find_same_text(prompt: bytes, calls: Iterable[Packed]) -> Decoding:
-    """The call of `calls` (of one model and agent) whose prompt and sampled tokens are, as text, the beginning of
-    `prompt`, with the number of the prompt's tokens that say it; None if there is none, or if the prompt begins with
-    these very tokens. Yields token ids, and is sent their text."""
+    """Finds the call of `calls` (of one model and agent) whose prompt and sampled tokens are, as text, the beginning of
+    `prompt`. Returns its id and how many of the prompt's tokens say that text. None if there is none, or if the prompt
+    begins with these very tokens. Yields token ids, and is sent their text."""
     shares = [(common_prefix(prompt, call.text), call.turn.rank, call) for call in calls]
     near = sorted(shares, key=lambda share: share[:2], reverse=True)
     for shared, _, call in near[:TRIED]:
@@ -140,8 +140,7 @@ def find_same_text(prompt: bytes, calls: Iterable[Packed]) -> Decoding:
 
 
 def with_same_text(calls: Sequence[Call], text: Text) -> tuple[Call, ...]:
-    """`calls` of one episode, those that say nothing of their texts with what `find_same_text` finds among the earlier
-    ones."""
+    """`calls` of one episode. Those without `same_text` get what `find_same_text` finds among the earlier ones."""
     out: list[Call] = []
     kinds: dict[tuple[str, str], list[Packed]] = {}
     for call in sorted(calls, key=lambda call: (call.started_at, call.call)):
@@ -165,7 +164,7 @@ def _run(search: Decoding, model: str, text: Text) -> Found | None:
 
 
 def _length(prompt: bytes, start: int, text: str) -> Generator[tuple[int, ...], str, int | None]:
-    """How many tokens of `prompt` end where `text`, which begins at token `start`, ends; None if none does."""
+    """How many tokens `prompt` has up to the end of `text`, which begins at token `start`; None if none ends there."""
     low, high = start, count(prompt)
     while high - low > 1:
         middle = (low + high) // 2

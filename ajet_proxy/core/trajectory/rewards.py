@@ -26,8 +26,8 @@ class EpisodeReward:
 
 
 def total(rewards: Iterable[EpisodeReward]) -> float | None:
-    """The sum of `rewards`, of which a final one takes the place of earlier final ones: of those given to the same call
-    or agent, or of all if it is the whole episode's. None for none."""
+    """The sum of `rewards`; None if there are none. A final reward replaces earlier final ones: those given to the same
+    call or agent, or all of them if it is the whole episode's."""
     rewards = list(rewards)
     finals: dict[tuple[str | None, str | None], float] = {}
     for reward in rewards:

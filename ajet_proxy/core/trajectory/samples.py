@@ -1,6 +1,6 @@
 """Timelines become samples, the records that the trainer sees; with `tree_rows`, one record for each tree of them.
 
-Invariant: a sample's mask is 1 exactly where one of its calls sampled, its logprobs are the engine's there and 0.0
+Invariant: a sample's mask is 1 exactly where one of its calls sampled. Its logprobs are the engine's there and 0.0
 elsewhere, and its policy versions count those same tokens in order. A sample's reward is made of the rewards that
 concern it: those without a scope, those of its agent, and those of a call it holds.
 
@@ -24,8 +24,8 @@ from ajet_sdk.sample import Call, PolicySpans, Sample
 def samples_of(
     timelines: Sequence[Timeline], *, episode: str, task: str, rewards: Collection[EpisodeReward] = ()
 ) -> Iterator[Sample]:
-    """The samples of one episode, one for each of `timelines` and in their order, after `repair.join`. Each is made
-    when it is asked for: their tokens as numbers take many times the room of timelines."""
+    """The samples of one episode, one for each of `timelines` after `repair.join`, in their order. Each is made when it
+    is asked for: their tokens as numbers take many times the room of timelines."""
     return (
         Sample(
             sample=f"{episode}/{index}",
@@ -49,7 +49,7 @@ def samples_of(
 
 
 def merge_calls(calls: Sequence[Call], policy: Policy = "strict") -> tuple[Sample, ...]:
-    """The samples of the calls of one episode that nobody has rewarded; its task is the hash of its first prompt."""
+    """The samples of one episode's calls, without rewards; the task is the hash of the first prompt."""
     first = min(calls, key=lambda call: (call.started_at, call.call))
     task = prompt_hash(first.prompt_token_ids)
     return tuple(samples_of(merge(calls, policy), episode=first.episode, task=task))
@@ -70,7 +70,7 @@ def _logprobs(timeline: Timeline) -> tuple[float, ...]:
 
 
 def _versions(turns: Iterable[Turn]) -> PolicySpans:
-    """The turns' versions in order, equal neighbours as one."""
+    """The turns' versions in order; equal neighbors become one."""
     runs: list[tuple[int, int]] = []
     for version, sampled in (span for turn in turns for span in turn.policy_versions):
         if runs and runs[-1][0] == version:
@@ -91,7 +91,7 @@ def _reward(turns: Sequence[Turn], rewards: Iterable[EpisodeReward]) -> float | 
 
 
 def tree_rows(calls: Sequence[Call]) -> tuple[Sample, ...]:
-    """One row for each tree of one episode's calls: calls of one model and agent whose texts begin with one token.
+    """One row for each tree of one episode's calls: calls of one model and agent whose texts begin with the same token.
 
     ``parents`` holds each token's predecessor. A token that two calls share as history stands once; a token that two
     calls sampled stands twice, because each sampled it with a logprob of its own. Each call's sampled tokens stand next
@@ -109,9 +109,9 @@ def tree_rows(calls: Sequence[Call]) -> tuple[Sample, ...]:
 
 
 class _Tree:
-    """Nodes in the order of their making. A node stands for one token behind one history; `first` finds, for a node and
-    a token, the node that first continued it so. Calls come in the order of their prompts' lengths: a sampled token is
-    made before anyone has it as history."""
+    """Nodes in the order in which they were made. A node stands for one token after one history. `_first` finds, for a
+    node and a token, the node that first continued it so. Calls come in the order of their prompts' lengths, so a
+    sampled token is made before anyone has it as history."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -124,7 +124,7 @@ class _Tree:
         self._starts: list[int] = []
 
     def add(self, call: Packed) -> None:
-        """`call`'s history, as far as it is new, and then its sampled tokens, always new."""
+        """Add `call`'s history, as far as it is new, and then its sampled tokens, which are always new."""
         turn, at = call.turn, -1
         for token in unpack_tokens(cut(call.text, 0, turn.start)):
             known = self._first.get((at, token))
@@ -138,7 +138,7 @@ class _Tree:
         self.turns.append(turn)
 
     def _make(self, parent: int, history: int, token: int, logprob: float, sampled: int) -> int:
-        """A new node behind `parent`. `history` is the node that first had the text which `parent` ends."""
+        """A new node after `parent`. `history` is the node that first had the text which `parent` ends."""
         node = len(self.tokens)
         self.tokens.append(token)
         self.parents.append(parent)

@@ -1,16 +1,17 @@
 """Merging: the calls of one episode become as few timelines as the laws of contract §6.3 allow.
 
 Idea: write ``E(a)`` for a call's prompt and sampled tokens together and ``P(b)`` for a call's prompt. Call b can follow
-call a if ``E(a)`` is a prefix of ``P(b)``. All ends that can precede b lie on one path of the prefix tree of ends, so
+call a if ``E(a)`` is a prefix of ``P(b)``. All ends that can precede b lie on one path of the prefix tree of ends. So
 the fewest timelines are found greedily: each call, in the order of ``(started_at, call)``, takes the longest end on its
 path that nobody has taken yet. (Exchange argument: whatever a longer end can serve, a shorter one on the same path can
-serve too, so taking the longest never costs a timeline, in whatever order the calls are asked.)
+serve too. So taking the longest never costs a timeline, in whatever order the calls are asked.)
 
 Invariant: the result is a function of the set of calls. All ends are known before the first call is asked, so neither
-the order of arrival nor clocks that disagree matter. Ends of one text are given out to the earliest call first, those
-that sampled nothing before the others: calls without samples at one prompt form one link, which cannot follow itself.
+the order of arrival nor clocks that disagree matter. Of ends with one text, those of calls that sampled nothing are
+given out first, and then the earliest call's. Calls without samples at one prompt form one link, which cannot follow
+itself.
 
-The tree of ends is not built token by token: it is read off the sorted ends, in which every text stands right before
+The tree of ends is not built token by token. It is read off the sorted ends, in which every text stands right before
 its extensions. So the cost is a sort of byte strings.
 
 Next: ajet_trainer/step.py
@@ -63,7 +64,7 @@ class Turn(Struct, frozen=True):
 
     @property
     def rank(self) -> tuple[float, str]:
-        """Calls are ordered by this wherever an order matters."""
+        """What calls are ordered by wherever an order matters."""
         return (self.started_at, self.call)
 
     @property
@@ -115,8 +116,8 @@ class Timeline:
     """A chain of calls: each turn's prompt begins with everything up to the end of the turn before it.
 
     ``broken_by`` names why the chain does not continue an earlier one; None for the first of its model and agent. With
-    ``repaired_tokens`` it is one of `core.trajectory.repair`: so many tokens of its prompts are others here, of the
-    same text.
+    ``repaired_tokens`` it was joined by `core.trajectory.repair`. That many tokens of its prompts are other ones here,
+    of the same text.
     """
 
     tokens: bytes
@@ -138,7 +139,7 @@ class Timeline:
 
 
 def packed(prompt: Sequence[int], sampled: Sequence[int], logprobs: Sequence[float], **told: Any) -> Packed:
-    """A call of these ids and logprobs, of which `told` is what else a `Turn` tells."""
+    """A call of these ids and logprobs; `told` is what else a `Turn` tells."""
     start = len(prompt)
     turn = Turn(start=start, end=start + len(sampled), logprobs=array("d", logprobs).tobytes(), **told)
     return Packed(turn, pack_tokens(prompt) + pack_tokens(sampled))
@@ -156,8 +157,8 @@ def merge(calls: Iterable[Call], policy: Policy = "strict") -> tuple[Timeline, .
 
 
 def merge_packed(calls: Iterable[Packed], policy: Policy = "strict") -> tuple[Timeline, ...]:
-    """`merge` for calls that are packed already. Calls of different models or agents never meet, and what is known of
-    their texts is left out unless it is to count."""
+    """`merge` for calls that are packed already. Calls of different models or agents never meet. What is known of their
+    texts is left out unless the policy is ``repair``."""
     kinds: dict[tuple[str, str], list[Packed]] = {}
     if policy != "repair":
         calls = [
@@ -204,13 +205,13 @@ def _difference(calls: Sequence[Packed], tree: EndTree, first: int, chain: Seque
 
 
 def _nearest_before(calls: Sequence[Packed], first: int, candidates: Sequence[int]) -> int | None:
-    """`EndTree.nearest_earlier` among `candidates` alone; needed only where clocks contradict the texts."""
+    """`EndTree.nearest_earlier` among `candidates` alone; needed only if clocks contradict the texts."""
     text = calls[first].text
     return max(candidates, key=lambda index: (common_prefix(calls[index].text, text), index), default=None)
 
 
 def _chains(follows: list[int | None]) -> list[list[int]]:
-    """The chains of which `follows` holds each link."""
+    """The chains whose links are in `follows`."""
     after = {before: index for index, before in enumerate(follows) if before is not None}
     chains = [[index] for index, before in enumerate(follows) if before is None]
     for chain in chains:
@@ -220,7 +221,7 @@ def _chains(follows: list[int | None]) -> list[list[int]]:
 
 
 def _follow(calls: list[Packed], tree: EndTree) -> list[int | None]:
-    """For each call the one it follows, or None where a timeline begins."""
+    """For each call the one it follows; None if a timeline begins there."""
     follows: list[int | None] = [None] * len(calls)
     silent: dict[int, list[int]] = {}
     free: list[list[int]] = [[] for _ in tree.parent]
@@ -245,7 +246,7 @@ def _follow(calls: list[Packed], tree: EndTree) -> list[int | None]:
 def _take(free: list[list[int]], up: list[int], node: int, own: int | None) -> int | None:
     """The longest free end at `node` or above it, now taken, but not a link's `own` end.
 
-    ``up`` leads past nodes without free ends and is shortened on the way: all searches together are nearly linear.
+    ``up`` leads past nodes without free ends and is shortened on the way, so all searches together are nearly linear.
     """
     if own is not None and free[node][-1:] == [own]:
         if len(free[node]) > 1:
@@ -313,7 +314,7 @@ class EndTree:
         return found[::-1]
 
     def nearest_asked(self, calls: Sequence[Packed]) -> list[int | None]:
-        """For each call the earlier one that sampled behind the longest beginning of its prompt; of several, one that
+        """For each call the earlier one that sampled after the longest beginning of its prompt; of several, one that
         shares the most with it."""
         found: list[int | None] = [None] * len(self.order)
         for walk in self._walks():
@@ -347,6 +348,6 @@ class EndTree:
         return [None if found is None else found[1] for found in nearest]
 
     def _walks(self) -> tuple[Iterable[tuple[int, int]], ...]:
-        """The calls in the order of their texts and against it, each with what it shares with the one before it."""
+        """The calls in the order of their texts, and in reverse, each with what it shares with the one before it."""
         forth = zip(self.order, self.shared, strict=True)
         return forth, zip(reversed(self.order), [0, *reversed(self.shared[1:])], strict=True)

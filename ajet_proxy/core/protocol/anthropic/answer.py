@@ -2,18 +2,18 @@
 
 ::
 
-    chat chunk                         events
-    the first                          message_start
-    delta.reasoning, delta.content     (content_block_stop, content_block_start,) content_block_delta
-    delta.tool_calls, with a name      (content_block_stop,) content_block_start; its arguments are deltas
-    no choices: usage                  (content_block_stop,) message_delta
-    [DONE]                             message_stop
-    an error                           error, and nothing after it
+    | chat chunk                       | events
+    | the first                        | message_start
+    | delta.reasoning, delta.content   | (content_block_stop, content_block_start,) content_block_delta
+    | delta.tool_calls, with a name    | (content_block_stop,) content_block_start; its arguments are deltas
+    | no choices: usage                | (content_block_stop,) message_delta
+    | [DONE]                           | message_stop
+    | an error                         | error, and nothing after it
 
 One block is open at a time, and blocks are numbered from 0. Text that comes while a tool's block is open waits until
-that block ends and is a block of its own, because a block's deltas are of one kind. Each event has the bytes that vLLM
-writes for it. Thinking is signed with 32 hexadecimal digits that mean nothing, as vLLM's do: its are random, these say
-which block it was.
+that block ends, because a block's deltas are of one kind. It is then a block of its own. Each event has the bytes that
+vLLM writes for it. Thinking is signed with 32 hexadecimal digits that mean nothing, as vLLM's do: its are random, these
+say which block it was.
 
 What comes is read as chat by `Reading`, whose outcomes hold whatever the client is shown.
 """
@@ -112,7 +112,7 @@ class MessagesReading(Reading):
         return _dump(shown)
 
     def _watch(self, data: bytes) -> None:
-        """Read what the client is not shown any more."""
+        """Read what the client is no longer shown."""
         with suppress(*UNREADABLE):
             answer = scan(data.decode(), deep="choices")
             self._read(answer, answer.values.get("choices"))
@@ -142,7 +142,7 @@ class MessagesReading(Reading):
         return self._blocks.add(choice["delta"])
 
     def _fail(self, message: str) -> bytes:
-        """The stream ends here: the engine has failed, or cannot be understood."""
+        """End the stream here: the engine has failed, or cannot be understood."""
         self.ended = self._over = True
         return _event("error", error={"type": "internal_error", "message": message})
 
@@ -244,7 +244,7 @@ class Blocks:
 
 
 def _arguments(text: str) -> dict[str, Any] | None:
-    """A tool call's arguments; ValueError where vLLM cannot give them as an object either and answers 400."""
+    """A tool call's arguments. ValueError if vLLM cannot give them as an object either and answers 400."""
     given = json.loads(text)
     if given is not None and not isinstance(given, dict):
         raise ValueError(f"the arguments of a tool call are not an object: {text}")
@@ -252,7 +252,7 @@ def _arguments(text: str) -> dict[str, Any] | None:
 
 
 def _usage(usage: Any) -> dict[str, int]:
-    """vLLM's prompt tokens are all of them, Anthropic's are those that no cache had."""
+    """Token counts in Anthropic's words. vLLM's prompt tokens are all; Anthropic's are those that no cache had."""
     usage = usage or {}
     details = usage.get("prompt_tokens_details") or {}
     created, read = details.get("created_cache_tokens"), details.get("cached_tokens")
@@ -263,7 +263,7 @@ def _usage(usage: Any) -> dict[str, int]:
 
 
 def _stop(finish_reason: Any, stop_reason: Any) -> dict[str, Any]:
-    """Why the message ended: a string that stopped it is named, a token is not."""
+    """Why the message ended. A stop string is named, a stop token is not."""
     if isinstance(stop_reason, str) and finish_reason == "stop":
         return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
     return {"stop_reason": _REASONS.get(finish_reason or "stop"), "stop_sequence": None}
@@ -278,5 +278,5 @@ def _event(kind: str, **fields: Any) -> bytes:
 
 
 def _dump(value: Any) -> bytes:
-    """JSON as vLLM writes it; half of a surrogate pair, which UTF-8 has no bytes for, as its escape."""
+    """JSON as vLLM writes it. Half of a surrogate pair, for which UTF-8 has no bytes, is written as its escape."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")

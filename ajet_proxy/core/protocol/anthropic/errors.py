@@ -19,7 +19,7 @@ _TYPES = {
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether who asks at the engine's route `path` expects errors in this shape."""
+    """Whether clients that ask at the engine's route `path` expect errors in this shape."""
     return path == PREFIX or path.startswith(PREFIX + "/")
 
 

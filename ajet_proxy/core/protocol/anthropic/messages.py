@@ -2,8 +2,8 @@
 
 vLLM has this route itself and answers it by translating to chat and back, but it tells no token ids there. So the proxy
 does the translating (`request`, `answer`), asks the chat route as `chat` does, and captures the call from its answer.
-The client gets, event for event, what vLLM's own translation would have made of it. Two things vLLM decides by the
-model's chat template: they are a `Template`, which is found out by asking the engine.
+The client gets, event for event, what vLLM's own translation would have made of it. vLLM decides two things by the
+model's chat template. They are a `Template`, which is found out by asking the engine.
 """
 
 from __future__ import annotations

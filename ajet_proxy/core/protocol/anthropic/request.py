@@ -1,14 +1,14 @@
 """A request of Anthropic's Messages API as the request of the engine's chat route that vLLM would make of it.
 
-vLLM answers ``/v1/messages`` by such a translation of its own, and the two must agree field by field, because the
-prompt's tokens depend on it: billing lines that Claude Code puts into system prompts are left out, the results of tools
-become messages before the rest of their message, arguments are written as Python's ``json.dumps`` writes them. Fields
-that vLLM does not know (``metadata``, ``service_tier``, ``context_management``, ``cache_control``) mean nothing to it,
-nor does ``is_error`` of a tool's result.
+vLLM answers ``/v1/messages`` by such a translation of its own. The two must agree field by field, because the prompt's
+tokens depend on it. Billing lines that Claude Code puts into system prompts are left out. The results of tools become
+messages before the rest of their message. Arguments are written as Python's ``json.dumps`` writes them. Fields that
+vLLM does not know (``metadata``, ``service_tier``, ``context_management``, ``cache_control``) mean nothing to it, nor
+does ``is_error`` of a tool's result.
 
-What the engine would drop without a word, although the model was to see or to use it, is refused with the place it
-stands at: documents, files, search results, tools that Anthropic's servers run, other things than text in a system
-prompt.
+Some things the engine would drop without a word, although the model should see or use them. They are refused, with the
+place they stand at: documents, files, search results, tools that Anthropic's servers run, and anything but text in a
+system prompt.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def _messages(asked: Mapping[str, Any], template: Template) -> list[Message]:
 
 
 def _system_texts(content: Any, where: str, *, inline: bool = False) -> list[str]:
-    """The texts of a system prompt without billing lines; a prompt that is one text has none unless it is `inline`."""
+    """The texts of a system prompt, without billing lines. In a prompt that is a single text these are looked for only
+    if it is `inline`."""
     if isinstance(content, str):
         return [] if inline and content.startswith(BILLING) else [content]
     texts = []
@@ -102,7 +103,7 @@ def _system_texts(content: Any, where: str, *, inline: bool = False) -> list[str
 
 
 class _Said:
-    """One message that is a list of blocks, block by block; what tools gave goes into `out` at once."""
+    """Makes one message from a list of blocks, block by block. What tools gave goes into `out` at once."""
 
     def __init__(self, role: str, out: list[Message]) -> None:
         self._role = role
@@ -277,7 +278,7 @@ def _refuse(where: str, what: str) -> NoReturn:
 
 
 def _is(value: Any, kind: type, where: str, what: str) -> Any:
-    """`value`, which is of this `kind`."""
+    """`value`, if it is of this `kind`; else `BadRequest`."""
     if not isinstance(value, kind):
         _refuse(where, f"must be {what}")
     return value

@@ -1,12 +1,12 @@
 """What an engine decides by the model's chat template when it answers ``/v1/messages``, found out by asking it.
 
 vLLM moves system messages from the middle of a conversation to its front if the template takes them nowhere else. It
-does so for ``count_tokens`` too, whose answers tell: a conversation with such a message counts as much as the one in
-which the message stands in front already, to the token, only if they are the same.
+does so for ``count_tokens`` too, so its counts tell. A conversation with such a message counts the same, to the token,
+as one with the message at its front already, only if vLLM makes them the same.
 
-For disabled thinking vLLM asks the template for no effort, or for a low one if the template knows no ``none``: refuses
-it, or renders it like another effort. ``/tokenize`` shows what it renders. An operator who has set the effort by hand
-(``--anthropic-disabled-thinking-effort``) has set it for vLLM's own route alone; nothing tells it.
+For disabled thinking vLLM asks the template for the effort ``none``. If the template does not know it (refuses it, or
+renders it like another effort), vLLM asks for a low one. ``/tokenize`` shows what it renders. An operator who has set
+the effort by hand (``--anthropic-disabled-thinking-effort``) has set it for vLLM's own route alone; nothing tells it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def questions(model: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def template_of(answers: Sequence[Any]) -> Template | None:
-    """What the engine's answers to `questions` say; each is decoded JSON, None for a refusal. None if it said nothing
-    at all, as for a model that it does not know."""
+    """What the engine's answers to `questions` say. Each is decoded JSON, or None for a refusal. Returns None if the
+    engine said nothing at all, as for a model that it does not know."""
     counts = [_in(answer, "input_tokens") for answer in answers[:2]]
     none, *others = [_in(answer, "tokens") for answer in answers[2:]]
     if all(told is None for told in (*counts, none, *others)):
