@@ -33,7 +33,7 @@ TTL_MAX = 100 * 365 * 86400.0
 
 
 def config_options(*names: str) -> Callable[[F], F]:
-    """One flag for each setting that may stand on the command line; of those in `names`, if any are given."""
+    """Add a flag for each setting that may stand on the command line; only for those in `names`, if any are given."""
 
     def decorate(command: F) -> F:
         for found in reversed(SETTINGS.options.values()):
@@ -284,7 +284,7 @@ def install_service(user: bool, only_print: bool, arguments: tuple[str, ...]) ->
 
 
 def _used_data_dir(config: Config) -> Path:
-    """The data directory, refused if no proxy's keys are there: to change those of another would look like success."""
+    """The data directory. It is refused if no proxy's keys are there: to change other keys would look like success."""
     from ajet_proxy.io.http import keyring
 
     if not keyring.used(Path(config.data_dir)):
@@ -308,7 +308,7 @@ def main() -> NoReturn:
 
 
 def _explain(error: Exception) -> str | None:
-    """What is said of faults that this command alone has."""
+    """What to say of an error that only this command can have; None for others."""
     line = None
     if isinstance(error, click.NoSuchOption):
         line = SETTINGS.gone(error.option_name.lstrip("-").replace("-", "_"), error.option_name)

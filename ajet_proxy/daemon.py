@@ -1,9 +1,9 @@
 """The composition root: the only place that constructs the daemon's parts and connects them.
 
-Order matters. The data directory's lock comes first, because two proxies on one journal would destroy it; then the
-replay of the journal, so that the state is whole before anyone can ask for it; then the sockets; then the word to
-systemd. On SIGTERM the same steps run backwards: nobody new is let in, requests held at the gate are answered 503 (the
-trainer that would open it cannot reach us by then), calls in flight finish, and the journal is closed last.
+Order matters. The data directory's lock comes first, because two proxies on one journal would destroy it. Then the
+journal is replayed, so that the state is whole before anyone can ask for it. Then come the sockets, and last the word
+to systemd. On SIGTERM the same steps run backwards. Nobody new is let in, calls in flight finish, and the journal is
+closed last. Requests held at the gate are answered 503: the trainer that would open it cannot reach us by then.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class App:
         self.url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def _open_store(self) -> Store:
-        """The ledger as it was, and what was in flight when it was left is lost."""
+        """The ledger as it was. What was in flight when it was left is lost."""
         provider = exporting(os.environ)
         traces = Traces(provider) if provider is not None else None
         if traces is not None:
@@ -172,7 +172,7 @@ class App:
         return store
 
     def _look_after(self) -> None:
-        """Start what is done again and again."""
+        """Start what is done at regular times: the tick, with limits, compaction and the watch on keys."""
         config = self.config
         limits = self._limit()
         compactor = Compactor(
@@ -185,7 +185,7 @@ class App:
         self._stack.push_async_callback(end, self.ticker)
 
     async def _listen_with(self, workers: Workers, application: web.Application) -> tuple[str, int]:
-        """Have `workers` listen and bring the requests that are for `application`."""
+        """Have `workers` listen, and bring `application` the requests that are for it."""
         self._stack.push_async_callback(workers.stop)
         runner = await self._runner(application)
         await web.SockSite(runner, workers.control_socket(), backlog=front.BACKLOG).start()
@@ -216,7 +216,7 @@ class App:
         return runner
 
     def _crew(self, ledger_port: LocalPort, log: AuditLog) -> Workers:
-        """The worker processes, which know at every moment what the ledger says of weights and engines."""
+        """The worker processes. They are told what the ledger says of weights and engines whenever that changes."""
         config, state, keys = self.config, self._store.state, self._keys
         settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
@@ -236,7 +236,7 @@ class App:
         return workers
 
     def _limit(self) -> DaemonLimits:
-        """Hold the store, and what bodies take, to what the operator allows."""
+        """Hold the store, and the memory of bodies, to what the operator allows."""
         config, store, metrics = self.config, self._store, self._metrics
 
         def measured(left: int) -> None:
@@ -258,8 +258,8 @@ class App:
         return limits
 
     async def _tick(self, limits: DaemonLimits, compactor: Compactor, watch: keyring.Watch) -> None:
-        """Let timeouts and leases run out and what is over leave memory, look for what an operator should know, and
-        tell systemd's watchdog that the loop turns."""
+        """Let timeouts and leases run out, and let what is over leave memory. Look for what an operator should know,
+        and tell systemd's watchdog that the loop turns."""
         store, clock = self._store, self._clock
         on: set[str] = set()
         while True:
@@ -283,7 +283,7 @@ class App:
         await asyncio.gather(*(runner.cleanup() for runner in self._runners))
 
     async def _intercept(self, make_front: Callable[..., HttpFront], audit: Callable[..., Any]) -> None:
-        """The interceptor, and the listener that it relays to: the front alone, without control routes."""
+        """Start the interceptor, and the listener that it relays to: the front alone, without control routes."""
         from ajet_proxy.io.intercept.interceptor import Interceptor
 
         config = self.config
@@ -313,7 +313,7 @@ class App:
 
 
 def log_alerts(alerts: Mapping[str, str], on: set[str]) -> set[str]:
-    """Say each of `alerts` when it begins, and each of those that were `on` when it is over; which ones are on now."""
+    """Log each of `alerts` when it begins, and each that was `on` when it is over. Returns which are on now."""
     for name in alerts.keys() - on:
         logger.warning("alert: %s", alerts[name])
     for name in on - alerts.keys():

@@ -107,7 +107,7 @@ def _data_dir(config: Config) -> list[Finding]:
 
 
 def _strangers(path: Path) -> list[Finding]:
-    """Files that another user has left, as one does who once started the proxy as root."""
+    """Files that belong to another user, as after somebody once started the proxy as root."""
     owner = path.stat().st_uid
     others = [item for item in (*path.iterdir(), *path.glob("journal/*")) if item.lstat().st_uid != owner]
     if not others:
@@ -238,7 +238,7 @@ class _Engine:
         return found
 
     async def _is_proxy(self) -> bool:
-        """Whether a proxy answers, for which all below ``/ajet`` are control routes; with or without a key."""
+        """Whether a proxy answers: with or without a key, it takes all below ``/ajet`` for control routes."""
         _, body, _ = await self._get("/ajet/v1")
         error = body.get("error")
         return isinstance(error, dict) and error.get("code") == "unknown_route"
@@ -288,7 +288,7 @@ class _Engine:
         return found
 
     async def _refusal(self, status: int, reply: dict[str, Any]) -> Finding:
-        """Why a chat completion that asks for ids and logprobs was answered with an error: if one that asks for less is
+        """Why a chat completion that asks for ids and logprobs was answered with an error. If one that asks for less is
         answered well, the engine refuses what that leaves out."""
         answered = f"a chat completion answered {status}: {json.dumps(reply)[:200]}"
         for asked, what, advice in _LESS if status in REFUSED else ():
@@ -299,7 +299,7 @@ class _Engine:
 
     async def _continuity(self) -> Finding:
         """Whether history can go to the engine as exact ids (see `ajet_proxy.core.continuity.memory`). An engine that
-        has no ``/v1/responses``, or answers it with no ids, has no history there to be asked about."""
+        has no ``/v1/responses``, or answers it with no ids, has no history there to ask about."""
         off = "--continuity off to have this no longer looked for"
         said = {"model": self._model, "messages": [{"role": "user", "content": "Hi"}]}
         status, rendered = await self._post("/tokenize", said)

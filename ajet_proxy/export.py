@@ -1,7 +1,7 @@
 """`ajet-proxy export`: the samples of a data directory, live and archived, in the forms that other programs read.
 
-Episodes are read one after another, so a large archive needs no more memory than a small one; only pairs are planned
-first, over a few words for each sample. Reading takes no lock and changes nothing.
+Episodes are read one after another, so a large archive needs no more memory than a small one. Only pairs are planned
+first, from a few words for each sample. Reading takes no lock and changes nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _episodes(
 
 
 def _of(episode: Episode | None) -> tuple[Sample, ...]:
-    """The samples that a lease delivers, or delivered; of other episodes, every model's; of none, none."""
+    """The samples that a lease delivers or delivered. Of other episodes: those of every model. Of no episode: none."""
     if episode is None:
         return ()
     samples = samples_of(
@@ -95,7 +95,7 @@ def write_jsonl(found: Iterable[Mapping[str, Any]], out: BinaryIO) -> None:
 
 
 def write_parquet(found: Iterator[dict[str, Any]], out: BinaryIO, form: str) -> None:
-    """A Parquet file of the same columns; pairs and triples are lists of structs, and what a JSON line leaves out is
+    """A Parquet file of the same columns. Pairs and triples are lists of structs; what a JSON line leaves out is
     null."""
     try:
         import pyarrow

@@ -1,8 +1,8 @@
 """`ajet-proxy merge` and `ajet-proxy replay`: the live code, over lines of a file or over the journal.
 
-`replay` prints what leases delivered, batch by batch, and then what the ready episodes would deliver, wherever they
-are by now: in the journal or in the archive. Each sample went through the wire's codec, as the delivered one did, so it
-equals that bit for bit. Reading takes no lock and changes nothing.
+`replay` prints what leases delivered, batch by batch, and then what the ready episodes would deliver. It finds them in
+the journal or in the archive. Each sample goes through the wire's codec, as the delivered one did, so it equals that
+bit for bit. Reading takes no lock and changes nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def merge_lines(
 ) -> Iterator[str]:
     """The samples of the calls in `lines` (JSON, one a line), as JSON lines.
 
-    `repair` joins by what the calls say of their texts (``same_text``), which a daemon with this policy has found out;
-    where they say nothing, it is found out from `text`, which gives the text of token ids under a model's name.
+    The policy `repair` joins by what the calls say of their texts (``same_text``), which a daemon with this policy has
+    found out. Where they say nothing, `text` is asked: it gives the text of token ids under a model's name.
 
     Incomplete calls, as an episode's record lists them, have nothing to train and are passed over. Episodes come in the
-    order of their first calls, their samples likewise, whatever the order of the lines. A call
-    given twice counts once; two different calls of one id are a `BadRequest`, as is everything that is no call.
+    order of their first calls, their samples likewise, whatever the order of the lines. A call given twice counts once.
+    Two different calls of one id are a `BadRequest`, as is everything that is not a call.
     """
     if tree and policy != "strict":
         raise BadRequest(f"--tree shares what is token for token the same, --policy {policy} does not: choose one",
@@ -79,7 +79,7 @@ def engine_text(url: str, key: str | None) -> Iterator[Text]:
 
 
 def replay_lines(data_dir: str | Path, removed: Callable[[int], None] = lambda batches: None) -> Iterator[str]:
-    """The samples of every batch delivered and of every ready episode, as JSON lines; `removed` is told at the end how
+    """The samples of every batch delivered and of every ready episode, as JSON lines. At the end `removed` is told how
     many batches retention has removed, whole or in part."""
     folder = Path(data_dir)
     with closing(ArchiveFile(folder)) as archive:
@@ -96,7 +96,7 @@ def replay_lines(data_dir: str | Path, removed: Callable[[int], None] = lambda b
 
 
 def read_state(data_dir: Path, archive: ArchiveFile) -> State:
-    """The state at the end of the journal. A running daemon may compact it meanwhile: then it is read again."""
+    """The state at the end of the journal. It is read again if a running daemon compacts it meanwhile."""
     if not folder_of(data_dir).is_dir():
         refuse_lost(data_dir)
         raise BadRequest(f"{data_dir} holds no journal", param="DATA_DIR")
@@ -123,7 +123,7 @@ def _delivered(batch: Batch) -> Iterator[str]:
 
 
 def _call(line: str | bytes, number: int) -> Call | None:
-    """The call in a line; None for one that is said to be incomplete."""
+    """The call in a line; None if the line says that it is incomplete."""
     try:
         record = json.loads(line if isinstance(line, str) else line.decode())
         if isinstance(record, dict) and record.get("complete") is False:

@@ -1,9 +1,9 @@
-"""Which addresses lead back to this proxy, where no engine can be: each of its requests would be one more to itself.
+"""Which addresses lead back to this proxy. No engine can be there: each request would be one more to itself.
 
 An address has many spellings (``localhost``, ``0.0.0.0``, ``[::ffff:127.0.0.1]``, the machine's name), so what counts
-is where a connection would go. A name is looked up only where the port is ours. Who listens at ``::`` hears IPv6 alone:
-so asyncio makes its sockets. What this cannot know, such as another
-daemon whose engine is this one, ends at the name that each request bears (`Headers.came_through`).
+is where a connection would go. A name is looked up only where the port is ours. A listener at ``::`` hears IPv6 alone,
+because asyncio makes its sockets so. This cannot know everything, such as another daemon whose engine is this one. Such
+a loop ends at the name that each request bears (`Headers.came_through`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _ANY_PORT = 9
 
 
 def leads_here(url: str, listening: Iterable[Address], public_url: str | None = None) -> bool:
-    """Whether the base URL `url` is the one that agents know this proxy by, or a connection to it would come to one of
-    the addresses where it is `listening`."""
+    """Whether the base URL `url` leads here. Agents may know this proxy by it, or a connection to it would come to one
+    of the addresses where it is `listening`."""
     host, port = at = server(url) or ("", 0)
     if public_url is not None and at == server(public_url) and _path(url) == _path(public_url):
         return True
@@ -45,13 +45,13 @@ def _found(host: str) -> set[IPv4Address | IPv6Address]:
 
 
 def _plain(ip: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """`ip`, in place of its form as an IPv6 address if it is an IPv4 one."""
+    """`ip`, as an IPv4 address if it is one in the form of IPv6."""
     return ip.ipv4_mapped if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None else ip
 
 
 def _meet(asked: IPv4Address | IPv6Address, own: IPv4Address | IPv6Address) -> bool:
-    """Whether who connects to `asked` is heard by who listens at `own`. To connect to no address in particular is to
-    connect to this machine, and to listen at none is to listen at all of its addresses of that version."""
+    """Whether a listener at `own` hears a connection to `asked`. To connect to the unspecified address is to connect to
+    this machine; to listen there is to listen at all of its addresses of that version."""
     if asked.is_unspecified:
         asked = _LOOPBACK[asked.version]
     return asked == own or (own.is_unspecified and own.version == asked.version and _is_of_this_machine(asked))

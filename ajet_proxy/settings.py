@@ -1,6 +1,6 @@
 """The daemon's one configuration object: every setting, and which values go together.
 
-How settings are read is the same for both programs: `ajet_sdk.settings`. What nobody would change is no setting, but a
+Both programs read settings in the same way: `ajet_sdk.settings`. What nobody would change is not a setting, but a
 constant of the code that keeps to it; docs/reference/limits.md lists these.
 """
 
@@ -154,7 +154,7 @@ class Config:
 
     @property
     def listening(self) -> tuple[tuple[str, int], ...]:
-        """Every address at which it is to listen; port 0 stands for a free one."""
+        """Every address at which the daemon will listen; port 0 stands for a free one."""
         return (self.address, *(mode.address for mode in self.modes if mode.address is not None))
 
     @property

@@ -1,17 +1,17 @@
 """Running under systemd: the unit, the datagrams that tell systemd how we are, and the socket that it may hand to us.
 
-The unit gives the daemon its own dynamic user, one writable directory and nothing else of the machine. `notify`
-speaks the protocol of sd_notify(3), a datagram to the socket named in ``NOTIFY_SOCKET``, so that dependants start
-when the proxy accepts requests and a hung proxy is restarted.
+The unit gives the daemon its own dynamic user, one writable directory and nothing else of the machine. `notify` sends
+datagrams to the socket named in ``NOTIFY_SOCKET``, by the protocol of sd_notify(3). So dependants start when the proxy
+accepts requests, and a hung proxy is restarted.
 
 Where systemd itself listens (a socket unit), connections that come while the daemon restarts wait instead of being
 refused. The socket comes as descriptor 3, as sd_listen_fds(3) has it.
 
-A configuration that `serve` refuses (exit 2) is refused the next time, too, so there is none. A drain may take longer
-than when the unit was written: the daemon tells systemd how long.
+A configuration that `serve` refuses (exit 2) would be refused again, so systemd does not restart it. A drain may take
+longer than when the unit was written: the daemon tells systemd how long.
 
-Where memory runs out the kernel kills a process and the unit goes on: without the compaction, which goes first and is
-tried again, or a worker, which is replaced. If it was the daemon itself, that is a failure, and systemd restarts it.
+Where memory runs out the kernel kills a process and the unit goes on. The compaction goes first, and is tried again. A
+worker is replaced. If it was the daemon itself, that is a failure, and systemd restarts it.
 
 ``MemoryDenyWriteExecute`` is left out: the TLS library that interception uses writes its callbacks' code at run time.
 """
@@ -118,12 +118,12 @@ def unit(arguments: tuple[str, ...], *, user: bool, drain_s: float, files: Mappi
 
 
 def out_of_reach(program: Path) -> Path | None:
-    """The folder above `program` that a user of its own cannot enter, if there is one."""
+    """The nearest folder above `program` that other users cannot enter, if there is one."""
     return next((folder for folder in program.parents if not folder.stat().st_mode & stat.S_IXOTH), None)
 
 
 def _escape(text: str) -> str:
-    """`text` as systemd reads it back: specifiers and variables are left alone."""
+    """`text` written so that systemd expands no specifiers and variables in it."""
     return text.replace("%", "%%").replace("$", "$$")
 
 
@@ -140,9 +140,9 @@ def environment_file(*, user: bool, env: Mapping[str, str]) -> Path:
 
 
 def environment(file: Path) -> dict[str, str]:
-    """What the service will have in its environment that `serve` heeds, and nothing of this process's own: systemd's
-    state directory, and the lines of `file`, if there is one. (EnvironmentFile in systemd.exec(5) says how they are
-    written. Its backslashes are not read here.)"""
+    """The variables of the service that `serve` heeds: systemd's state directory, and the lines of `file`, if there is
+    one. None are this process's own. (EnvironmentFile in systemd.exec(5) says how the lines are written. Its
+    backslashes are not read here.)"""
     found, text = {"STATE_DIRECTORY": STATE_DIRECTORY}, ""
     with contextlib.suppress(FileNotFoundError):
         text = file.read_text()
@@ -160,7 +160,7 @@ def _users_config(env: Mapping[str, str]) -> Path:
 
 def handed_socket(env: Mapping[str, str], *, address: tuple[str, int]) -> socket.socket | None:
     """The socket on which systemd listens for this process, if there is one. It must listen at `address`, because what
-    is allowed there depends on it: `ConfigError` otherwise, or for several."""
+    is allowed there depends on that. Otherwise, or for several, this raises `ConfigError`."""
     if env.get("LISTEN_PID") != str(os.getpid()) or env.get("LISTEN_FDS", "0") == "0":
         return None
     if env["LISTEN_FDS"] != "1":

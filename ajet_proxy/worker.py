@@ -1,12 +1,12 @@
 """A worker process: takes agents' connections on the daemon's port and does all that needs no ledger.
 
-``python -m ajet_proxy.worker FD PROGRAM`` is started by the daemon (`ajet_proxy.io.workers.supervisor`) and by nobody
-else. FD is its connection to the daemon, over which it is told its configuration; it reads no file of the data
-directory. Signals are the daemon's to heed: a worker drains when it is told to, and ends at once when the daemon is
-gone, because nothing that it could still answer would be on disk.
+Only the daemon starts ``python -m ajet_proxy.worker FD PROGRAM`` (`ajet_proxy.io.workers.supervisor`). FD is its
+connection to the daemon, over which it is told its configuration; it reads no file of the data directory. It ignores
+signals, which are for the daemon. It drains when it is told to. It ends at once when the daemon is gone, because
+nothing that it could still answer would be on disk.
 
 Invariant: both run the same code (PROGRAM is a digest of the daemon's). What crosses between them has no version, and
-what is installed may be exchanged while a daemon runs.
+what is installed may be replaced while a daemon runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Address = tuple[str, int]
 
 
 class Worker:
-    """The daemon's `Peer`, and what serves."""
+    """The daemon's `Peer` in this process, and what serves agents."""
 
     def __init__(self, connection: WorkerConnection) -> None:
         self.over = asyncio.Event()
@@ -70,7 +70,7 @@ class Worker:
             os._exit(1)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin at once: what "start" brings is there before the next notice."""
+        """Begin `work` at once, so that what "start" brings is there before the next notice."""
         task = asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
@@ -123,7 +123,7 @@ class Worker:
 
 
 async def serve(wire: socket.socket) -> None:
-    """Work for the daemon at the other end of `wire`, until it says that it is enough."""
+    """Work for the daemon at the other end of `wire`, until it says to stop."""
     connection: WorkerConnection
     _, connection = await asyncio.get_running_loop().create_connection(
         lambda: WorkerConnection(VALUES, Worker), sock=wire
@@ -134,7 +134,7 @@ async def serve(wire: socket.socket) -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Run the worker process."""
     for number in endings():
         signal.signal(number, signal.SIG_IGN)
     log_to_stderr()

@@ -1,15 +1,15 @@
-"""What of a leased batch is trained: all that keeps the laws of contract §6.3; and the reason for whatever does not.
+"""What of a leased batch is trained: all that keeps the laws of contract §6.3. The rest is refused with a reason.
 
 A wrong mask or a shifted logprob trains silently in the wrong direction, so each sample is checked against those laws
 before it can reach a gradient. One bad sample takes its whole episode with it: an episode trained in part is not the
-episode that earned the reward. A refused episode is never an error of the run; it is recorded, and its batch is
-acknowledged like any other, so that it does not come back: with the reason, which the daemon discards it for.
+episode that earned the reward. A refused episode is never an error of the run. It is recorded, and its batch is
+acknowledged like any other, so that it does not come back. The daemon gets the reason and discards it for that.
 
 A sample that nobody has rewarded, or in which nothing was sampled, is lawful and gives no row.
 
-`no_signal` groups (all rewards that are compared are equal) give no group-relative advantage. They are kept by default,
-because a KL term, an entropy bonus, a critic and every estimator with a baseline over the batch still learn from them;
-dropping them saves their share of the compute where none of these is on, and then the mean over tokens runs over fewer.
+`no_signal` groups (all rewards that are compared are equal) give no group-relative advantage. They are kept by default:
+a KL term, an entropy bonus, a critic and every estimator with a baseline over the batch still learn from them. Where
+none of these is on, dropping them saves their share of the compute. The mean over tokens then runs over fewer.
 
 Next: ajet_trainer/advantage.py
 """
@@ -46,7 +46,7 @@ class Admission:
 
     @property
     def filtered(self) -> dict[str, str]:
-        """The refused episodes and why, without those that an earlier batch has brought into the weights."""
+        """The refused episodes and why, without those that an earlier batch has already brought into the weights."""
         refused = [item for item in self.rejected if item.reason != ALREADY_TRAINED]
         told = {item.episode: f"{item.reason}: {item.detail}" for item in refused}
         return {episode: why if len(why) <= TOLD else why[: TOLD - 1] + "…" for episode, why in told.items()}

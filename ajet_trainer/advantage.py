@@ -1,8 +1,8 @@
 """Group-relative advantage is a matter of episodes: one that splits into more timelines weighs no more.
 
-*The session.* The samples of an episode that were rewarded together are one session, with one row each and one reward:
-the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples with equal rewards are
-one. `compared` says which sessions are held against each other.
+*The session.* The samples of an episode that were rewarded together are one session, with one row each and one reward.
+That is the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples with equal
+rewards are one. `compared` says which sessions are compared with each other.
 
 Two places would break this, and this file holds the arithmetic that mends both.
 
@@ -40,9 +40,9 @@ class Session:
 def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
     """The sessions of `group` in sets; a session's baseline is that of its set.
 
-    Where rewards have a scope the sessions of each agent are a set, if each was rewarded in more than one episode: what
-    a proposer gets says nothing of what a critic may expect. Otherwise all are one set. What nobody has rewarded is in
-    none.
+    Where rewards have a scope, the sessions of each agent are a set, if each was rewarded in more than one episode.
+    What a proposer gets says nothing of what a critic may expect. Otherwise all are one set. What nobody has rewarded
+    is in none.
     """
     if not any(map(_scoped, group.episodes)):
         return (tuple(Session(episode.reward, trainable(episode)) for episode in group.episodes),)

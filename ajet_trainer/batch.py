@@ -1,10 +1,10 @@
 """Admitted episodes as rows: the arrays that a trainer needs of each sample, and nothing it could get wrong by itself.
 
-A row splits a sample where its first sampled token stands: before it the prompt, from there on the response, in which
-the mask tells sampled tokens from what the environment or a template put between them. It ends with the last sampled
-token: what follows that one teaches nothing, and estimators that go by tokens find the reward at the end. Token ids,
-logprobs and mask are the engine's own, copied and never recomputed. Every row carries the reward of its session; how an
-estimator turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
+A row splits a sample at its first sampled token: before it is the prompt, and from there on the response. In the
+response, the mask tells sampled tokens from what the environment or a template put between them. The row ends with the
+last sampled token: what follows that one teaches nothing, and estimators that go by tokens find the reward at the end.
+Token ids, logprobs and mask are the engine's own, copied and never recomputed. Every row carries the reward of its
+session; how an estimator turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
 
 Next: ajet_trainer/verl_backend/trainer.py
 """
@@ -26,8 +26,8 @@ from ajet_trainer.advantage import compared
 class Row:
     """One sample. ``P`` prompt tokens and ``R`` response tokens; arrays over the response are aligned with it.
 
-    `group` is a name without ``_``, equal for the rows whose rewards are compared; `session` counts the sessions of
-    these (see `advantage.Session`) and `index` a session's samples, each from 0.
+    `group` is a name without ``_``, equal for the rows whose rewards are compared. `session` counts the sessions of a
+    group (see `advantage.Session`), and `index` the samples of a session, each from 0.
     """
 
     group: str
@@ -68,7 +68,7 @@ def to_rows(batch: str, groups: Sequence[Group]) -> list[Row]:
 
 
 def group_name(batch: str, place: int, part: int = 0) -> str:
-    """A name that is unique for a set of sessions that are compared, the `part` of the group at `place`; stable over
+    """A unique name for the `part` of the group at `place`: a set of sessions that are compared. It is stable over
     restarts, and free of the ``_`` that separates keys."""
     return hashlib.sha256(f"{batch}/{place}/{part}".encode()).hexdigest()[:32]
 

@@ -1,17 +1,17 @@
 """Several daemons as one: what is ready anywhere is leased, all gates close and open together, one may go and return.
 
 A lease belongs to the daemon that gave it: it is extended, acknowledged and given back there and nowhere else. Of
-several daemons each is asked for one group at a time, in turn, so that a batch takes what is ready anywhere and a busy
+several daemons each is asked for one group at a time, in turn. So a batch takes what is ready anywhere, and a busy
 daemon starves no other. Gates are closed and opened side by side, and no daemon's agents wait for another's.
 
 A daemon that does not answer within `PATIENCE_S` is *away*: it is asked again with growing pauses, and training goes on
-with the rest. Nothing is owed to it that it would miss: its leases run out by themselves, its acknowledgements are
-kept (`Away` says so), and when it is back it hears the policy and has its gate opened, or closed if the others'
-are, before anything is leased from it. One that came back between two questions, with an empty data directory, was
-never missed: so the policy is told with every gate that opens, and whenever nobody has a batch.
+with the rest. It loses nothing by that. Its leases run out by themselves, and its acknowledgements are kept (`Away`
+says so). When it is back, it hears the policy before anything is leased from it. Its gate is opened, or closed if the
+others' are. A daemon may come back between two questions, with an empty data directory, and was never missed. So the
+policy is told with every gate that opens, and whenever nobody has a batch.
 
-A daemon that is alone has nobody to stand in for it: it is waited for as long as the first connection was, and then its
-failure ends the run; so does the absence of all.
+A lone daemon has nobody to stand in for it. It is waited for as long as the first connection was, and then its failure
+ends the run. So does the absence of all.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Leased:
 
 @dataclass(slots=True)
 class Member:
-    """One daemon. `away` says why it is; `due` is when it is asked again."""
+    """One daemon. `away` says why it is away, if it is; `due` is when it is asked again."""
 
     link: Link
     away: str = ""
@@ -76,7 +76,7 @@ class Member:
 
 
 class Daemons:
-    """What a run asks of its daemons; one is the usual number. Every method raises an `AjetError` when it fails."""
+    """What a run asks of its daemons; usually there is one. Every method raises an `AjetError` when it fails."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Daemons:
 
     @classmethod
     def of(cls, config: Config, say: Callable[[str], None], *, deadline_s: float = CONNECT_S) -> Daemons:
-        """Those that `config` names."""
+        """The daemons that `config` names."""
         alone = len(config.proxy_url) == 1
         secured = tls_context(config)
         keys = config.key if len(config.key) > 1 else (config.key or ("",)) * len(config.proxy_url)
@@ -121,12 +121,12 @@ class Daemons:
         return tuple(member.url for member in self._members)
 
     def account(self) -> dict[str, Any]:
-        """Of each daemon, how many groups it gave and why it is away, if it is."""
+        """How many groups each daemon gave, and why it is away, if it is."""
         return {member.url: {"groups": member.groups, "away": member.away or None} for member in self._members}
 
     def meet(self) -> None:
-        """Every daemon that answers takes our key as a trainer's; otherwise an error that names it. Of several, those
-        that do not answer in the time of a first connection are away; one has to be there."""
+        """Checks that every daemon that answers takes our key as a trainer's; otherwise an error names it. Of several,
+        those that do not answer in the time of a first connection are away. One must be there."""
         failures = _side_by_side(self._members, lambda link: link.within(self._deadline_s).meet())
         for member, error in failures:
             if isinstance(error, TlsRefused):
@@ -141,7 +141,7 @@ class Daemons:
     def lease(self, ask: Lease) -> Leased | None:
         """The next batch from anyone, or None when nobody had one within ``ask.wait_s``.
 
-        A daemon that is alone is asked for all that `ask` wants; of several each is asked for one group in its turn.
+        A lone daemon is asked for all that `ask` wants; of several, each is asked for one group in its turn.
         """
         here = self._here()
         if not here:
@@ -168,7 +168,7 @@ class Daemons:
         last: bool = False,
     ) -> None:
         """`batch` of `daemon` is trained and saved, but for its episodes `filtered`. Raises `NotFound` or `Conflict`
-        when the lease is gone, and `Away` when this must be said later; the `last` time there is no later, and it is
+        when the lease is gone, and `Away` when this must be said later. The `last` time there is no later, and it is
         tried for long."""
         if daemon == ANY:
             self._ack_somewhere(batch, policy_version, filtered, last)
@@ -184,8 +184,8 @@ class Daemons:
         self._once(daemon).nack(batch)
 
     def extend(self, daemon: str, batch: str, lease_s: float) -> None:
-        """The lease of `batch` of `daemon` now ends `lease_s` seconds from now. Another thread may ask this: one of
-        several daemons is tried once, so that it holds up no other's leases."""
+        """The lease of `batch` of `daemon` now ends `lease_s` seconds from now. Another thread may call this. One of
+        several daemons is tried only once, so that it holds up no other's leases."""
         self._once(daemon).extend(batch, lease_s)
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
@@ -195,7 +195,7 @@ class Daemons:
         self._each(lambda link: link.announce(model, version, upstreams))
 
     def close_gate(self, reason: str, wait_s: float) -> None:
-        """Returns once every daemon that is not away holds new requests and has no call in flight. Asked again while
+        """Returns once every daemon that is not away holds new requests and has no call in flight. Called again while
         closed, it closes the gates of those that have come back since."""
         self._shut = True
         self.look()
@@ -232,7 +232,7 @@ class Daemons:
                 self._say(f"the daemon at {member.url} is back")
 
     def hurry(self, deadline_s: float) -> None:
-        """The end of a run: nobody is waited for longer than this, and everyone who is away is tried once more."""
+        """Prepares for the end: nobody is waited for longer than `deadline_s`; all that are away are tried again."""
         for member in self._members:
             member.link.deadline_s = min(member.link.deadline_s, deadline_s)
             member.due = 0.0
@@ -243,7 +243,7 @@ class Daemons:
             member.link.close()
 
     def _tell(self, link: Link) -> None:
-        """What a daemon has to know, whatever it knows already."""
+        """Tells a daemon what it must know, whatever it knows already."""
         if self._policy is not None:
             link.announce(*self._policy)
             if not self._shut:
@@ -283,8 +283,8 @@ class Daemons:
         raise away or NotFound(f"no daemon knows batch {batch}")
 
     def _each(self, action: Callable[[Link], object]) -> None:
-        """`action` on all that are not away, at once. Raises the first error that is no absence, after all have
-        ended."""
+        """Does `action` on all that are not away, at once. When all have ended, raises the first error that is not an
+        absence."""
         refusals = []
         for member, error in _side_by_side(self._here(), action):
             if self.alone or not gone(error):
@@ -346,7 +346,7 @@ class Keeper:
 
     def extend_all(self) -> None:
         """One round over everything held; a failure leaves the rest untouched. A daemon that does not answer is asked
-        once: waiting for it batch after batch would let the leases of the others run out."""
+        only once, since waiting for it batch after batch would let the leases of the others run out."""
         silent: set[str] = set()
         for daemon, batch in self.held:
             if daemon in silent:
@@ -369,7 +369,7 @@ def gone(error: AjetError) -> bool:
 
 
 def _side_by_side(members: Sequence[Member], action: Callable[[Link], object]) -> list[tuple[Member, AjetError]]:
-    """`action` on all `members` at once; those where it failed."""
+    """Does `action` on all `members` at once; returns those where it failed, and how."""
 
     def outcome(member: Member) -> AjetError | None:
         try:

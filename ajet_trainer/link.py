@@ -1,10 +1,10 @@
 """The trainer's side of the wire: leases, acknowledgements, the gate and the policy, over HTTP.
 
-Every request is safe to repeat: an ack, nack or extend names its batch, the gate and the policy are set and not
-toggled, and a lease whose answer got lost simply runs out. So whatever fails on the way (no connection, 429, 5xx) is
-tried again with growing pauses until `deadline_s` has passed, and only then raised. Three things are never tried again:
-a connection that TLS refuses, a frame of another wire version, which raises `WireVersion`, and an answer that is too
-large, which is not read to its end.
+Every request is safe to repeat. An ack, nack or extend names its batch. The gate and the policy are set, not toggled. A
+lease whose answer got lost simply runs out. So whatever fails on the way (no connection, 429, 5xx) is tried again with
+growing pauses until `deadline_s` has passed, and only then raised. Three things are never tried again: a connection
+that TLS refuses, a frame of another wire version (`WireVersion`), and an answer that is too large. The last is not read
+to its end.
 
 What the other side or the library says of a refused certificate is turned into the option that mends it. Some proxies,
 ajet's among them, say nothing: asyncio's TLS hangs up on a certificate that it does not accept without telling why. So
@@ -132,7 +132,7 @@ class Link:
         self._send("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
 
     def meet(self) -> None:
-        """The proxy answers, and lets us do what a trainer may: it is asked about a batch that there cannot be."""
+        """Checks that the proxy answers and takes us for a trainer: it is asked about a batch that cannot exist."""
         self._send("/status")
         with suppress(NotFound):
             self.extend("none", 1.0)
@@ -141,7 +141,7 @@ class Link:
         self._http.close()
 
     def _send(self, path: str, body: Any = None, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
-        """The body of a good answer to a POST of `body`, or to a GET where there is none; None for one without any."""
+        """The body of a good answer to a POST of `body`, or to a GET if that is None. None for a 204."""
         method, fields = ("GET", None) if body is None else ("POST", routes.to_json(body))
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
@@ -173,7 +173,7 @@ class Link:
             pause = min(pause * 2, 5.0)
 
     def _read(self, answer: httpx.Response) -> bytes:
-        """The body, of which at most as much is read as a batch may have."""
+        """The body. `TooLarge` if it is more than a batch may have; the rest is then not read."""
         declared, size, pieces = int(answer.headers.get("Content-Length", "0")), 0, list[bytes]()
         stream = answer.iter_bytes()
         while max(declared, size) <= MAX_FRAME_BYTES:
@@ -186,8 +186,8 @@ class Link:
 
 
 def _transport(tls: ssl.SSLContext | None, answer_s: float) -> httpx.HTTPTransport:
-    """Connections whose system gives up what it could not send before we do: after an outage of the network it would
-    deliver it minutes late, and an old word would open a gate that was closed since."""
+    """Connections whose system gives up unsent data before we do. After a network outage it would deliver that minutes
+    late, and an old word would open a gate that was closed since."""
     options = [(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(800 * answer_s))] if sys.platform == "linux" else []
     return httpx.HTTPTransport(verify=tls or True, socket_options=options)
 

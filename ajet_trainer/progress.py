@@ -42,8 +42,8 @@ class Progress:
             self.say(phase)
 
     def resume_at(self, step: int, line: str = "") -> None:
-        """The run goes on after `step`: later lines of `metrics.jsonl` belong to weights that are gone, and the
-        checkpoint's own `line` may be lacking."""
+        """Continues after `step`. Later lines of `metrics.jsonl` belong to weights that are gone, and are dropped. The
+        checkpoint's own `line` is added if it is missing."""
         self.step = step
         found = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
         kept = [one for one in found if (_step(one) or step + 1) <= step]

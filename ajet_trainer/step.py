@@ -1,12 +1,12 @@
 """A training run: lease, admit, train, save, push, acknowledge; in this order, the gate closed where it must be.
 
-`Run.step` is one training step. What trains stands behind the `Learner` protocol, so that the order, which is what
-crashes test, is the same for verl and for a script in a test.
+`Run.step` is one training step. What trains stands behind the `Learner` protocol. So the order, which is what crashes
+test, is the same for verl and for a script in a test.
 
-- The gate is closed while the engine sleeps or takes weights, and opens only with weights that are checkpointed
+- The gate is closed while the engine sleeps or takes weights. It opens only with weights that are checkpointed
   (``save_freq = 1``) or that a checkpoint will soon hold.
 - A batch is acknowledged only when a checkpoint that names it is complete; until then its lease is extended.
-- However a step ends, the gate does not stay closed: `Run.close` opens it with the version the engine last took, and
+- However a step ends, the gate does not stay closed. `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
 
 Next: ajet_trainer/link.py
@@ -43,7 +43,7 @@ Hand = Sequence[tuple[Leased, Admission]]
 
 
 class Learner(Protocol):
-    """What a run asks of what trains. `version` counts its steps, and is the policy version of its weights."""
+    """What a run asks of the learner. `version` counts its steps, and is the policy version of its weights."""
 
     version: int
     colocated: bool
@@ -59,7 +59,7 @@ class Learner(Protocol):
         ...
 
     def push(self) -> None:
-        """The engine now serves `version`. Raises when that takes too long."""
+        """Has the engine serve `version`. Raises when that takes too long."""
         ...
 
     def upstreams(self) -> Sequence[str] | None:
@@ -94,7 +94,7 @@ class Run:
         self.timing: dict[str, float] = {}
 
     def start(self) -> None:
-        """Settles with the proxy what the checkpoint holds, and says where the engines are and what they serve."""
+        """Acknowledges what the checkpoint holds, and tells the proxy where the engines are and what they serve."""
         self.progress.resume_at(self.learner.version, self.batches.line)
         self.acknowledge()
         if not self.learner.colocated:  # engines that stand alone may serve other weights, and calls be in flight
@@ -139,7 +139,7 @@ class Run:
         self.acknowledge()
 
     def lease(self) -> Sequence[Leased]:
-        """The batches of the next step, held from here on; none when asked to stop before they are together.
+        """The batches of the next step, held from here on. None when asked to stop before they are together.
 
         A lease that ran out while its daemon was away may come again: then the newer one stands for both.
         """
@@ -178,8 +178,8 @@ class Run:
         return admission
 
     def dismiss(self, hand: Hand) -> None:
-        """These batches hold nothing to train: acknowledged as they are, so that they do not come back; together with
-        the next checkpoint if there is something trained that only it will hold, which may be their own episodes."""
+        """Acknowledges batches that hold nothing to train, so that they do not come back. While there are weights that
+        no checkpoint holds, they wait for the next one: those weights may hold their own episodes."""
         for leased, admission in hand:
             name, version = leased.batch.batch, self.learner.version
             if self.batches.unsaved:
@@ -230,9 +230,9 @@ class Run:
         self.gate_closed = False
 
     def acknowledge(self, *, last: bool = False) -> None:
-        """Tells each proxy of every batch of its own that a checkpoint holds. A lease that is gone blocks its episodes
-        instead. What a proxy that is away must hear waits; the `last` time it is waited for once, then left to a
-        restart."""
+        """Tells each proxy of every batch of its own that a checkpoint holds. If a lease is gone, its episodes are
+        blocked instead. What a proxy that is away must hear waits. The `last` time it is waited for once, then left to
+        a restart."""
         missed: set[str] = set()
         for entry in self.batches.unacknowledged:
             try:
@@ -252,7 +252,7 @@ class Run:
             self.keeper.release(entry.daemon, entry.batch)
 
     def figures(self, hand: Hand, rows: Sequence[Row], metrics: Mapping[str, float]) -> dict[str, Any]:
-        """What `metrics.jsonl` says of the step, but for the times that it took."""
+        """What `metrics.jsonl` says of the step, except for the times that it took."""
         return {
             "step": self.learner.version,
             "policy_version": self.learner.version,
@@ -284,14 +284,14 @@ class Run:
 
     @contextmanager
     def part(self, name: str, phase: str) -> Iterator[None]:
-        """A part of a step, which the phase says and the timing counts."""
+        """Runs a part of a step, which the phase names and the timing counts."""
         self.progress.phase(phase, quiet=True)
         with timed(self.timing, name):
             yield
 
 
 def overlap(one: Leased, other: Leased) -> bool:
-    """Whether two leases of one daemon hold an episode in common: then the older of them has ended."""
+    """Whether two leases of one daemon have an episode in common: then the older of them has ended."""
     names, others = (
         {episode.episode for group in leased.batch.groups for episode in group.episodes} for leased in (one, other)
     )

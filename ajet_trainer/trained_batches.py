@@ -1,15 +1,15 @@
 """Which leased batches are part of the weights, which of these are in a checkpoint, and what the proxy must still hear.
 
-A batch passes through three states: *trained* (its gradient is in the weights in memory), *saved* (those weights are
-in a checkpoint, whose folder holds this list) and *acknowledged* (the proxy knows). Only saved batches are
-acknowledged. After a crash the checkpoint says which batches to acknowledge before anything else. A batch that was
-trained after the last checkpoint is in none, so its lease runs out and it is trained again, once.
+A batch passes through three states. It is *trained* when its gradient is in the weights in memory. It is *saved* when
+those weights are in a checkpoint, whose folder holds this list. It is *acknowledged* when the proxy knows. Only saved
+batches are acknowledged. After a crash the checkpoint says which batches to acknowledge before anything else. A batch
+that was trained after the last checkpoint is in none, so its lease runs out and it is trained again, once.
 
-If an acknowledgement comes too late (the lease ran out while the trainer was down), the proxy may lease the same
+An acknowledgement may come too late: the lease ran out while the trainer was down. Then the proxy may lease the same
 episodes again under another batch: `blocked` names them, and admission refuses them. Acknowledged batches can never
 come back and are forgotten, so the list stays as small as what is in flight.
 
-Several daemons may feed one trainer, and two of them may call their episodes by the same name, so everything here
+Several daemons may feed one trainer, and two of them may call their episodes by the same name. So everything here
 belongs to the daemon that gave it, known by its URL. What came from a daemon whose URL is not configured belongs to
 ``ANY``: it may have moved, so its episodes are blocked at every daemon.
 """
@@ -26,8 +26,8 @@ ANY = ""
 
 @dataclass(frozen=True, slots=True)
 class TrainedBatch:
-    """One trained batch: the policy version that holds its gradient, its episodes, the daemon that gave it, and those
-    episodes of it that were not trained, each with the reason."""
+    """One trained batch: the policy version that holds its gradient, its episodes, and the daemon that gave it.
+    `filtered` are those episodes of it that were not trained, each with the reason."""
 
     batch: str
     version: int

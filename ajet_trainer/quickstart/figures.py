@@ -1,7 +1,7 @@
 """What a run showed, as numbers (`summary.json`) and as the lines that are printed at its end.
 
 Differences of means come with their 95 % intervals by Student's t. `welch` compares two stretches of one run (their
-step means are taken as independent, which ignores that neighbours share weights), `paired` runs of equal seed.
+step means are taken as independent, which ignores that neighbors share weights), `paired` runs of equal seed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def split(reasons: Mapping[str, int]) -> str:
-    """Why conversations became several samples, where some did."""
+    """Why conversations became several samples, if some did."""
     named = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()) if count)
     return f"; conversations split: {named}" if named else ""
 
@@ -150,7 +150,7 @@ def t_95(freedom: float) -> float:
 
 
 def welch(first: Sequence[float], last: Sequence[float]) -> Difference:
-    """``mean(last) - mean(first)``, variances not taken to be equal."""
+    """``mean(last) - mean(first)``, without assuming equal variances."""
     value = statistics.fmean(last) - statistics.fmean(first)
     if len(first) < 2 or len(last) < 2:
         return Difference(value, -math.inf, math.inf)
@@ -179,5 +179,5 @@ def ends(rewards: Sequence[float]) -> tuple[list[float], list[float]]:
 
 
 def smoothed(values: Sequence[float], reach: int = 2) -> list[float]:
-    """The mean of each value and its neighbours up to `reach` away; at the ends of those that are there."""
+    """The mean of each value and its neighbors up to `reach` away; at the ends, of those that are there."""
     return [statistics.fmean(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]

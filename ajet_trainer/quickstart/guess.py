@@ -1,6 +1,6 @@
 """An agent that plays guess-the-number, written against the plain `openai` package.
 
-It is told its model by OPENAI_BASE_URL and OPENAI_API_KEY alone and has never heard of ajet. One run is one game: the
+It finds its model through OPENAI_BASE_URL and OPENAI_API_KEY alone and knows nothing of ajet. One run is one game: the
 secret is the argument, the model has four turns, and between them the environment answers "Higher." or "Lower.". A
 reply counts as a guess if it holds exactly one number.
 

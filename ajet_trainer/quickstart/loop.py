@@ -1,9 +1,9 @@
 """One run of a `Plan`: proxy, trainer with its engine, then agents step by step until the trainer has made its steps.
 
 How agents are paced: the games of a step are started as soon as those of the step before are rewarded. The trainer then
-leases the finished groups at once and closes the gate, so the new agents start up (importing `openai` is most of their
-cost) while it trains, and their first call waits at the gate for the new weights. Nothing enforces this; each episode's
-policy versions are recorded, and the figures say how stale the data was.
+leases the finished groups at once and closes the gate. So the new agents start up while it trains (importing `openai`
+is most of their cost), and their first call waits at the gate for the new weights. Nothing enforces this. Each
+episode's policy versions are recorded, and the figures say how stale the data was.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Loop:
         self._first_step: list[dict[str, Any]] = []
 
     def run(self, keep_episodes: int) -> None:
-        """To the end; `keep_episodes` early and as many late ones are fetched with their tokens."""
+        """Runs to the end; `keep_episodes` early episodes and as many late ones are fetched with their tokens."""
         with self.proxy, Children() as children:
             try:
                 self._start_proxy(children)
@@ -121,7 +121,7 @@ class Loop:
             self._first_step = self._first_step or self._rewarded()
 
     def _play(self, children: Children, step: int, games: Counter[int]) -> None:
-        """`games` says how often each secret is played; one ``ajet run`` a secret, all at once."""
+        """Plays `games`, which says how often each secret is played: one ``ajet run`` a secret, all at once."""
         before, log = (step - 1) * self.plan.episodes_per_step, self.folder / "agents.log"
         env = environment(self.proxy.target.url)
         commands = [
@@ -140,7 +140,7 @@ class Loop:
             children.finished(command)
 
     def _command(self, step: int, secret: int, times: int) -> list[str]:
-        """What a user would type."""
+        """The command that a user would type."""
         agent = str(Path(__file__).with_name("guess.py"))
         return [
             path_of("ajet"), "run", "--task", task_of(step, secret), "--model", MODEL_NAME, "--repeat", str(times),
@@ -155,7 +155,7 @@ class Loop:
         return +Counter({secret: self.plan.group_size - tasks[task_of(step, secret)] for secret in wanted})
 
     def _finished(self) -> int:
-        """Episodes that were rewarded, whatever became of them since."""
+        """How many episodes were rewarded, whatever became of them since."""
         counts = self.proxy.ask("status").json()["episodes"]
         return sum(int(counts[state]) for state in REWARDED_STATES)
 
@@ -184,7 +184,7 @@ class Loop:
             self.screen.live(f"  {phase_in(self._trainer_folder)} …")
 
     def _show(self, played: int) -> None:
-        """New steps as lines, and the live line."""
+        """Prints new steps as lines, and the live line."""
         metrics, steps, episodes = metrics_in(self._trainer_folder), self.plan.steps, self.plan.episodes_per_step
         for record in metrics[self._shown :]:
             now = time.monotonic()
@@ -204,7 +204,7 @@ class Loop:
 
 
 def phase_in(folder: Path) -> str:
-    """What the trainer of this run folder says that it does."""
+    """The phase that the trainer of this run folder reports."""
     try:
         return str(json.loads((folder / "phase.json").read_text())["phase"])
     except (OSError, ValueError, KeyError):

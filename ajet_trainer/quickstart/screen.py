@@ -1,4 +1,4 @@
-"""What a person sees while it runs: finished lines, and below them, on a terminal, one line that lives.
+"""What a person sees while it runs: finished lines, and below them, on a terminal, one live line.
 
 Where the output is not a terminal the live line is left out, so a log holds the finished lines only.
 """
@@ -46,7 +46,7 @@ def bar(share: float, width: int = 24) -> str:
 
 
 def starting(phase: str, seconds: float) -> str:
-    """The live line of a start that takes about `EXPECTED_START_S` and can only be known to be over when it is."""
+    """The live line of a start that takes about `EXPECTED_START_S`. Nothing tells that it is over before it is."""
     return f"  {bar(min(seconds / EXPECTED_START_S, 0.97))}  {seconds:4.0f} s  {phase}"
 
 

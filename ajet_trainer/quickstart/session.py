@@ -93,7 +93,7 @@ def finished(plan: Plan, folder: Path) -> dict[str, Any] | None:
 def page_html(
     title: str, intro: str, sections: Sequence[tuple[str, Records]], decode: Callable[[int], str]
 ) -> str:
-    """The daemon's own page with these episodes in it, in one file that asks nobody for anything.
+    """The daemon's own page with these episodes in it, in one file that makes no requests.
 
     `sections` are headings with their episode records, read with token ids. The timelines hold every token once, so the
     calls need not repeat them. Tokens are decoded one by one, for display alone.

@@ -1,9 +1,9 @@
-"""Which checkpoint a run resumes from: the newest whole one, whatever instant a crash chose.
+"""Which checkpoint a run resumes from: a whole one, whenever a crash came.
 
 verl writes the actor, then `data.pt` (our trained batches), then the marker ``latest_checkpointed_iteration.txt``,
-which it truncates before it fills it. A crash can so leave a folder without `data.pt`, a `data.pt` cut short, or an
-empty marker. `repair_marker` makes the marker name the newest folder that is whole and removes the broken ones, since
-the step that they belong to will be trained and saved again under the same name.
+which it truncates before it fills it. So a crash can leave a folder without `data.pt`, a `data.pt` cut short, or an
+empty marker. `repair_marker` keeps a marker that names a whole folder, and otherwise names the newest whole one. It
+removes later folders, since their steps will be trained and saved again under the same names.
 
 verl removes old checkpoints before the new one is whole, and knows none of an earlier process. So it keeps two at least
 (`settings`), and `prune` does the rest once a checkpoint is whole.

@@ -1,11 +1,11 @@
 """verl's CPU platform, through verl's own plugin hooks (entry point group ``verl.plugins``).
 
 verl asks a platform object for everything that differs between accelerators. This one answers for a host without any:
-torch's CPU device, gloo, shared memory instead of device IPC, and Ray's logical ``GPU`` resource as the count of
-training processes.
+torch's CPU device, gloo, and shared memory instead of device IPC. Ray's logical ``GPU`` resource counts the training
+processes.
 
-Invariant: the platform is chosen only by ``VERL_PLATFORM=cpu``, never by detection, so that installing ajet changes
-nothing on a GPU cluster, not even on its head node that may have no GPU.
+Invariant: the platform is chosen only by ``VERL_PLATFORM=cpu``, never by detection. So installing ajet changes nothing
+on a GPU cluster, not even on its head node, which may have no GPU.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ EXTENSION = "ajet_trainer.verl_backend.cpu_vllm_worker.CpuWorkerExtension"
 
 class CpuHttpServer(vLLMHttpServer):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """On one machine the engine, with its control routes, is nobody's business but this machine's."""
+        """Uses the loopback address: no other machine may reach the engine and its control routes."""
         super().__init__(*args, **kwargs)
         self._server_address = "127.0.0.1"
 

@@ -1,4 +1,4 @@
-"""The one method of verl's vLLM worker extension that a CPU needs otherwise.
+"""The two methods of verl's vLLM worker extension that a CPU needs otherwise.
 
 vLLM's CPU backend packs linear weights for oneDNN and drops the originals, so a plain second `load_weights` cannot
 work; vLLM's own layerwise `reload_weights` can. It wants all weights in one pass, so they are collected first, which
@@ -27,4 +27,4 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
         self.model_runner.reload_weights(weights_iterator=iter(received))
 
     def monkey_patch_model(self, vocab_size: int, banned_token_ids: Any = None) -> None:
-        """verl masks out-of-vocabulary logits by replacing a method of the model; packed CPU modules stay as built."""
+        """Does nothing, so that packed CPU modules stay as built; verl would mask out-of-vocabulary logits."""

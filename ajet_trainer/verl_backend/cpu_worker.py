@@ -1,7 +1,7 @@
 """verl's actor worker and FSDP2 engine on a CPU: registered along with verl's own, two differences in all.
 
-The process group must exist before the worker asks for one (on a CPU verl would ask for ``cpu:gloo,cpu:gloo``, which
-torch refuses), and a forward-only engine must not pin memory (pinning needs an accelerator). Importing this module
+The process group must exist before the worker asks for one: on a CPU verl would ask for ``cpu:gloo,cpu:gloo``, which
+torch refuses. A forward-only engine must not pin memory, because pinning needs an accelerator. Importing this module
 registers the engine; the worker imports it because its class lives here.
 """
 
@@ -31,7 +31,7 @@ class CpuLMHeadEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
 
 def start_gloo() -> None:
-    """The process group of this worker, from the addresses that Ray's controller put into the environment."""
+    """Starts the process group of this worker, from the addresses that Ray's controller put into the environment."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
 

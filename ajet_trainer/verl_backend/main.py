@@ -33,7 +33,7 @@ from ajet_trainer.trained_batches import TrainedBatches
 
 
 class Stop:
-    """What the signals have asked for. Until `graceful` is set a signal raises `KeyboardInterrupt`."""
+    """What the signals have asked for. Until `graceful` is set, a signal raises `KeyboardInterrupt`."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -88,8 +88,8 @@ def run(config: Config, say: Callable[[str], None]) -> None:
 
 
 def hold(run_dir: Path) -> IO[str]:
-    """A lock on `run_dir` for as long as what this returns is open; `BlockingIOError` if another process has it. A
-    record lock, since children that outlive a killed run must not have it; file systems without locks go without."""
+    """A lock on `run_dir` for as long as the returned file is open; `BlockingIOError` if another process has it. It is
+    a record lock, since children that outlive a killed run must not have it. File systems without locks go without."""
     file = (run_dir / "lock").open("a")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,7 +101,7 @@ def hold(run_dir: Path) -> IO[str]:
 
 
 def first_words(error: Exception) -> str:
-    """What an error says in one line: its first one, and the next where the first only announces it."""
+    """What an error says in one line: its first line, and the next if the first only announces it."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
@@ -137,7 +137,7 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
 
 
 def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop) -> None:
-    """The run proper, with everything up."""
+    """The run itself, with everything up."""
     with closing(daemons), Keeper(daemons) as keeper:
         batches = TrainedBatches.from_state(trainer.batches, daemons.urls)
         training = Run(config, daemons, trainer, batches, keeper, progress, stopping=lambda: stop.requested)
@@ -196,8 +196,8 @@ def register_replica(device: str, folder: Path | None) -> None:
 
 @contextmanager
 def weights_folder(config: Config) -> Iterator[Path | None]:
-    """Where weights travel to engines that stand alone; None where verl launches them. It is a folder of this run's
-    own, which goes with it; what a killed run left goes with the next."""
+    """Where weights travel to engines that stand alone; None where verl launches them. The folder is this run's own and
+    is removed with it. What a killed run left is removed by the next."""
     if not config.attached:
         yield None
         return

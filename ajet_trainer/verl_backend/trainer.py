@@ -1,12 +1,12 @@
 """verl's V1 `PPOTrainer`, fed by leases instead of a dataset: the end of the line, where samples become a gradient.
 
 What is verl's stays verl's: workers, engines, advantages, losses, rollout correction, checkpoints, metrics. This class
-says where the data comes from (rows that `ajet_trainer.step` hands over, put into TransferQueue as finished sessions),
-what stands in for a dataset in a checkpoint (the trained batches, so that both are saved and restored together), how
-weights reach the engine, and what one episode weighs when it came apart into several rows.
+says where the data comes from: rows that `ajet_trainer.step` hands over, put into TransferQueue as finished sessions.
+In a checkpoint the trained batches stand in for a dataset, so that they are saved and restored with the weights. This
+class also says how weights reach the engine, and what one episode weighs when it came apart into several rows.
 
-Invariant: a step trains exactly the rows it was given, in at most ``len(groups) / ppo_mini_batch_size`` optimizer
-updates (fewer where the rows do not divide into so many), however many rows the episodes split into.
+Invariant: a step trains exactly the rows it was given, however many rows the episodes split into. It makes at most
+``len(groups) / ppo_mini_batch_size`` optimizer updates (fewer where the rows do not divide into so many).
 
 Next: the gradient.
 """
@@ -51,7 +51,7 @@ MEANS = {"sapo": "seq-mean-token-mean"}
 
 
 class Leases:
-    """Stands where verl expects a dataloader: what a checkpoint keeps of the data are the trained batches."""
+    """Stands where verl expects a dataloader. What a checkpoint keeps of the data is the trained batches."""
 
     def __init__(self) -> None:
         self.batches: Mapping[str, Any] = {}
@@ -160,7 +160,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return plain(metrics)
 
     def save(self, batches: Mapping[str, Any]) -> None:
-        """verl's checkpoint with `batches` in it, then the old ones go but for those that stay; verl writes its
+        """Saves verl's checkpoint with `batches` in it, then removes old ones but for those that stay. verl writes its
         latest-checkpoint marker last."""
         self.train_dataloader.batches = batches
         self._save_checkpoint()
@@ -180,8 +180,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _fit_to(self, rows: Sequence[Row]) -> None:
         """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in shares of the batch.
 
-        A mini-batch is rounded up to what the data-parallel processes can share; verl fills up with masked rows, which
-        are a group by themselves, and Pass@k takes no group of one.
+        A mini-batch is rounded up to what the data-parallel processes can share, and verl fills up with masked rows.
+        These are a group by themselves. Pass@k takes no group of one, so the size avoids that.
         """
         processes = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
         share = math.ceil(len(rows) / self._updates / processes) * processes
@@ -193,8 +193,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             self.config.critic.ppo_mini_batch_size = share
 
     def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> None:
-        """Advantages of a batch in which a session has several rows, or which verl has filled up: `real` are the rows
-        that are no padding, and estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
+        """Corrects advantages where a session has several rows, or verl has filled up the batch. `real` are the rows
+        that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
         fields = ["uid", "response_mask", "rm_scores", "token_level_rewards", "advantages", "returns"]
         stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         lengths = stored["response_mask"]
@@ -220,8 +220,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _advantage_by_session(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
         """Advantages and returns by verl's estimator over one row a session, spread over the session's rows.
 
-        That row is as long as the session's rows together, because some baselines weigh by length, and its reward is
-        the session's, less the KL penalties of all its rows where verl was told to subtract them.
+        That row is as long as the session's rows together, because some baselines weigh by length. Its reward is the
+        session's, less the KL penalties of all its rows where verl was told to subtract them.
         """
         algorithm, (rows, places) = self.config.algorithm, one_row_a_session(keys)
         mask, rewards, scores = (data.batch[n] for n in ("response_mask", "token_level_rewards", "rm_scores"))

@@ -1,11 +1,11 @@
-"""Weights from the trainer to the engine, and the watchdog around the way.
+"""Weights from the trainer to the engine, and the watchdog over their way.
 
-*Hybrid*: verl streams them from each training process to the vLLM worker on the same device (CUDA IPC, or shared
-memory on a CPU). That sender waits for its receiver without a limit, so `wait` stands around it: a push that takes too
-long, or whose engine died, ends in an `EngineLost` that says so.
+*Hybrid*: verl streams them from each training process to the vLLM worker on the same device (CUDA IPC, or shared memory
+on a CPU). That sender waits for its receiver without a limit, so `wait` sets one. A push that takes too long, or whose
+engine died, ends in an `EngineLost` that says so.
 
 *Attached*: an engine that stands alone takes weights with nothing of ours inside it. Training process 0 writes them as
-safetensors into a folder that both see (shared memory by default), and each engine is told, by its own routes
+safetensors into a folder that both see (shared memory by default). Each engine is told, by its own routes
 (``VLLM_SERVER_DEV_MODE=1``), to freeze, to reload from that folder, to forget its prefix cache and to go on. It works
 with any tensor parallel size, over hosts with a shared file system, and on a CPU; every request has a time limit. The
 engine is told to go on whether or not the reload succeeded.
@@ -66,7 +66,7 @@ def wait(references: Sequence[Any], alive: Callable[[], str | None], timeout_s: 
 def dead_engine(urls: Sequence[str]) -> str | None:
     """A sentence about the first engine whose ``/health`` says that it is gone; None while all may be well.
 
-    A slow answer counts as well: an engine that loads weights may be too busy to say so.
+    A slow answer is no sign of death: an engine that loads weights may be too busy to answer.
     """
     for url in urls:
         try:
@@ -84,7 +84,7 @@ def dead_engine(urls: Sequence[str]) -> str | None:
 class SharedFolder:
     """verl's checkpoint engine for the attached placement: process 0 writes the tensors, every process gathers them.
 
-    Its sending half alone, since an engine that stands alone receives by itself.
+    This is its sending half alone, since an engine that stands alone receives by itself.
     """
 
     def __init__(self, bucket_size: int, is_master: bool, folder: str) -> None:
@@ -106,11 +106,11 @@ class SharedFolder:
 
 
 def load_into(urls: Sequence[str], folder: Path, version: int, timeout_s: float = PUSH_S) -> None:
-    """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates, and
-    tells it their `version`, for an engine that says which weights sampled a token. All engines load at once.
+    """Has every engine reload its weights from `folder`, in place and between two tokens of what it generates. It also
+    tells them their `version`, for an engine that says which weights sampled a token. All engines load at once.
 
-    The folder must hold every tensor under each of its names: vLLM reloads layer by layer, and an output layer that is
-    tied to the embedding keeps its old weights where the file leaves it out (measured with 0.31 on a CPU).
+    The folder must hold every tensor under each of its names, because vLLM reloads layer by layer. An output layer that
+    is tied to the embedding keeps its old weights where the file leaves it out (measured with vLLM 0.31 on a CPU).
     Raises `EngineLost`. Each engine that was frozen is woken again in any case.
     """
     with ThreadPoolExecutor(max(1, len(urls))) as pool:

@@ -1,17 +1,18 @@
 """On-policy continuity: a turn's prompt is what its episode read and sampled before, as ids, wherever that is safe.
 
-`core.continuity.memory` (for responses with `core.continuity.responses`) recognizes the history and
-`core.continuity.splice` makes the exact prompt; here the engine is asked for what they need (`io.engines.rendering`).
-It renders the conversation. If that already begins with the history's own ids, the request goes out as it is. If not,
-the engine renders it once more with a placeholder in place of the last answer, and the exact prompt goes along in
-``kv_transfer_params``, which vLLM takes in place of its own rendering, for chats and for responses.
+`core.continuity.memory` recognizes the history (with `core.continuity.responses` for responses), and
+`core.continuity.splice` makes the exact prompt. This module asks the engine for what they need
+(`io.engines.rendering`). The engine first renders the conversation. If that already begins with the history's own ids,
+the request goes out as it is. Otherwise the engine renders it once more, with a placeholder in place of the last
+answer. The exact prompt then goes along in ``kv_transfer_params``. vLLM takes it in place of its own rendering, for
+chats and for responses.
 
-Nothing is taken on trust. Before an engine gets ids for the first time, one token is generated to see that it reads
-the ids it is given. Before a kind of request (its tools and whatever else shapes a prompt) is continued for the first
-time, the rendering must be seen to be what the engine reads on the request's own route. After each answer
-the reported prompt must be the one that was sent, or the engine gets no more. Where the history holds reasoning that a
-parser of the engine may look for in the prompt, one token shows whether it finds the same. Whatever fails, the request
-goes out as it came, and the record says why.
+Nothing is taken on trust. Before an engine gets ids for the first time, one token is generated to see that it reads the
+ids it is given. A kind of request is its tools and whatever else shapes a prompt. Before one is continued for the first
+time, the rendering must be seen to be what the engine reads on the request's own route. After each answer the reported
+prompt must be the one that was sent, or the engine gets no more ids. The history may hold reasoning that a parser of
+the engine looks for in the prompt: then one token shows whether it finds the same. Whatever fails, the request goes out
+as it came, and the record says why.
 
 Next: ajet_proxy/core/continuity/memory.py
 """
@@ -53,8 +54,8 @@ RETRY_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Continuity:
-    """What all requests share: what is known of the engines, by their address, model and route. ``placeholder`` are
-    words that no conversation can hold, because nobody is told them."""
+    """What all requests share: what is known of the engines, by address, model and route. ``placeholder`` holds words
+    that no conversation can contain, because nobody is told them."""
 
     upstream: Upstream
     ledger_port: LedgerPort
@@ -66,7 +67,7 @@ class Continuity:
 
 
 class ContinuedRequest:
-    """One request on its way to an engine, in the place of `Upstream`; and what is recorded of it."""
+    """Sends one request to an engine in the place of `Upstream`, and keeps what is recorded of it."""
 
     def __init__(
         self, shared: Continuity, exchange: Exchange, origin: Origin, history: Callable[[], History | None]
@@ -82,8 +83,8 @@ class ContinuedRequest:
         self._engine = Engine()
 
     async def send(self, request: EngineRequest) -> aiohttp.ClientResponse:
-        """The engine's answer to `request`, asked with the exact prompt where that is safe. What is sent after the
-        first request goes out as it is."""
+        """The engine's answer to `request`, asked with the exact prompt where that is safe. Requests after the first
+        one go out as they are."""
         route = request.target.partition("?")[0]
         if route not in (CHAT, RESPONSES) or route != self._exchange.target or self._outcome is not None:
             return await self._shared.upstream.send(request)
@@ -95,7 +96,7 @@ class ContinuedRequest:
         return answer
 
     def finished(self, origin: Origin, captured: Captured) -> Origin:
-        """`origin` with what there is to say of this request; its answer can be continued from now on."""
+        """`origin` with what is recorded of this request. From now on its answer can be continued."""
         if self._prompt is not None and captured.prompt_token_ids != self._prompt:
             self._outcome, self._engine.takes_ids, self._engine.silent_until = "ignored", False, float("inf")
             self._shared.metrics.inc("ajet_continuity_total", outcome="ignored")
@@ -110,7 +111,7 @@ class ContinuedRequest:
         return replace(origin, altered=altered, continuity=self._outcome)
 
     async def _send_exact(self, request: EngineRequest, prompt: Ids) -> aiohttp.ClientResponse | None:
-        """The answer to `request` with `prompt`; None if the engine finds fault with it, which may be the prompt's."""
+        """The answer to `request` with `prompt`; None if the engine refuses it, perhaps because of the prompt."""
         body = self._exchange.upstream_body(**{FIELD: json.dumps({"prompt_token_ids": prompt}, separators=(",", ":"))})
         answer = await self._shared.upstream.send(replace(request, body=body))
         if answer.status in (400, 422):
@@ -121,7 +122,7 @@ class ContinuedRequest:
         return answer
 
     async def _decide(self, request: EngineRequest) -> tuple[Outcome, Ids | None]:
-        """The word for this request, and the prompt if it is to be sent."""
+        """The outcome for this request, and the exact prompt if one will be sent."""
         outline = self._outline = None if self._exchange.skip is not None else self._outlined(request.model)
         if outline is None:
             return "unsupported", None
@@ -147,7 +148,7 @@ class ContinuedRequest:
     async def _exact(
         self, request: EngineRequest, outline: Outline, known: Known, before: Packed
     ) -> tuple[Outcome, Ids | None]:
-        """The word and the prompt for a request that goes on from `before`."""
+        """The outcome and the prompt for a request that continues the call `before`."""
         shared, route, now = self._shared, self._exchange.target, asyncio.get_running_loop().time()
         url = next(iter(shared.upstream.order(request.model, request.sticky)), "")
         engine = self._engine = shared.engines.setdefault((url, request.model, route), Engine())

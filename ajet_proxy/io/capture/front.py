@@ -4,8 +4,9 @@ A request goes one of three ways. ``POST`` to a captured route is asked of the e
 calls are recorded. Other engine routes that an agent may use are passed through as they are. All else is refused, the
 engine's control routes above all, however their path is spelled.
 
-Whatever the way: first the key and the name of the episode (`identity`), then a reward that rides on the request, then
-the gate, which holds requests while weights change, then the engine. Nothing is decided here that the core can decide.
+The order is always the same: the key and the name of the episode (`identity`), a reward that the request brings, the
+gate, the engine. Only a ``POST`` under ``/v1`` waits at the gate, which holds requests while weights change. Nothing is
+decided here that the core can decide.
 
 Next: ajet_proxy/io/capture/pipeline.py
 """
@@ -61,7 +62,7 @@ def headers_as_sent(http: web.Request) -> Headers:
 
 
 class HttpFront:
-    """Handles every request that is not a control request; `headers` gives those of a request that count."""
+    """Handles every request that is not a control request; `headers` reads those headers of a request that count."""
 
     def __init__(
         self, *, ledger_port: LedgerPort, keys: Keys, engines: Engines, clock: Clock, metrics: Metrics,
@@ -129,7 +130,7 @@ class HttpFront:
             self._metrics.observe("ajet_first_byte_seconds", perf_counter() - started, route=route)
 
     def _dialect(self, http: web.Request) -> Dialect | None:
-        """The dialect to capture this request with, None if it may pass through; `NotFound` if neither."""
+        """The dialect to capture this request with; None if it may pass through. Raises `NotFound` if neither."""
         _, written = split_path(http.rel_url.raw_path)
         if http.method == "POST" and written in CAPTURED:
             return CAPTURED[written]
@@ -157,7 +158,7 @@ class HttpFront:
         return await self._pass_body(incoming, request)
 
     async def _pass_body(self, incoming: Incoming, request: Request | None) -> web.StreamResponse:
-        """`request` is the body, if that is a JSON object."""
+        """Pass on a request that is not captured; `request` is its body, if that is a JSON object."""
         http, body = incoming.http, incoming.body
         fields = request.fields if request is not None and incoming.headers.labels.reward is not None else None
         identity = await self._rewarded(incoming, fields)
@@ -182,14 +183,14 @@ class HttpFront:
             self._ledger_port.used(tenant, tail.tokens())
 
     async def _permission(self, incoming: Incoming) -> web.StreamResponse:
-        """Pass on what a browser asks before its page may ask anything. It sends no key with that, and no body: all
-        that it gets to know is which pages the engine serves."""
+        """Pass on a browser's preflight, which asks what its page may ask. It carries no key and no body. Its answer
+        tells only which pages the engine serves."""
         _, path = split_path(incoming.http.rel_url.raw_path)
         request = self._forwarding.request(incoming.http, incoming.headers, path, None, identity=False)
         return await relay.passed(incoming.http, request, self._upstream)
 
     def _key(self, incoming: Incoming) -> str | None:
-        """The caller's key, found before the body is read, which costs memory."""
+        """The caller's key. It is found before the body is read, because a body costs memory."""
         url, headers = incoming.http.rel_url, incoming.headers
         if holds_key(url.raw_query_string):  # which servers on the way write down
             raise BadRequest("a key must not be in the query: send 'Authorization: Bearer KEY'", code="key_in_query")
@@ -202,7 +203,7 @@ class HttpFront:
         return key_of(url.raw_path, headers)
 
     def _is_ours(self, key: str) -> bool:
-        """Whether `key` is for this proxy, so that no engine may see it."""
+        """Whether `key` is meant for this proxy: no engine may see such a key."""
         if key.startswith(KEY_PREFIX):
             return True
         try:
@@ -212,7 +213,7 @@ class HttpFront:
         return True
 
     async def _read(self, incoming: Incoming) -> Request:
-        """The body as a JSON object, or `BadRequest`. A reward that rides on one which is `TooLarge` is kept."""
+        """The body as a JSON object, or `BadRequest`. If it is `TooLarge`, the request's reward is still recorded."""
         try:
             return Request(incoming.body, self._settings.max_messages)
         except TooLarge:
@@ -220,7 +221,7 @@ class HttpFront:
             raise
 
     async def _rewarded(self, incoming: Incoming, fields: Mapping[str, Any] | None) -> Identity:
-        """Whose the request is, by the `fields` of its body if they count. Its reward is on record."""
+        """Record the reward of a request, and return whose it is. `fields` are those of its body, if they count."""
         return await record_reward(self._ledger_port, incoming.http, incoming.identify(fields), incoming.body)
 
     async def _body(self, incoming: Incoming) -> bytes:
@@ -235,7 +236,7 @@ class HttpFront:
 
 
 def _is_preflight(http: web.Request) -> bool:
-    """Whether a browser asks what a page of another site may ask."""
+    """Whether a browser asks here what a page of another site may ask."""
     return http.method == "OPTIONS" and "Origin" in http.headers and "Access-Control-Request-Method" in http.headers
 
 
@@ -247,7 +248,7 @@ def application(config: Config, keys: Keys, *around: Any) -> web.Application:
 
 def runner(config: Config, served: web.Application) -> Runner:
     """What serves an application, with the limits of `config`. aiohttp waits twice for the shutdown's time: for the
-    handlers, and for them once more after it has cut off their requests' bodies."""
+    handlers, and again after it has cut off the bodies of their requests."""
     return Runner(
         served, handler_cancellation=True, access_log=None, shutdown_timeout=config.drain_s / 2,
         max_line_size=MAX_HEADER, max_field_size=MAX_HEADER, keepalive_timeout=300.0, logger=http_logger,
@@ -255,7 +256,7 @@ def runner(config: Config, served: web.Application) -> Runner:
 
 
 def settings(config: Config, daemon: str) -> FrontSettings:
-    """Those of the front of the `daemon` of this name, in its own process and in each of its workers."""
+    """The settings of the front of the `daemon` of this name, in its own process and in each of its workers."""
     return FrontSettings(
         daemon=daemon, allow_routes=config.allow_route, upstream_key=config.upstream_key,
         read_timeout=config.read_timeout, max_body=config.max_body, continuity=config.continuity == "auto",
@@ -264,7 +265,7 @@ def settings(config: Config, daemon: str) -> FrontSettings:
 
 
 def _own_names(config: Config) -> tuple[str, ...] | None:
-    """What callers may call us besides our address; a trusted front answers for the names it has."""
+    """What callers may call us besides our address. None is any name: a trusted front answers for its names."""
     if config.trusted_front:
         return None
     name = urlsplit(config.public_url or "").hostname

@@ -1,15 +1,13 @@
 """A captured request from step to step. `Pipeline.capture` is the table of contents; each step is one method or module.
 
-=========  ===========================================================================================================
-identify   whose episode it is (`core.identity.ladder`); a reward that rides on the request is on record first
-translate  what the engine's route is asked, and whether it can be asked at all
-begin      the request waits at the gate, and its calls begin in the ledger (`io.ledger_port`)
-continue   the exchange is built, once: with the sampled ids as its prompt where its history is the same text
-send       the engine's answer begins
-relay      the client gets what comes, until it is known what became of the calls (`io.capture.relay`)
-record     the calls are on disk (`io.capture.recorder`)
-release    the client gets the end
-=========  ===========================================================================================================
+- `identify`: whose episode it is (`core.identity.ladder`). A reward that the request brings is on record first.
+- `translate`: what the engine's route is asked, and whether it can be asked at all.
+- `begin`: the request waits at the gate, and its calls begin in the ledger (`io.ledger_port`).
+- `continue`: the exchange is built, once. Its prompt is the sampled ids where its history is the same text.
+- `send`: the engine's answer begins.
+- `relay`: the client gets what comes, until it is known what became of the calls (`io.capture.relay`).
+- `record`: the calls are on disk (`io.capture.recorder`).
+- `release`: the client gets the end.
 
 Invariant: whatever ends a request early, each of its calls ends in the ledger, as lost with a reason.
 
@@ -65,9 +63,9 @@ PASSED_BY: Final = Ask(skip=NO_CHAT_ROUTE)
 
 @dataclass(frozen=True, slots=True)
 class FrontSettings:
-    """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 is none. ``upstream_key`` is the
-    engines' own API key; ``pauses`` says that weights change while calls are in flight. ``daemon`` is its name, which
-    no other one has."""
+    """Limits in seconds, bytes and messages; a `read_timeout` or `keep_alive` of 0 means none. ``upstream_key`` is the
+    engines' own API key. ``pauses`` says that weights change while calls are in flight. ``daemon`` is the daemon's
+    name, which no other one has."""
 
     daemon: str = "ajet_proxy"
     allow_routes: tuple[str, ...] = ()
@@ -85,7 +83,7 @@ class FrontSettings:
 
 
 class Incoming:
-    """A client's request on its way. Each step adds what it finds; what is set stays as it is."""
+    """A client's request on its way. Each step adds what it finds."""
 
     claims: Claims
     body: bytes
@@ -116,7 +114,7 @@ class Incoming:
         self.tail = None
 
     def identify(self, body: Mapping[str, Any] | None) -> Identity:
-        """Whose it is, by its path, key and headers, and by the fields of its `body` if they are known."""
+        """Whose request it is, by its path, key and headers, and by the fields of its `body` if they are known."""
         return identify(path=self.http.rel_url.raw_path, headers=self.headers, body=body, claims=self.claims)
 
 
@@ -161,7 +159,7 @@ class Pipeline:
         incoming.request.check_size()
 
     async def _translate(self, incoming: Incoming) -> None:
-        """`BadRequest` for what the engine's route cannot be asked."""
+        """Find what the engine's route is asked; `BadRequest` if it cannot be asked that."""
         dialect, identity = incoming.dialect, incoming.identity
         carried = await self._carry(incoming)
         route = dialect.target if carried else dialect.path
@@ -177,7 +175,7 @@ class Pipeline:
         incoming.ask = question(dialect, incoming.translated, most) if carried else PASSED_BY
 
     async def _carry(self, incoming: Incoming) -> bool:
-        """Put the request as the engine's route takes it, if the engine has that route."""
+        """Translate the request for the engine's route. False if the engine does not have that route."""
         dialect, request = incoming.dialect, incoming.request
 
         def look(path: str) -> EngineRequest:
@@ -233,7 +231,7 @@ class Pipeline:
             recorder.finished = turn.finished
 
     async def _suit(self, incoming: Incoming) -> None:
-        """Translate anew where the engines of the model decide for themselves what the request means."""
+        """Translate again where the model's engines decide for themselves what the request means."""
         begun, fields = incoming.begun, incoming.request.fields
 
         def ask(path: str, body: bytes) -> EngineRequest:
@@ -267,8 +265,8 @@ class Pipeline:
     async def _pass_by(
         self, incoming: Incoming, refused: ClientResponse | None
     ) -> tuple[ClientResponse, EngineRequest]:
-        """The answer to the client's own request, and that request; if the engine has neither route, what it `refused`.
-        """
+        """Send the client's own request on its own route; its answer, and that request. If the engine has neither
+        route: what it `refused`, and the request for that."""
         body = incoming.request.with_fields(incoming.request.naming(incoming.begun.episode_model))
         asked = incoming.upstream_request
         request = self._request(incoming, incoming.dialect.path, body, asked.model, asked.sticky)
@@ -286,7 +284,7 @@ class Pipeline:
 
     @contextmanager
     def _calls_end(self, incoming: Incoming) -> Iterator[None]:
-        """However this is left, the calls have ended, and what lost ones used is counted for their tenant."""
+        """However this block is left, its calls have ended. What lost calls used is counted for their tenant."""
         recorder, exchange = incoming.recorder, incoming.exchange
         try:
             yield
@@ -307,7 +305,7 @@ class Pipeline:
     def _marks(
         self, history: Callable[[], History | None], exchange: Exchange
     ) -> Callable[[Outcome], tuple[Mark, ...]]:
-        """Where a client's history ends after each choice, which is asked before the end of the answer is let go."""
+        """Tells where a client's history ends after each choice; called before the answer's end is released."""
 
         def marks(outcome: Outcome) -> tuple[Mark, ...]:
             if exchange.response_id is not None:
@@ -325,14 +323,15 @@ async def record_reward(
     ledger_port: LedgerPort, http: web.Request, identity: Identity, body: bytes, history: History | None = None,
     sent: Mapping[str, Any] | None = None, *, call: bool = False,
 ) -> Identity:
-    """`identity` with the episode that it stands for, which has the reward of the request now, if it brings one.
-    `call`: the request makes a call. `history` and `sent` find the episode where nothing names it.
+    """Record the reward of a request, if it brings one. Returns `identity` with the episode that it stands for.
 
-    A request that makes no call rewards what its name last stood for. One that makes a call rewards the episode which
-    the call goes to, unless its reward is final: then it can only be meant for what is there already.
+    `call` says that the request makes a call; `history` and `sent` find the episode where nothing names it. A request
+    that makes no call rewards what its name last stood for. One that makes a call rewards the episode which the call
+    goes to. A final reward is the exception: it can only be meant for what is there already.
 
-    A request that is sent again with the same `body`, by an equal ``Idempotency-Key`` or a count of retries, gives the
-    same reward, or with a key is refused for another value."""
+    A request with the same `body` is known to be sent again by an equal ``Idempotency-Key`` or a count of retries. It
+    gives the same reward. With a key, it is refused for another value.
+    """
     labels, reward = identity.labels, identity.labels.reward
     if identity.episode is not None or sent:
         open_still = call and reward is not None and not reward.final

@@ -5,7 +5,7 @@ Tokens that came without logprobs are scored before that, and only under the wei
 wait, because there is nobody left to wait for it. An episode that was discarded in the meantime takes no more calls.
 
 Invariant: a call stays complete only if its client was `sent` the end of its answer, and if the engine did not
-contradict it behind that (`take_back`). The relay says so.
+contradict it afterwards (`take_back`). The relay reports both.
 
 Next: ajet_proxy/io/capture/continuity.py
 """
@@ -65,9 +65,9 @@ class Recorder:
         self._endings: list[Ending] = []
 
     def note_version(self, exchange: Exchange) -> None:
-        """Look whether other weights serve the model by now. Of a stream, which may have been frozen while they
-        changed, what comes from now on counts as theirs; of an answer in one piece all counts as the first ones'.
-        Either way the call is uncertain, unless the engine itself says which token came from which (see
+        """Note whether other weights serve the model by now. A stream may have been frozen while they changed: what
+        comes from now on counts as sampled by them. An answer in one piece counts as sampled by the first ones. Either
+        way the call is uncertain, unless the engine says which token came from which weights (see
         `call.versions_of`)."""
         serving = self._ledger_port.serving
         if serving.policy_updates == self._updates:
@@ -115,7 +115,7 @@ class Recorder:
         return outcome if outcome is not None and self._same_weights() else Lost(choice.index, WEIGHTS_CHANGED)
 
     async def _repeated(self, outcome: Outcome) -> Found | None:
-        """The earlier call whose text the prompt of `outcome` says again in other tokens."""
+        """The earlier call whose text the prompt of `outcome` repeats in other tokens."""
         if not isinstance(outcome, Captured):
             return None
         model = self.origin.model or outcome.model

@@ -6,8 +6,8 @@ calls recorded.
 
 Invariant: bytes leave in the order in which they came, and those that complete a captured answer leave only after the
 `Recorder` has made its calls durable. Calls whose client went away before those were written to it are lost. What
-follows the end of an answer leaves as it comes; calls that it contradicts are taken back. An answer that breaks off
-breaks off for the client too, and so does one that the disk does not take in time: nothing is made up to end it well.
+follows the end of an answer leaves as it comes; calls that it contradicts are taken back. If an answer breaks off, or
+the disk does not take it in time, it breaks off for the client too: no proper end is made up.
 
 Next: ajet_proxy/core/trajectory/timeline.py
 """
@@ -57,8 +57,8 @@ class Streamed(Unmeasured):
 
 
 class WholeAnswer(web.Response):
-    """An engine's answer in one piece, with the engine's headers, `body` in place of its body, and perhaps `status`.
-    Its ``sent`` is called when all of it has left, ``unsent`` if the client goes away before that."""
+    """An engine's answer in one piece: its headers, `body` in place of its body, and perhaps another `status`. ``sent``
+    is called when all of it has left, ``unsent`` if the client goes away before that."""
 
     def __init__(self, answer: aiohttp.ClientResponse, body: bytes, status: int | None) -> None:
         headers = response_headers(as_written(answer.raw_headers), keep_length=True)
@@ -84,23 +84,22 @@ def _lacking(headers: Mapping[str, str]) -> list[str]:
 
 
 async def leave_out(_http: web.Request, response: web.StreamResponse) -> None:
-    """A signal of the application: take out again what aiohttp adds to every answer and this engine did not send."""
+    """Called before an answer leaves: take out what aiohttp adds to every answer and this engine did not send."""
     if isinstance(response, Streamed | WholeAnswer):
         for name in response.lacking:
             response.headers.pop(name, None)
 
 
 class _Relay:
-    """One captured answer. A context, which closes the answer when it is left. `relay` passes on what comes until the
-    exchange is settled. `release` is for when the calls are recorded: what was kept back leaves, and all that follows.
-    """
+    """One captured answer, as a context that closes it at the end. `relay` passes on what comes until the exchange is
+    settled. `release` is for when the calls are recorded: it sends what was kept back, and all that follows."""
 
     def __init__(
         self, http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange,
         recorder: Recorder, tail: Tail | None, keep_alive_s: float,
     ) -> None:
         """`answer` is the engine's to `request`; `exchange` has seen its headers. `tail` gets an answer that is not
-        captured. A stream whose engine is silent for `keep_alive_s` (0: however long) is kept alive in the client's
+        captured. A stream whose engine is silent for `keep_alive_s` (0: never) is kept alive in the client's
         protocol."""
         self._http = http
         self._answer = answer
@@ -120,7 +119,7 @@ class _Relay:
         self._open.close()
 
     def _address(self, response: web.StreamResponse) -> None:
-        """The headers that are ours."""
+        """Set the headers that are ours."""
         if self._answer.status < 400:
             response.headers[HEADER_EPISODE] = self._recorder.origin.episode
             response.headers[HEADER_CALL] = ",".join(self._recorder.origin.calls[:MAX_NAMED])
@@ -236,7 +235,7 @@ class StreamRelay(_Relay):
             self._rest = self._exchange.finish()
 
     async def _write_end(self, parts: list[bytes]) -> None:
-        """Write what the client gets of a whole answer, or what follows that."""
+        """Write what the client gets of a whole answer, or what follows that, and note that it was sent."""
         await _write(self._response, parts)
         self._recorder.sent()
 
@@ -248,7 +247,7 @@ def relaying(
     http: web.Request, answer: aiohttp.ClientResponse, request: EngineRequest, exchange: Exchange, recorder: Recorder,
     tail: Tail | None, *, keep_alive_s: float,
 ) -> Relay:
-    """The relay of `answer`, of which `exchange` gets the headers."""
+    """The relay of `answer`. `exchange` is told the answer's headers first."""
     recorder.engine = str(answer.url).partition("?")[0]
     exchange.on_headers(answer.status, answer.headers.get("Content-Type", ""))
     kind = WholeRelay if exchange.buffered else StreamRelay
@@ -256,14 +255,14 @@ def relaying(
 
 
 def why_gone(http: web.Request) -> str:
-    """Why the client of `http` gets no end of its answer."""
+    """Why the client of `http` does not get the end of its answer."""
     return EPISODE_DISCARDED if called_off(http) else STALLED if stalled(http) else DISCONNECTED
 
 
 async def passed(
     http: web.Request, request: EngineRequest, upstream: Sender, heard: Callable[[bytes], None] = lambda data: None
 ) -> web.StreamResponse:
-    """Send `request` and pass the answer on as it is; `heard` gets it too."""
+    """Send `request` and pass the answer on as it is; `heard` gets its bytes too."""
     answer = await upstream.send(request)
     try:
         response = Streamed(answer, keep_length=True)
@@ -300,7 +299,7 @@ async def stored(request: EngineRequest, upstream: Upstream, show: Callable[[byt
 def _lead_back(
     http: web.Request, answer: aiohttp.ClientResponse, asked: EngineRequest, response: web.StreamResponse
 ) -> None:
-    """A client that the engine sends on, having been `asked`, stays with us."""
+    """Change a redirect, with which the engine answered what it was `asked`, so that the client stays with us."""
     if (location := response.headers.get("Location")) is not None:
         path = http.rel_url.raw_path
         response.headers["Location"] = leading_back(
@@ -315,7 +314,7 @@ async def _write(response: web.StreamResponse, parts: list[bytes]) -> None:
 
 
 def _cut(http: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """Close the connection after what was written, without the bytes that would end the body well."""
+    """Close the connection after what was written, without the bytes that would properly end the body."""
     if http.transport is not None:
         http.transport.close()
     return response

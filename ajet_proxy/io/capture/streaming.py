@@ -1,12 +1,12 @@
 """A stream between the engine's connection and the client's: its pieces, and what is said while there are none.
 
-Most of a stream is pieces of one token, and what such a piece costs is for the most part waking the task that relays
-it. So that task sleeps while there is nothing to decide, and `Shortcut` writes pieces within the callback that they
-come with. Whatever is not an everyday piece wakes the task, and it reads on by itself: the end or a break, calls to be
-recorded, a client that reads more slowly than the engine writes.
+Most pieces of a stream hold one token. Most of what such a piece costs is waking the task that relays it. So that task
+sleeps while there is nothing to decide, and `Shortcut` writes pieces within the callback that brings them. Anything
+else wakes the task, which then reads for itself: the end or a break, calls to record, a client that reads more slowly
+than the engine writes.
 
-Invariant: the client gets the same bytes in the same order on either way. The short one begins behind the first bytes
-that aiohttp has written, writes only while the client's transport keeps nothing back, and frames what it writes as
+Invariant: the client gets the same bytes in the same order on either way. The shortcut begins after the first bytes
+that aiohttp has written. It writes only while the client's transport keeps nothing back. It frames what it writes as
 aiohttp does (RFC 9112, section 7.1).
 
 While the engine is silent, `KeepAlive` says something that the client's protocol ignores. It has one timer a stream,
@@ -32,7 +32,7 @@ LOOKS = 4
 
 class KeepAlive:
     """Writes ``exchange.keep_alive`` to `response` whenever nothing has come for `every_s` seconds (0: never) and the
-    client has whole events. A context; nothing is written any more once it is left."""
+    client has whole events. It is a context: nothing more is written once it is left."""
 
     def __init__(self, response: web.StreamResponse, exchange: Exchange, every_s: float) -> None:
         self._response = response
@@ -70,8 +70,8 @@ class KeepAlive:
 
 
 class Shortcut:
-    """Carries the pieces of `answer` to the client of `http` while the task waits in `run`; a context. `take` gives
-    what the client gets of a piece, and `enough` says that the task has something to do."""
+    """Carries the pieces of `answer` to the client of `http` while the task waits in `run`. It is a context. `take`
+    gives what the client gets of a piece, and `enough` says that the task has something to do."""
 
     def __init__(
         self, http: web.Request, answer: aiohttp.ClientResponse, response: web.StreamResponse, *,
@@ -133,8 +133,8 @@ class Shortcut:
                 return
 
     async def _await_end(self) -> None:
-        """Wake the task when all is there or nothing more comes, which it sees for itself when it reads. Only a reader
-        is told of both, and of the time being over; and it must have begun to wait before."""
+        """Wake the task when all is there or nothing more comes; it sees which when it reads. aiohttp tells only a
+        waiting reader of these ends and of a timeout, so this one waits from the start."""
         with suppress(Exception):
             if self._content.exception() is None:
                 await self._content.wait_eof()

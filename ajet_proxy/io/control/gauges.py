@@ -1,7 +1,7 @@
 """What is read when somebody asks for the metrics: the ledger's own counters, the gate, the process.
 
 Idea: what the ledger counts already is not counted twice, so these figures outlive a restart with the journal. They are
-declared in one table beside `ajet_proxy.io.runtime.metrics.METRICS`; a figure that no row declares cannot be shown.
+declared in one table, as counters are in `ajet_proxy.io.runtime.metrics.METRICS`. What no row declares is not shown.
 
 Invariant: a scrape costs the same after ten episodes as after ten thousand.
 """
@@ -74,7 +74,7 @@ _DECLARED = {metric.name: metric for metric in READ}
 def read(
     store: Store, gate: Gatekeeper, engines: Engines, workers: Mapping[int, int]
 ) -> Iterator[tuple[Metric, Values]]:
-    """Every row of `READ` that has values now. `workers` are the processes of the workers by their numbers."""
+    """Every row of `READ` that has values now. `workers` gives the process of each worker by its number."""
     state, limits = store.state, store.limits
     figures = {
         "ajet_build_info": _by_label({__version__: 1}),
@@ -123,7 +123,7 @@ def ledger_figures(state: State) -> dict[str, Values]:
 
 
 def process_figures() -> dict[str, Values]:
-    """The process, under the names that Prometheus' own client libraries give; on Linux alone all of them."""
+    """Figures of this process, named as Prometheus' own client libraries do. Only Linux gives all of them."""
     times = os.times()
     figures = {
         "process_cpu_seconds_total": _one(times.user + times.system),
@@ -141,7 +141,7 @@ def process_figures() -> dict[str, Values]:
 
 
 def worker_figures(workers: Mapping[int, int]) -> dict[str, Values]:
-    """The processes of workers by their numbers; one that ends in this moment is left out."""
+    """Figures of the workers' processes, by number. A process that ends at this moment is left out."""
     times, memory = {}, {}
     for number, process in workers.items():
         with suppress(OSError, ValueError, IndexError):
@@ -152,7 +152,7 @@ def worker_figures(workers: Mapping[int, int]) -> dict[str, Values]:
 
 
 def _process(pid: str) -> tuple[float, float, float]:
-    """What a process has had of CPU time, when it started in seconds since the machine did, and its memory in bytes."""
+    """A process's CPU time in seconds, its start in seconds since the machine started, and its memory in bytes."""
     ticks, behind_name = os.sysconf("SC_CLK_TCK"), Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     used, memory = int(behind_name[11]) + int(behind_name[12]), int(behind_name[21]) * os.sysconf("SC_PAGE_SIZE")
     return used / ticks, int(behind_name[19]) / ticks, float(memory)

@@ -1,10 +1,10 @@
 """Control routes that reach a worker: passed on to the process that has the ledger, and its answers passed back.
 
 They travel as HTTP on a socket file in the data directory, which nobody else can enter. So a long poll, a stream of
-events and a batch of any size take the same way, and a caller who goes away ends the work at the other end. What the
-ledger's process cannot see there (the caller's address, whether the caller spoke TLS, and whose certificate it showed)
-goes along in headers that no client can set. Who may do what is decided there; here only a body is not taken in from
-one who has no key.
+events and a batch of any size take the same way. A caller who goes away ends the work at the other end. The ledger's
+process cannot see the caller's address, whether TLS was spoken, or whose certificate was shown. These go along in
+headers that no client can set. Who may do what is decided there. Here only a body from a caller without a key is
+refused.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class ControlRelay:
 
 @web.middleware
 async def relayed(http: web.Request, handler: Handler) -> web.StreamResponse:
-    """For requests from workers, around everything else: as the worker's client made them."""
+    """A middleware around everything else: makes a worker's request look as the worker's client made it."""
     headers = http.headers.copy()
     told: dict[str, Any] = {"remote": headers.pop(PEER, ""), "scheme": headers.pop(SCHEME, http.scheme)}
     shown = headers.pop(CERTIFICATE, None)

@@ -1,9 +1,9 @@
 """The control routes on the wire: authentication, decoding, waiting, answering.
 
 What a route means is decided by `ajet_proxy.core.control.api`, a function of the request and the ledger. This module
-does what needs a socket or a clock: it finds the caller's claims, decodes the body, commits the events that the core
-returned before it answers (contract §8), and
-repeats a lease, when another look may find more, until something is ready or the wait is over.
+does what needs a socket or a clock. It finds the caller's claims and decodes the body. It commits the events that the
+core returned before it answers (contract §8). It repeats a lease, when another look may find more, until something is
+ready or the wait is over.
 
 Invariant: no answer leaves before its events are on disk.
 """
@@ -61,7 +61,7 @@ class Control:
         clock: Clock, metrics: Metrics, interception: Interception | None, workers: Workers | None, config: Config,
         budget: MemoryBudget, listening: Collection[Address],
     ) -> None:
-        """`listening` are the addresses at which the daemon listens by the time it is asked."""
+        """`listening` holds the addresses at which the daemon listens; they are read at each request."""
         self._listening = listening
         self._budget = budget
         self._interception = interception
@@ -77,7 +77,7 @@ class Control:
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """End the waiting of trainers and of readers of events, so that the daemon can end."""
+        """End the waits of trainers and of event readers, so that the daemon can end."""
         self._stopping.set()
 
     def add_routes(self, app: web.Application) -> None:
@@ -93,11 +93,11 @@ class Control:
         """``/ajet/``: the owner's page, one document that asks the control routes for all it shows.
 
         A browser cannot send a key with an address, and a key in an address would end in histories and logs. So a
-        caller without a key is answered 401 with the page itself, which holds no data: it asks for a key, keeps it in
-        its own tab and sends it as a header. A program that takes no HTML gets the usual error.
+        caller without a key is answered 401 with the page itself, which holds no data. The page asks for a key, keeps
+        it in its own tab and sends it as a header. A program that takes no HTML gets the usual error.
 
-        Invariant: the page is the same for everyone. Its headers forbid other sites to frame it, and it to ask anyone
-        else.
+        Invariant: the page is the same for everyone. Its headers forbid other sites to frame it, and it may ask no
+        other site.
         """
         page, policy = live_page()
         headers = {
@@ -158,8 +158,8 @@ class Control:
         return self._keys.authenticate(key_in(http.headers), self._clock.now())
 
     async def _decode(self, http: web.Request, most: int) -> Any:
-        """The JSON body of at most so many bytes, None if there is none, or `BadRequest`. What it may hold,
-        `ajet_sdk.routes.parse` checks."""
+        """The JSON body of at most `most` bytes; None if there is none. Raises `BadRequest` for what is not JSON. What
+        the body may hold, `ajet_sdk.routes.parse` checks."""
         most = min(self._config.max_body, most)
         raw = await body_of.read(http, max_body=most, limit_s=PATIENCE_S, budget=self._budget)
         if not raw.strip():
@@ -170,7 +170,7 @@ class Control:
             raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from error
 
     async def _ask(self, http: web.Request, request: api.Request) -> api.Answer:
-        """The core's answer to `request`, after its events, and those that an empty answer relies on, are on disk."""
+        """The core's answer to `request`. Unless it is a ``GET``, its events and all earlier ones are on disk first."""
         answer = self._decide(request, self._base_url(http))
         if http.method != "GET":
             await self._store.commit(answer.events)
@@ -182,7 +182,7 @@ class Control:
         )
 
     def _issue(self, tenant: str, episode: str) -> str:
-        """A key for one episode. It expires by our clock, and is revoked by that of a command on this machine."""
+        """A key for one episode. It expires by our clock; a command revokes it by the clock of this machine."""
         expires = self._clock.now() + max(KEY_TTL_S, self._config.wall_timeout)
         return self._keys.issue(Claims("agent", tenant, episode, expires, self._clock.wall()))
 
@@ -236,7 +236,7 @@ class Control:
         return web.json_response({"gate": "closed", "in_flight": self._gate.in_flight})
 
     async def _check_upstreams(self, request: api.Request) -> None:
-        """`BadRequest` for an engine at an address of ours."""
+        """Raises `BadRequest` for an engine at an address of ours."""
         for url in parse(routes.Policy, request.body).upstreams or ():
             if await asyncio.to_thread(leads_here, url, tuple(self._listening), self._config.public_url):
                 raise BadRequest(
@@ -245,9 +245,9 @@ class Control:
                 )
 
     async def _open_gate(self, http: web.Request, request: api.Request) -> web.Response:
-        """Let requests through, and wake the engines if they were frozen: until then requests wait there, and where the
-        trainer has woken its engine already they need not wait for us. The new version stands before the first token
-        that it samples, and opening an open gate wakes the engines again."""
+        """Let requests through, and wake the engines if they were frozen. Requests wait in a frozen engine until then.
+        Where the trainer has woken its engine already, they need not wait for us. The new version is set before the
+        first token that it samples. Opening an open gate wakes the engines again."""
         wanted = parse(routes.GateOpen, request.body)
         answer = await self._ask(http, request)
         if self._workers is not None:
@@ -258,8 +258,8 @@ class Control:
         return web.json_response((answer.body() or {}) | ({"not_resumed": faults} if faults else {}))
 
     def _status(self, http: web.Request, known: dict[str, Any]) -> dict[str, Any]:
-        """The ledger's status with what only this process knows: its engines (``any_model``: those for
-        each model that has none of its own), who waits."""
+        """The ledger's status, with what only this process knows: its engines and who waits. ``any_model`` has the
+        engines for each model that has none of its own."""
         models = dict(known["models"])
         for name in filter(None, self._engines.names()):
             version = self._store.state.policy_version(name)
@@ -298,7 +298,7 @@ class Control:
         return response
 
     async def _until_stop(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do `work`, or as much of it as there is time for before the daemon stops."""
+        """Do `work` to its end, or until the daemon stops."""
         loop = asyncio.get_running_loop()
         tasks = (loop.create_task(work), loop.create_task(self._stopping.wait()))
         try:
@@ -311,7 +311,7 @@ class Control:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _metrics_page(self, http: web.Request) -> web.Response:
-        """Prometheus text: for a peer on this machine without a key, for others with an admin's."""
+        """Prometheus text. A peer on this machine needs no key, if there is no trusted front; others an admin's."""
         if http.remote not in ("127.0.0.1", "::1", "::ffff:127.0.0.1") or self._config.trusted_front:
             check_scope(self._claims(http), "admin")
         read = gauges.read(
@@ -355,8 +355,8 @@ def _check_wire(http: web.Request) -> None:
 
 
 async def _response(http: web.Request, answer: api.Answer) -> web.StreamResponse:
-    """`answer` as JSON. One that has iterators is written piece by piece, each made in a thread: a record with tokens
-    may be hundreds of megabytes, of which memory and other requests are to feel one item at most."""
+    """`answer` as JSON. If it has iterators, it is written piece by piece, each made in a thread. A record with tokens
+    may be hundreds of megabytes, so memory and other requests bear one item at a time."""
     body = answer.body()
     if body is None or not any(isinstance(value, Iterator) for value in body.values()):
         return web.json_response(body, status=answer.status)

@@ -1,8 +1,8 @@
 """One OpenTelemetry span for each captured call, where its variables name a collector and its library is installed.
 
-Idea: spans are made of the same events that the journal keeps, read behind it like any other reader of events. So
-tracing costs the path of a call nothing, and a collector that is away delays nobody. Where spans go, and how they are
-sampled, is said in OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, …).
+Idea: spans are made from the same events that the journal keeps, by a reader like any other. So tracing adds nothing to
+the path of a call, and a collector that is away delays nobody. Where spans go, and how they are sampled, is said in
+OpenTelemetry's own variables (``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_TRACES_SAMPLER``, …).
 
 Names are those of the GenAI conventions where they have one. A span has no prompt, no answer and no key in it.
 """
@@ -26,8 +26,8 @@ MISSING = "{} is set, and no span is sent without OpenTelemetry's libraries: pip
 
 
 def exporting(environ: Mapping[str, str]) -> Any:
-    """A provider of tracers that sends spans over OTLP; None where `environ` names no collector or turns it off, and
-    where the libraries are missing, which is said once."""
+    """A provider of tracers that sends spans over OTLP. None where `environ` names no collector or turns it off. None
+    also where the libraries are missing, which is said once."""
     named = next((name for name in PLACES if environ.get(name)), None)
     if named is None or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
@@ -63,14 +63,14 @@ class Traces:
         self._reader = asyncio.get_running_loop().create_task(self._read(store))
 
     async def _read(self, store: Store) -> None:
-        """A reader that is too far behind is let go, and begins anew."""
+        """Read events for as long as this runs. A reader that is too far behind is dropped, and begins anew."""
         while True:
             async for event in store.subscribe():
                 self.take(event)
             self._started.clear()
 
     def take(self, event: Event) -> None:
-        """A call's end makes its span; its start is needed for those that end without a result."""
+        """Make the span of a call when it ends, from its start and its end."""
         match event:
             case CallStarted():
                 self._started |= dict.fromkeys(event.calls, event)
@@ -89,7 +89,7 @@ class Traces:
                 span.end(_nanoseconds(event.at))
 
     async def close(self) -> None:
-        """After the store: take what happened last, and send what is left for as long as the exporter allows itself."""
+        """Called after the store: take what happened last, and send what is left while the exporter allows it."""
         if self._reader is not None:
             await asyncio.sleep(0)  # in which it reads what the store had for it to the end
             await end(self._reader)

@@ -1,9 +1,9 @@
 """Freezing engines while weights change: vLLM's ``/pause?mode=keep`` and ``/resume``.
 
 Calls in flight stop between two tokens and go on after `resume`; their clients notice nothing but time. The routes
-exist when vLLM runs with ``VLLM_SERVER_DEV_MODE=1``; an engine without them is an error that says so, and the gate
-then stays closed until the trainer drains or opens it. An engine that died, or whose host is gone, does not keep the
-others from being frozen and going on.
+exist when vLLM runs with ``VLLM_SERVER_DEV_MODE=1``. An engine without them is an error that says so. The gate then
+stays closed until the trainer drains or opens it. An engine that died, or whose host is gone, does not keep the others
+from being frozen and going on.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class EngineControl:
         self._timeout = aiohttp.ClientTimeout(total=limit_s)
 
     async def pause(self, urls: tuple[str, ...]) -> None:
-        """Freeze every engine; `EngineError` if one did not, or if none could be reached. One that cannot be reached
-        among others answers no call of ours either."""
+        """Freeze every engine; `EngineError` if one did not, or if none could be reached. One of several that cannot be
+        reached is passed over, since it answers no call of ours either."""
 
         async def freeze(session: aiohttp.ClientSession, url: str) -> None:
             await self._post(session, url + FREEZE)
@@ -45,8 +45,8 @@ class EngineControl:
             logger.warning("weights change without it: %s", error.message)
 
     async def resume(self, urls: tuple[str, ...], version: int) -> list[str]:
-        """Tell every engine the `version` of its weights, so that it can say which of them sampled a token, and let it
-        go on; what is wrong with those that did not. `EngineError` if none did."""
+        """Let every engine go on, and tell it the `version` of its weights, so that it can say which of them sampled a
+        token. Returns what is wrong with those that did not go on; `EngineError` if none did."""
 
         async def wake(session: aiohttp.ClientSession, url: str) -> None:
             try:

@@ -1,7 +1,7 @@
 """What each model's engines decide for themselves, such as by a chat template: asked once, when it first matters.
 
-Answers are kept as long as the model has the same engines; an engine that was restarted with another template under the
-same address is asked again when the proxy is. Nothing is kept of an engine that says nothing.
+Answers are kept as long as the model has the same engines. An engine that restarted at the same address with another
+template is asked again only when the proxy restarts. Nothing is kept of an engine that says nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Questions = Callable[[str], list[tuple[str, dict[str, Any]]]]
 
 
 class EngineProbe(Generic[T]):
-    """Asks `questions` about a model over `upstream`, and remembers what is `read` from the answers for as long as
-    `engines` are the same; `otherwise` is assumed of those that say nothing."""
+    """Asks a model's engines `questions` over `upstream`. What is `read` from the answers is kept for as long as
+    `engines` are the same. `otherwise` is assumed of engines that say nothing."""
 
     def __init__(
         self, upstream: Upstream, engines: Engines, questions: Questions, read: Callable[[Sequence[Any]], T | None],
@@ -36,7 +36,7 @@ class EngineProbe(Generic[T]):
         self._known: dict[str, tuple[tuple[str, ...], T]] = {}
 
     async def of(self, model: str, request: Callable[[str, bytes], EngineRequest]) -> T:
-        """What holds for `model`; `request` makes a request to a route, with a body, in the name of the client.
+        """What holds for `model`. `request` makes a request to a route, with a body, in the name of the client.
 
         Raises `AjetError` if no engine can be reached.
         """
@@ -63,9 +63,10 @@ class ChatRoutes:
     """Which of `engines` have no chat route: nothing of them can be captured.
 
     The Messages API is carried over the chat route, which reports ids. An engine that answers ``/v1/messages`` itself
-    and has no chat route is no vLLM: its clients' requests pass as they are. It is known by its answers to real
-    requests. Only a request that cannot be carried asks beforehand, because an engine that does have the chat route
-    must not see it: ``GET`` is for neither route, and a server says so of those that it has.
+    and has no chat route is not vLLM: its clients' requests pass as they are. It is known by its answers to real
+    requests. Only for a request that cannot be carried is it asked beforehand, because an engine with the chat route
+    must not see that. The question is a ``GET``, which neither route takes, and a server says so of a route that it
+    has.
     """
 
     def __init__(self, upstream: Upstream, engines: Engines) -> None:
@@ -82,8 +83,8 @@ class ChatRoutes:
         self._lacking.add(self._engines.candidates(model))
 
     async def look(self, dialect: Dialect, model: str, request: Callable[[str], EngineRequest]) -> bool:
-        """Whether the engine has the route of `dialect` but not its target; `request` makes a ``GET`` to a route in
-        the name of the client. Raises `AjetError` if no engine can be reached."""
+        """Whether the engine has the route of `dialect` but not its target. `request` makes a ``GET`` to a route in the
+        name of the client. Raises `AjetError` if no engine can be reached."""
         statuses = []
         for path in (dialect.target, dialect.path):
             answer = await self._upstream.send(request(path))

@@ -1,9 +1,9 @@
 """What an engine's tokenizer makes of words and of tokens: the questions behind continuity and behind `repair`.
 
 ``POST /tokenize`` renders a conversation. For a chat it is believed about one kind of request once it has rendered an
-earlier turn as the very ids that the chat route reported (or this turn, where that one was given its ids and the route
-is asked, at the price of one token). It renders a response as well, from the messages that vLLM makes of its items, if
-that was once seen to give what the route itself tells of its prompt. If it does not, or the history is only named, the
+earlier turn as the very ids that the chat route reported. If that turn was given its ids, the route is asked about this
+turn instead, at the price of one token. A response is rendered from the messages that vLLM makes of its items. That is
+believed once it was seen to be the prompt that the route itself tells. If it is not, or the history is only named, the
 route is asked each time, at the same price.
 """
 
@@ -41,9 +41,9 @@ class NotRendered(Exception):
 
 @dataclass(slots=True)
 class Engine:
-    """What is known of one engine, model and route. `placeholder` are the tokens of the words that stand in for an
-    answer, and `length` is the model's. `kinds` are those kinds of requests of which ``/tokenize`` was seen to render
-    what the route reads, or (`odd`) to render other ids. `takes_ids` is None until it was tried."""
+    """What is known of one engine, model and route. `placeholder` has the tokens of the words that stand in for an
+    answer, and `length` is the longest context of the model. ``/tokenize`` was seen to render the `kinds` of requests
+    as the route reads them, and those in `odd` differently. `takes_ids` is None until it was tried."""
 
     placeholder: Ids = ()
     length: int | None = None
@@ -55,7 +55,7 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """Asks the `engine` that `request` goes to on `route` about that request, whose `outline` is known."""
+    """Asks an `engine` how it reads a request. The `request` goes to `route`, and its `outline` is known."""
 
     upstream: Upstream
     request: EngineRequest
@@ -64,20 +64,20 @@ class Renderer:
     outline: Outline
 
     async def whole(self) -> Ids:
-        """The conversation as it is."""
+        """The ids of the conversation as it is."""
         outline = self.outline
         return await (self._told(outline.question()) if self._by_route else self.render(outline.whole()))
 
     async def with_answer(self, text: str) -> Ids:
-        """The conversation with `text` in place of the last answer."""
+        """The ids of the conversation with `text` in place of the last answer."""
         outline = self.outline
         if self._by_route and isinstance(outline, Responding):
             return await self._told(outline.question_with_answer(text))
         return await self.render(outline.with_answer(text))
 
     async def proven(self, before: Packed, history: Ids, rendered: Ids) -> Ids | None:
-        """The conversation as the route reads it: `rendered`, if that can be relied on; None if it cannot. `history`
-        are the ids of the turn `before`, with its answer."""
+        """The ids of the conversation as the route reads it: `rendered`, if that can be relied on. None if nobody can
+        tell. `history` has the ids of the turn `before`, with its answer."""
         engine, kind = self.engine, self.outline.kind
         if self._by_route or kind in engine.kinds:
             return rendered
@@ -93,11 +93,11 @@ class Renderer:
         return rendered
 
     async def takes_ids(self, ids: Ids) -> bool:
-        """Whether the engine's route reads `ids` when it is given them, by the one token that it generates."""
+        """Whether the engine's route reads `ids` when it is given them. It generates one token for this."""
         return await self._prompt_of(self.outline.trial(self.request.model, ids)) == ids
 
     async def is_read_alike(self, prompt: Ids) -> bool:
-        """Whether the engine takes what follows `prompt` for reasoning if it does so behind its own rendering."""
+        """Whether the engine takes what follows `prompt` for reasoning exactly if it does after its own rendering."""
         token, heard = self.engine.placeholder[0], []
         for ids in (None, prompt):
             _, stream = await answer_to(self.upstream, self.request, self.route, self.outline.first_word(token, ids))
@@ -115,25 +115,25 @@ class Renderer:
 
     @property
     def _by_route(self) -> bool:
-        """Whether the route itself has to be asked each time."""
+        """Whether the route itself must be asked each time."""
         return self.outline.by_name or self.outline.kind in self.engine.odd
 
     async def _is_proof(self, before: Packed, history: Ids, rendered: Ids) -> bool:
-        """Whether the chat route reads what ``/tokenize`` renders. Where another process gave the turn before its
-        ids, the route is asked."""
+        """Whether the chat route reads what ``/tokenize`` renders. If the turn `before` was given its ids, the route is
+        asked."""
         if before.turn.continuity != "exact":
             return await self.render(self.outline.asked_before()) == history[: before.turn.start]
         return await self._prompt_of(self.outline.question()) == rendered
 
     async def _told(self, question: Mapping[str, Any]) -> Ids:
-        """The prompt of `question` by the route itself."""
+        """The prompt of `question`, as the route itself reports it."""
         prompt = await self._prompt_of(question)
         if prompt is None:
             raise NotRendered
         return prompt
 
     async def _prompt_of(self, question: Mapping[str, Any]) -> Ids | None:
-        """The prompt that the route reports of `question`; None if it finds fault with that, or reports none."""
+        """The prompt that the route reports for `question`; None if it refuses the question or reports none."""
         status, answer = await self._ask(self.route, question)
         if status >= 500:
             raise NotRendered
@@ -152,11 +152,10 @@ class Renderer:
 async def repeated(
     upstream: Upstream, request: EngineRequest, prompt: Sequence[int], calls: Iterable[Packed], model: str
 ) -> Found | None:
-    """Which earlier call a prompt says again in other tokens: `core.trajectory.repair.find_same_text`, with the text of
-    tokens by the engine that answers `request`, under the name `model`. Only for ``merge_policy = "repair"``, and only
-    for a prompt that goes on from no earlier call token for token. Whatever goes wrong, nothing is found and the calls
-    stay apart; the agent's answer does not depend on it.
-    """
+    """Which earlier call a prompt repeats in other tokens (`core.trajectory.repair.find_same_text`). The engine that
+    answers `request` gives the text of tokens, under the name `model`. This is only for ``merge_policy = "repair"``,
+    and for a prompt that continues no earlier call token for token. If anything goes wrong, nothing is found and the
+    calls stay apart; the agent's answer does not depend on it."""
     search = find_same_text(pack_tokens(prompt), calls)
     try:
         async with asyncio.timeout(LIMIT_S):

@@ -1,7 +1,7 @@
 """Asks the engine that sampled a choice for the logprobs that it did not tell.
 
-The question goes out as the agent's request did, to the same engine and with the same headers. Whatever goes wrong is a
-call that is lost and never an error: the agent's answer does not depend on it.
+The question goes out as the agent's request did, to the same engine and with the same headers. If anything goes wrong
+the call is lost, and no error is raised: the agent's answer does not depend on it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LIMIT_S = 60.0
 async def score(
     choice: Unscored, upstream: Upstream, request: EngineRequest, salt: Any, metrics: Metrics
 ) -> Captured | Lost:
-    """`choice`, which `request` was answered with, and its logprobs; `salt` is the cache salt of its exchange."""
+    """`choice`, an answer to `request`, with its logprobs, or as lost. `salt` is the cache salt of its exchange."""
     metrics.inc("ajet_scored_calls_total")
     model = request.model or choice.model
     body = scoring.question(choice, model=model, salt=salt)

@@ -1,12 +1,12 @@
 """The way to the engines: one connection pool, header rules, retry and failover.
 
-vLLM closes an idle connection after 5 seconds; ours are given up after 4, and a request that meets a connection closed
-in that very moment (it was reused, and not one byte came back) is sent once more on a fresh one. Whether a byte came
-is seen where bytes come in (`Tap`), because aiohttp's errors do not tell. An engine that cannot be reached is left
-alone for a while and the next is tried; any other failure is the caller's to see, because the engine may have begun to
-generate.
+vLLM closes an idle connection after 5 seconds; ours are given up after 4. A request may still meet a connection that
+closes at that very moment: it was reused, and not one byte came back. Then it is sent once more on a fresh connection.
+Whether a byte came is seen where bytes come in (`Tap`), because aiohttp's errors do not tell. An engine that cannot be
+reached is left alone for a while and the next is tried. Any other failure is the caller's to see, because the engine
+may have begun to generate.
 
-An engine's host that is gone says nothing, not even that: the system asks it (`watched`), so that nobody waits for it.
+If an engine's host is gone, nothing says so: the system asks it (`watched`), so that nobody waits for it.
 
 The pool has no upper limit: a thousand agents at once are a thousand connections. There is no limit on how long an
 answer takes unless one is configured, because it would be a bias against long episodes.
@@ -73,7 +73,7 @@ class Engines:
         self._models = models
 
     def of(self, model: str) -> tuple[str, ...]:
-        """The base URLs that serve `model`, without any for other models."""
+        """The base URLs that serve `model`; those of other models are left out."""
         urls = self._announced(model) or self._fixed.get(model) or self._fixed.get("", ())
         return tuple(map(base_url, urls))
 
@@ -108,7 +108,7 @@ class EngineRequest(Struct, frozen=True):
 
 
 class _Away(NamedTuple):
-    """An engine that could not be reached: others are asked first `until` then, after a `pause` of so many seconds."""
+    """An engine that could not be reached. Others are asked first until `until`, which is `pause` seconds later."""
 
     until: float
     pause: float
@@ -126,7 +126,7 @@ def watched(address: aiohttp.AddrInfoType) -> socket.socket:
 def session(
     connector: aiohttp.BaseConnector, timeout: aiohttp.ClientTimeout, max_header: int = MAX_HEADER
 ) -> aiohttp.ClientSession:
-    """Sends requests, and gives answers, as they are; one header of an answer has at most `max_header` bytes."""
+    """A client that leaves requests and answers unchanged; one header of an answer has at most `max_header` bytes."""
     return aiohttp.ClientSession(
         connector=connector, timeout=timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar(),
         skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
@@ -141,7 +141,7 @@ class Upstream:
         self, engines: Engines, *, clock: Clock, metrics: Metrics, connect_timeout: float, read_timeout: float,
         max_header: int = MAX_HEADER,
     ) -> None:
-        """Limits in seconds, where a `read_timeout` of 0 is none, and the bytes of one header of an answer."""
+        """Limits in seconds (a `read_timeout` of 0 is none), and the most bytes in one header of an answer."""
         self._engines = engines
         self._clock = clock
         self._metrics = metrics
@@ -155,7 +155,7 @@ class Upstream:
 
     @asynccontextmanager
     async def connected(self, _app: web.Application | None = None) -> AsyncIterator[None]:
-        """Only in this context requests can be sent; at its end the connections are closed."""
+        """Requests can be sent only in this context; at its end the connections are closed."""
         pooled = Pool(limit=0, keepalive_timeout=KEEPALIVE_S, socket_factory=watched)
         fresh = Pool(limit=0, force_close=True, socket_factory=watched)
         async with (
@@ -165,7 +165,7 @@ class Upstream:
             yield
 
     def order(self, model: str, sticky: str) -> list[str]:
-        """The engines to try for `sticky`: by rendezvous hash, those that could not be reached lately last."""
+        """The engines to try for `sticky`, by rendezvous hash; those that could not be reached lately come last."""
         candidates, now = self._engines.candidates(model), self._clock.now()
         if len(candidates) < 2:
             return list(candidates)
@@ -197,8 +197,8 @@ class Upstream:
         raise failure or NotReady("no engine has been announced yet", code="no_engine", retry_after=KEEPALIVE_S)
 
     def _leave_alone(self, url: str, why: AjetError, *, longer: bool) -> None:
-        """Others are asked before an engine that could not be reached, `longer` each time if to find that out took
-        long."""
+        """Have other engines asked before one that could not be reached. The pause grows each time if it is `longer`,
+        because finding out took long."""
         before = self._away.get(url)
         if before is None:
             logger.warning("%s; where there are others they are asked first", why.message)
@@ -250,7 +250,7 @@ async def told(upstream: Upstream, request: EngineRequest) -> tuple[int, bytes]:
 
 class Forwarding:
     """How clients' requests go on to the engines: without keys of ours (`is_ours`), with `upstream_key` in place of any
-    other, and under the name of this `daemon`."""
+    other key, and under the name of this `daemon`."""
 
     def __init__(self, *, daemon: str, upstream_key: str | None, is_ours: Callable[[str], bool]) -> None:
         self._daemon = daemon
@@ -270,9 +270,8 @@ class Forwarding:
 
     def headers(self, headers: Iterable[tuple[str, str]], *, identity: bool) -> CIMultiDict[str]:
         """The client's headers as the engine gets them. What is for us, for one hop or about the body's framing is left
-        out; with `identity` the answer must not be compressed. ``Via`` names this daemon, which so knows a request of
-        its own again. A name that comes again is spelled as it was first, since aiohttp keeps all values of one
-        spelling."""
+        out. With `identity` the answer must not be compressed. ``Via`` names this daemon, which so recognizes a request
+        of its own. A repeated name is spelled as it was first, since aiohttp keeps all values of one spelling."""
         pairs, upstream_key = list(headers), self._upstream_key
         dropped = _NOT_FORWARDED | _named_in_connection(pairs)
         spelled: dict[str, str] = {}
@@ -298,29 +297,29 @@ class Forwarding:
 
 
 def as_written(raw_headers: Iterable[tuple[bytes, bytes]]) -> CIMultiDict[str]:
-    """Headers with their names as they were written: aiohttp's own views put those that it knows into its spelling."""
+    """Headers with their names as they were written; aiohttp's own views respell the names that they know."""
     pairs = ((name.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape"))
              for name, value in raw_headers)  # fmt: skip
     return CIMultiDict(pairs)
 
 
 def response_headers(headers: Mapping[str, str], *, keep_length: bool) -> CIMultiDict[str]:
-    """The engine's headers as the client gets them; `keep_length` where the body stays as it is, or the caller puts
-    the length right."""
+    """The engine's headers as the client gets them. `keep_length` means that the body stays as it is, or that the
+    caller corrects the length."""
     pairs = list(headers.items())
     dropped = HOP_BY_HOP | _named_in_connection(pairs) | (frozenset() if keep_length else {"content-length"})
     return CIMultiDict((name, sendable(value)) for name, value in pairs if name.lower() not in dropped)
 
 
 def sendable(value: str) -> str:
-    """A header's `value`, or a reason phrase, of which aiohttp writes all: it writes UTF-8 and leaves out what came as
-    anything else. That is taken for Latin-1, which it mostly is."""
+    """A header's `value`, or a reason phrase, in a form that is written whole. aiohttp writes UTF-8 and leaves out
+    other bytes. These are taken for Latin-1, which they mostly are."""
     return value if value.isascii() or is_text(value) else value.encode("utf-8", "surrogateescape").decode("latin-1")
 
 
 def leading_back(location: str, *, engine: str, prefix: str) -> str:
-    """Where a client of ours goes when the engine at the base URL `engine` sends it to `location`: not past us.
-    `prefix` is what stands before ``/v1`` in the client's own path."""
+    """Where a client goes that the engine at the base URL `engine` redirects to `location`: not past us. `prefix` is
+    what stands before ``/v1`` in the client's own path."""
     if location.startswith(f"{engine}/"):
         return prefix + location.removeprefix(engine)
     if location.startswith("/") and not location.startswith("//"):
@@ -335,5 +334,5 @@ def _named_in_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:
 
 
 def _keys(value: str) -> tuple[str, str]:
-    """The key in a credential header, without its scheme and with it, as if it were part of the key."""
+    """The key in a credential header: without its scheme, and with it, in case that is part of the key."""
     return value.strip().partition(" ")[2].strip(), value.strip()

@@ -1,7 +1,7 @@
 """The only module that uses aiohttp beyond its public interface, and why each part is needed.
 
-- `Runner`: connections of a class of our own, which cut off clients that stop reading, and say what is no HTTP in the
-  shape of contract §5.8.
+- `Runner`: connections of a class of our own. It cuts off clients that stop reading, and answers what is not HTTP in
+  the shape of contract §5.8.
 - `Pool` and `Tap`: which connection a request got, whether a byte came back, and pieces without waking a task.
 - `break_off`, `unread`: answers that break off with their connection, and what had come of them.
 
@@ -52,21 +52,21 @@ class Runner(web.AppRunner):
 
 
 def stalled(http: web.BaseRequest) -> bool:
-    """Whether the client of `http` was cut off because it read no more."""
+    """Whether the client of `http` was cut off because it stopped reading."""
     return isinstance(http.protocol, _Connection) and http.protocol.stalled
 
 
 class _Connection(web.RequestHandler):
     """A client's connection.
 
-    What aiohttp's parser refuses never reaches the application, so the one place where errors become answers
-    (`errors`) does not see it: `handle_error` asks that place. What was sent is not repeated in the answer, because it
-    may hold a key.
+    What aiohttp's parser refuses never reaches the application. So the one place where errors become answers (`errors`)
+    does not see it, and `handle_error` asks that place. What was sent is not repeated in the answer, because it may
+    hold a key.
 
-    A client that does not finish the head of its first request, or stops reading its answer, costs memory, and the
-    latter keeps a gate from draining. Both are cut off after `patience_s`. For reading, that is measured between the
-    transport's call to pause and its call to resume, so a client that reads costs nothing. One that reads a large
-    answer slowly is left in peace while `PROGRESS` of it goes out in each `patience_s`.
+    A client that does not finish the head of its first request costs memory. So does one that stops reading its answer,
+    which also keeps a gate from draining. Both are cut off after `patience_s`. For reading, that is measured between
+    the transport's call to pause and its call to resume, so a client that reads costs nothing. One that reads a large
+    answer slowly is left alone while `PROGRESS` of it goes out in each `patience_s`.
     """
 
     __slots__ = ("_deadline", "_patience_s", "_unsent", "stalled")
@@ -97,7 +97,7 @@ class _Connection(web.RequestHandler):
         self._deadline.cancel()
 
     def _unasked(self) -> None:
-        """The time for the first request's head is over; aiohttp sees to those that follow."""
+        """The time for the head of the first request is over. aiohttp itself limits those that follow."""
         if not self._request_count:
             self.force_close()
 
@@ -137,11 +137,12 @@ def _error(error: BaseException | None) -> AjetError:
 
 
 class Tap:
-    """Stands between an engine's connection and aiohttp's `reader` of it: notes whether anything came back, tells who
-    follows an answer, and sees to it that an answer breaks off with its connection.
+    """Stands between an engine's connection and aiohttp's `reader` of it. It notes whether anything came back, and
+    tells the follower of an answer. It makes an answer break off with its connection.
 
-    Why: aiohttp's errors do not tell whether a byte came back, its `StreamReader` wakes a task for each piece, and it
-    does not tell a reader of chunks whose framing is broken that nothing more comes."""
+    Why: aiohttp's errors do not tell whether a byte came back, and its `StreamReader` wakes a task for each piece. A
+    reader of chunks whose framing is broken is not told that nothing more comes.
+    """
 
     def __init__(self, reader: asyncio.Protocol) -> None:
         self._reader = reader
@@ -149,7 +150,7 @@ class Tap:
         self.listen()
 
     def listen(self) -> None:
-        """A request is written: nothing came back to it yet."""
+        """A request was just written: nothing has come back for it yet."""
         self.heard = False
         self.since = monotonic()
         self.content: aiohttp.StreamReader | None = None
@@ -158,7 +159,7 @@ class Tap:
         self.data_received = self._first
 
     def age(self) -> float:
-        """For how many seconds the request has been written."""
+        """How many seconds ago the request was written."""
         return monotonic() - self.since
 
     def follow(self, told: Callable[[], None]) -> None:
@@ -187,7 +188,7 @@ class Tap:
             break_off(self.content)
 
     def __getattr__(self, name: str) -> Any:
-        """What else a connection tells is the reader's."""
+        """Everything else that a connection calls is the reader's."""
         return getattr(self._reader, name)
 
 
@@ -196,16 +197,16 @@ LATEST: ContextVar[Tap | None] = ContextVar("tap")
 
 
 def tap_of(answer: aiohttp.ClientResponse) -> Tap | None:
-    """The tap on the connection that `answer` comes over; None once the answer is all there or broken off, when others
-    may have the connection."""
+    """The tap on the connection that `answer` comes over. None once the answer is all there or broken off, when another
+    request may have the connection."""
     connection = answer.connection
     tap = None if connection is None or connection.transport is None else connection.transport.get_protocol()
     return tap if isinstance(tap, Tap) else None
 
 
 def break_off(content: aiohttp.StreamReader) -> None:
-    """Nothing more comes of `content`. aiohttp tells it so, but for chunks whose framing is broken: it closes the
-    connection, and a reader would wait for ever."""
+    """Tell `content` that nothing more comes. aiohttp does that itself, except for chunks whose framing is broken: it
+    closes the connection, and a reader would wait forever."""
     if not content.is_eof() and content.exception() is None:
         content.set_exception(aiohttp.ClientPayloadError("the answer is not framed as it should be"))
 
@@ -228,6 +229,6 @@ class Pool(aiohttp.TCPConnector):
 
 
 def unread(answer: aiohttp.ClientResponse) -> bytes:
-    """What came of `answer` before it broke off and was not read yet: aiohttp tells of the break first, and keeps it.
-    """
+    """What had come of `answer` when it broke off and was not read yet; aiohttp tells of the break first, and keeps
+    it."""
     return answer.content._read_nowait(-1)

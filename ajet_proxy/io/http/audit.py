@@ -1,15 +1,15 @@
 """Who read or rewarded what: one JSON line for each control action, reward on an LLM request, and read of an episode.
 
-Pages and terminals list episodes every few seconds: those reads have one line for a caller in `LISTED_S`, so that they
-do not push out of the file what it is for. A reader of events has a line for each connection, when it begins.
+Pages and terminals list episodes every few seconds. Such reads have one line for a caller in `LISTED_S`, so that they
+do not push the other lines out of the file. A reader of events has a line for each connection, when it begins.
 
-A line says when, the key (as its `key_id`, never itself), its scope and tenant, the subject of the client's certificate
-if it showed one, the route, the episode or batch, and the status of the answer. It holds no body, header or address as
-it was sent, so that the file can be shown around. Requests that were refused have a line too: their scope is null where
-the key is none.
+A line says when, the key (as its `key_id`, never itself), its scope and tenant. It names the subject of the client's
+certificate, if one was shown, the route, the episode or batch, and the status of the answer. It holds no body, header
+or address as it was sent, so that the file can be shown around. Requests that were refused have a line too: their scope
+is null where the key is not valid.
 
-The file is not part of what must survive (the journal is): its lines are not synced to disk, and where it cannot be
-written the daemon says so once and serves on.
+The file need not survive a crash, as the journal must: its lines are not synced to disk. Where it cannot be written,
+the daemon says so once and serves on.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AuditLog:
         self._failing = False
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """One more line."""
+        """Append a line."""
         data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:
             if self._path.exists() and self._path.stat().st_size + len(data) > self._each:
@@ -96,7 +96,7 @@ def audited(
     listed: dict[tuple[Any, ...], float] = {}
 
     def repeats(line: Mapping[str, Any]) -> bool:
-        """Whether it is a list that its caller has read lately. Callers without a good key are one."""
+        """Whether it is a list that its caller has read lately. All callers without a good key count as one."""
         if line["route"] not in LISTS:
             return False
         reader = (line["key"] if line["scope"] else None, line["route"], line["status"])
@@ -141,7 +141,7 @@ def audited(
 
 
 def _audited(http: web.Request) -> str | None:
-    """The name under which a request is audited, if it is."""
+    """The name under which a request is audited; None if it is not."""
     resource = http.match_info.route.resource
     name = _NAMES.get((http.method, resource.canonical)) if resource is not None else None
     if name is None:
@@ -150,7 +150,7 @@ def _audited(http: web.Request) -> str | None:
 
 
 def _id(subject: str) -> str | None:
-    """`subject` if it can be an id: what else stands in a path may be anything, a key too."""
+    """`subject` if it can be an id. Anything else may stand in a path, even a key."""
     try:
         return check_id(subject)
     except BadRequest:

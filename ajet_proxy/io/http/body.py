@@ -2,14 +2,14 @@
 
 The limits are a body's size after decompression, its time, and what all bodies together may take (`budget`).
 
-A client that waits to be asked for its body is asked here, when the body is about to be read. Who is refused before
-that (no good key, no such route, too long, no room) gets its answer alone, on a connection that closes: what comes next
+A client that waits to be asked for its body is asked here, when the body is about to be read. A request refused before
+that (no good key, no such route, too long, no room) gets its answer alone, on a connection that closes. What comes next
 on it might be the body or another request.
 
 A compressed body (``Content-Encoding``) is unpacked piece by piece. It is counted as it comes out, and reading ends at
-the limit: a few kilobytes that stand for gigabytes never become more than `max_body`. aiohttp could unpack, but takes a
-gzip that ends in the middle for a whole one, and does not tell where it ended. Here that is an error, as is what stands
-behind the end. Only gzip may have several members, one behind the other (RFC 1952); together they are the body.
+the limit. So a few kilobytes that stand for gigabytes never become more than `max_body`. aiohttp could unpack, but it
+takes a gzip that ends in the middle for a whole one, and does not tell where it ended. Here that is an error, as is
+anything after the end. Only gzip may have several members, one after the other (RFC 1952); together they are the body.
 
 Invariant: no step of unpacking makes more than some `PIECE` bytes, whatever a few bytes stand for.
 """
@@ -43,8 +43,8 @@ MOST_MEMBERS = 10_000
 
 
 class Unmeasured(web.StreamResponse):
-    """An answer that leaves as it comes. Where it tells no length, a client of HTTP/1.0 sees its end by the
-    connection's."""
+    """An answer that leaves as it comes. If it has no length, a client of HTTP/1.0 sees its end when the connection
+    ends."""
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         if request.version < HttpVersion11 and "Content-Length" not in self.headers:
@@ -53,20 +53,20 @@ class Unmeasured(web.StreamResponse):
 
 
 async def unasked(_http: web.Request) -> None:
-    """What a route does about ``Expect``: nothing yet. Anything else that a client expects is passed over, as vLLM's
-    server does: aiohttp would answer 417 and repeat what was sent."""
+    """What a route does about ``Expect``: nothing yet. Anything else that a client expects is ignored, as vLLM's server
+    does. aiohttp would answer 417 and repeat what was sent."""
 
 
 async def close_unread(http: web.Request, response: web.StreamResponse) -> None:
-    """A signal of the application: no request follows an answer that came before the body it waited for."""
+    """Called before an answer leaves: no request follows an answer that came before the body it waited for."""
     if _waits(http):
         response.headers["Connection"] = "close"
         response.force_close()
 
 
 async def read(http: web.Request, *, max_body: int, limit_s: float, budget: MemoryBudget) -> bytes:
-    """The body; `TooLarge` over `max_body` bytes, `BadRequest` if it has not come within `limit_s` seconds, `NotReady`
-    if there is no space in `budget` for it, or no longer."""
+    """The body. Raises `TooLarge` over `max_body` bytes, `BadRequest` if it has not come within `limit_s` seconds, and
+    `NotReady` if `budget` has no room for it, or no longer has."""
     length = http.content_length or 0
     if length > max_body:
         raise _too_large(max_body)
@@ -98,7 +98,7 @@ async def read(http: web.Request, *, max_body: int, limit_s: float, budget: Memo
 
 
 async def _pieces(http: web.Request, coding: str | None, max_body: int) -> AsyncGenerator[bytes]:
-    """The body as it comes, without its `coding`. What is packed is not longer than a body may be, either."""
+    """The body as it comes, without its `coding`. Packed, it may not be longer than a body either."""
     if coding is None:
         async for piece in http.content.iter_any():
             yield piece
@@ -126,7 +126,7 @@ def _too_large(limit: int) -> TooLarge:
 
 
 class Unpacking:
-    """Takes off one of the `CODINGS`."""
+    """Decodes one of the `CODINGS`."""
 
     def __init__(self, coding: str) -> None:
         self._coding = coding
@@ -134,7 +134,7 @@ class Unpacking:
         self._members = 0
 
     def feed(self, packed: bytes) -> Iterator[bytes]:
-        """What comes out of the next bytes; `BadRequest` if nothing can."""
+        """What comes out of the next bytes; `BadRequest` if they cannot be decoded."""
         try:
             for at in range(0, len(packed), WINDOW):
                 rest = packed[at : at + WINDOW]
@@ -148,12 +148,12 @@ class Unpacking:
             raise self._bad("is broken") from error
 
     def finish(self) -> None:
-        """Nothing follows: `BadRequest` unless that is the end. A body of no bytes has none."""
+        """Nothing follows: `BadRequest` if the coding has not ended. A body of no bytes needs no end."""
         if self._stream is not None:
             raise self._bad("ends too early")
 
     def _member(self, first: int) -> Any:
-        """What reads a member that begins with the byte `first`, as the decompressors of `zlib` do."""
+        """What decodes a member that begins with the byte `first`, as the decompressors of `zlib` do."""
         self._members += 1
         if self._members > (MOST_MEMBERS if self._coding == "gzip" else 1):
             raise self._bad("continues after its end")
@@ -164,13 +164,13 @@ class Unpacking:
 
 
 def coding_of(codings: list[str]) -> str | None:
-    """Which coding is taken off a body with these headers: what the last one names, if that is one of `CODINGS`."""
+    """Which coding to take off a body with these headers: the one that the last names, if that is one of `CODINGS`."""
     last = codings[-1].lower() if codings else ""
     return last if last in CODINGS else None
 
 
 class _Brotli:
-    """Holds back by itself what it has not read, and takes nothing behind its end."""
+    """Brotli as a decompressor of `zlib` would be. It keeps what it has not read, and takes nothing after its end."""
 
     unconsumed_tail = unused_data = b""
 
@@ -186,7 +186,7 @@ class _Brotli:
 
 
 def _out_of(stream: Any, packed: bytes) -> Iterator[bytes]:
-    """All that `stream` can say after `packed`."""
+    """All that `stream` gives for `packed`."""
     while True:
         piece = stream.decompress(packed, PIECE)
         if piece:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Discreet(logging.Filter):
-    """Malformed requests are their senders' affair: one line without their text, which may hold a key."""
+    """A malformed request is its sender's problem: one line, without its text, which may hold a key."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError):
@@ -91,7 +91,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
 
 
 def _break_off(request: web.Request) -> None:
-    """Where an answer has begun, its connection is closed, so that what follows goes nowhere."""
+    """Close the connection if an answer has begun, so that nothing follows it."""
     if request.writer.output_size and request.transport is not None:
         request.transport.close()
 
@@ -100,8 +100,8 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
     """A middleware: where no key is needed, a web page of another site must not use its visitor's browser to reach us.
 
     Browsers say in ``Origin`` which site a page is from; only pages of this machine may. They leave it out when a page
-    reads from its own site, and the owner of a site's name can let it mean this machine (DNS rebinding): so a request
-    must also call us by an address, ``localhost`` or one of `names` (None: by any name).
+    reads from its own site. The owner of a site's name can let that name mean this machine (DNS rebinding). So a
+    request must also call us by an address, ``localhost`` or one of `names` (None: by any name).
     """
 
     @lru_cache(maxsize=1000)
@@ -128,7 +128,7 @@ def refuse_foreign_pages(names: Collection[str] | None) -> Any:
 
 
 def host_of(url: str) -> str:
-    """The host that `url` names, if it is one."""
+    """The host in `url`; empty if there is none."""
     try:
         return URL(url).host or ""
     except ValueError:

@@ -1,11 +1,11 @@
 """The secrets that sign keys, and the keys that were revoked: two small files of the data directory.
 
 ``secret`` holds secrets of 32 bytes, the newest first; ``revoked`` holds one JSON line for each revocation. Commands
-change them while the daemon runs, and the daemon looks at them on each tick: so that neither a rotation nor a
-revocation needs a restart, or a daemon that answers.
+change them while the daemon runs, and the daemon looks at them on each tick. So a rotation or a revocation needs no
+restart, and no daemon that answers.
 
-Invariant: both are replaced as a whole and are on disk before their command ends; a reader sees the state before a
-command or after it. Both are for the owner of the data directory alone.
+Invariant: each is replaced as a whole and is on disk before its command ends. A reader sees the state before a command
+or after it. Both are for the owner of the data directory alone.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def keys(data_dir: Path, *, admin_secret: str | None = None) -> Keys:
 
 
 def rotate(data_dir: Path, *, drop_old: bool) -> int:
-    """Sign with a new secret from now on; the number of older ones whose keys go on holding."""
+    """Sign with a new secret from now on. Returns how many older secrets stay, whose keys remain valid."""
     ring(data_dir)
     with _locked(data_dir):
         old = () if drop_old else _read(data_dir).secrets
@@ -62,8 +62,7 @@ def rotate(data_dir: Path, *, drop_old: bool) -> int:
 
 
 def revoke(data_dir: Path, kind: str, name: str, at: float) -> None:
-    """Void a ``key`` (by its `key_id`), or those that were issued for a ``tenant`` or an ``episode`` up to Unix time
-    `at`."""
+    """Void a ``key`` (by its `key_id`), or the keys issued for a ``tenant`` or an ``episode`` up to Unix time `at`."""
     path = data_dir / REVOKED
     with _locked(data_dir):
         text = _text(path) + json.dumps([kind, name, at]) + "\n"
@@ -79,7 +78,7 @@ class Watch:
         self._files = WatchedFiles(data_dir / name for name in (SECRET, REVOKED))
 
     def tick(self) -> None:
-        """Look again. Files that cannot be read leave the keys as they were, and say so once."""
+        """Look again. If the files cannot be read, the keys stay as they were, and the log says so once."""
         if not self._files.changed():
             return
         try:
@@ -117,7 +116,7 @@ def _text(path: Path) -> str:
 
 @contextlib.contextmanager
 def _locked(data_dir: Path) -> Iterator[None]:
-    """One command at a time."""
+    """Run one command at a time."""
     handle = os.open(data_dir, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -128,7 +127,7 @@ def _locked(data_dir: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """`path` with `data`, for the owner of the directory alone: root may run the command for the daemon's user."""
+    """Replace `path` by `data`, for the directory's owner alone: root may run the command for the daemon's user."""
     new = path.with_name(f"{path.name}.{os.getpid()}")
     owner = path.parent.stat()
     with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:

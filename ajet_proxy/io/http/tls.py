@@ -1,16 +1,15 @@
 """TLS where clients come in: certificates that are renewed while the daemon runs, and those that clients show.
 
-A renewal replaces files, two of them: certificate and key. A handshake uses what the files hold at that moment: Python
-asks a callback at the beginning of each one (``SSLContext.sni_callback``), which may put another context in place of
-the listener's.
+A renewal replaces two files: certificate and key. A handshake uses what the files hold at that moment. At its beginning
+Python calls ``SSLContext.sni_callback``, which may put another context in place of the listener's.
 
-With `tls_client_ca` the front asks every client for a certificate, takes a connection without one, and ends one whose
-certificate is not of that CA. So agents go on without, on the same port, while the routes of scope ``trainer`` demand
-one, besides the key: a stolen key alone closes no gate and takes no batch.
+With `tls_client_ca` the front asks every client for a certificate. It takes a connection without one, and ends one
+whose certificate is not of that CA. So agents need none on the same port. The routes of scope ``trainer`` demand one,
+besides the key: a stolen key alone closes no gate and takes no batch.
 
-Invariants: a context comes into use as a whole or not at all. Files that do not go together, as between the replacing
-of the two, leave the earlier context in use until they change again, and the log says so. `subject` is a name that the
-CA has signed, or None. What is refused in the handshake is said in the log, because asyncio tells nobody of it.
+Invariants: a context comes into use as a whole or not at all. Between the two replacements the files do not fit
+together: the earlier context stays in use until they change again, and the log says so. `subject` is a name that the CA
+has signed, or None. What is refused in the handshake is said in the log, because asyncio tells nobody of it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ SHORT = {
 
 
 def listening(config: Config) -> ssl.SSLContext | None:
-    """What secures the front's connections, if anything does: the files of `config` as they are at each handshake."""
+    """What secures the front's connections: the files of `config` as they are at each handshake. None without TLS."""
     if config.tls_cert is None:
         return None
     files = WatchedFiles(file for file in (config.tls_cert, config.tls_key, config.tls_client_ca) if file is not None)
@@ -90,7 +89,7 @@ def subject(http: web.BaseRequest) -> str | None:
 
 
 def demand(http: web.BaseRequest) -> None:
-    """`Forbidden` for a client that showed no certificate."""
+    """Raises `Forbidden` for a client that showed no certificate."""
     if subject(http) is None:
         raise Forbidden(
             "this route also needs a client certificate: show one of the CA in the proxy's tls_client_ca "

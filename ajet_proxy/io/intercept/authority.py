@@ -63,7 +63,7 @@ def write_bundle(directory: Path) -> Path:
 
 
 def lifetime(directory: Path) -> tuple[datetime.datetime, datetime.datetime]:
-    """From when until when the authority's certificate holds; `ValueError` if it is none."""
+    """From when until when the authority's certificate is valid; `ValueError` if the file holds none."""
     from cryptography import x509
 
     found = x509.load_pem_x509_certificate(certificate(directory))

@@ -1,20 +1,18 @@
 """The mitmproxy addon that decides where each intercepted connection goes: to the HTTP front, or to where it was meant.
 
-==============  ============================================  =====================================================
-mode            the host is known from                        who the caller is
-==============  ============================================  =====================================================
-regular         the ``CONNECT`` line                          the key in the proxy's address, sent with ``CONNECT``
-socks5          the name asked for; for an address, the SNI   the same, where the proxy needs keys
-transparent     the SNI                                       what the request itself says
-local           the SNI                                       what the request itself says
-==============  ============================================  =====================================================
+| mode | the host is known from | who the caller is |
+|---|---|---|
+| regular | the ``CONNECT`` line | the key in the proxy's address, sent with ``CONNECT`` |
+| socks5 | the name asked for; for an address, the SNI | the same, where the proxy needs keys |
+| transparent | the SNI | what the request itself says |
+| local | the SNI | what the request itself says |
 
-Invariant: of a connection to a host that is not listed, nothing is read but the name in its first TLS message, and that
-only where no name was asked for. mitmproxy's HTTP layer sees ``CONNECT`` lines and nothing else.
+Invariant: of a connection to a host that is not listed, nothing is read but the name in its first TLS message. Even
+that is read only where no name was asked for. mitmproxy's HTTP layer sees ``CONNECT`` lines and nothing else.
 
-Connections are opened at once (``eager``), so that protocols in which the server speaks first work, and a host that
-cannot be reached is an error at once. Only on port 443 of a bare address does the client have to speak first: that
-connection goes to the front until the SNI is there, and is given up for the true one if the host is not listed.
+Connections are opened at once (``eager``). So protocols in which the server speaks first work, and a host that cannot
+be reached is an error at once. Only on port 443 of a bare address must the client speak first. That connection goes to
+the front until the SNI is there, and is given up for the true one if the host is not listed.
 """
 
 from __future__ import annotations
@@ -93,13 +91,13 @@ class Diversion:
             _explain(flow.response, refusal)
 
     def http_connect_error(self, flow: http.HTTPFlow) -> None:
-        """The tunnel's other end cannot be had; mitmproxy's own words tell about its options."""
+        """The tunnel's other end cannot be reached. Our words replace mitmproxy's, which speak of its options."""
         if flow.response is not None and flow.response.status_code == 502:
             reason = flow.server_conn.error or "no connection"
             _explain(flow.response, f"cannot reach {flow.request.pretty_host}: {reason}")
 
     def requestheaders(self, flow: http.HTTPFlow) -> None:
-        """Whatever follows a refused ``CONNECT`` on its connection is not for mitmproxy to carry."""
+        """End what follows a refused ``CONNECT`` on its connection: mitmproxy must not carry it."""
         flow.kill()
 
     def socks5_auth(self, data: Socks5AuthData) -> None:
@@ -128,7 +126,7 @@ class Diversion:
             await _stay_outside(server, host, port)
 
     def server_connected(self, data: ServerConnectionHookData) -> None:
-        """The front learns who the connection is from before a byte runs over it."""
+        """Tell the front whose connection it is, before a byte runs over it."""
         if data.server.id in self._meant and data.server.sockname is not None:
             opened = data.server.sockname[1], self._callers.get(data.client.id, NONE)
             self._open[data.server.id] = opened
@@ -153,7 +151,7 @@ class Diversion:
     # How?
 
     def next_layer(self, nextlayer: layer.NextLayer) -> None:
-        """What comes next on a connection, once its first bytes are there."""
+        """Choose what handles a connection, once its first bytes are there."""
         context, first = nextlayer.context, nextlayer.data_client()
         if context.client.transport_protocol == "udp":
             nextlayer.layer = UDPLayer(context, ignore=True)
@@ -181,7 +179,7 @@ class Diversion:
         return TCPLayer(context, ignore=True)
 
     def _meant_for(self, context: Context, first: bytes, meant: Address) -> layer.Layer | None:
-        """What carries a connection that went to the front, now that the client has spoken."""
+        """What carries a connection to the front, now that the client has spoken; None if it has not said enough."""
         host: str | None = meant[0]
         is_tls = first[:1] == bytes((TLS_HANDSHAKE,))
         if not self._tunnels.lists(meant[0]):
@@ -201,7 +199,7 @@ class Diversion:
         return ClientTLSLayer(context) if is_tls else TCPLayer(context, ignore=True)
 
     def tls_failed_client(self, data: tls.TlsData) -> None:
-        """Most often the program does not trust our CA."""
+        """A program's TLS handshake with us failed. Most often it does not trust our CA."""
         self._count("tls_failed")
         logger.warning("a program got no TLS with us; does it trust the CA? %s", data.conn.error)
 
@@ -209,13 +207,13 @@ class Diversion:
         self._metrics.inc("ajet_intercepted_connections_total", kind=kind)
 
     def certificate_host(self, context: Context) -> str | None:
-        """The host that a listed connection believes to reach."""
+        """The host that a client believes it has reached."""
         meant = self._meant.get(context.server.id)
         return context.client.sni or (meant[0] if meant is not None else None)
 
 
 class Elsewhere(TCPLayer):
-    """Relays to where a connection was meant to go, after giving up the one that it got until that was clear."""
+    """Relays to where a connection was meant to go. It gives up the connection to the front that it had until then."""
 
     def __init__(self, context: Context, meant: Address) -> None:
         super().__init__(context, ignore=True)
@@ -244,15 +242,15 @@ class Certificates(TlsConfig):
 
 
 def _explain(response: http.Response, reason: str) -> None:
-    """Say why there is no tunnel, and where clients show it: in the status line. Hardly one shows the body."""
+    """Say why there is no tunnel in the status line, where clients show it. Hardly any shows the body."""
     said = "".join(char for char in f"ajet-proxy: {reason}" if " " <= char <= "~")
     response.reason, response.text = said, f"{said}\n"
     response.headers["Content-Type"] = "text/plain"
 
 
 async def _stay_outside(server: Server, host: str, port: int) -> None:
-    """Let a caller from another machine reach public addresses alone: what only this machine can reach, such as the
-    engine's control routes, stays closed. The address that was looked at is the one that is used."""
+    """Let a caller from another machine reach public addresses alone. What only this machine can reach, such as the
+    engine's control routes, stays closed. The address that was checked is the one that is used."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):

@@ -1,7 +1,7 @@
 """Who is at the other end of each connection that the interceptor hands to the HTTP front.
 
 mitmproxy ends the TLS and relays bytes; the front sees a connection from this machine. Between the two stands this map
-from source port to caller: filled when a connection to the front is made, before a byte runs over it.
+from source port to caller. It is filled when a connection to the front is made, before a byte runs over it.
 
 An intercepted program has no base URL of ours, and the key it sends is its provider's. So its episode is named by the
 key in its proxy's address (``HTTPS_PROXY=http://KEY@HOST:PORT``), which takes the place of the provider's.
@@ -44,7 +44,7 @@ class Interception:
     certificate: bytes
 
     def to_json(self, asked: str | None) -> dict[str, Any]:
-        """For `status`. A caller that knows us as the host `asked` reaches a mode that listens everywhere there too."""
+        """What `status` shows. Modes that listen everywhere are shown at `asked`, the host that the caller named."""
         modes: list[dict[str, Any]] = []
         url = None
         for mode in self.listening:
@@ -60,14 +60,14 @@ class Interception:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A program whose connection was intercepted: the key in its proxy's address, and whether that was looked at."""
+    """A program whose connection was intercepted: the key in its proxy's address, and whether that was checked."""
 
     key: str | None
     admitted: bool
 
 
 class Tunnels:
-    """`hosts` are listed; with `needs_key` only a key in the proxy's address lets a caller use the interceptor."""
+    """Whose connection is at which port. `hosts` are listed; with `needs_key`, each caller must show a key."""
 
     def __init__(
         self, hosts: Collection[str], *, authenticate: Callable[[str | None], Claims], needs_key: bool
@@ -91,7 +91,7 @@ class Tunnels:
             del self._callers[port]
 
     def refusal(self, key: str | None) -> str | None:
-        """Why a caller with this key in its proxy's address may not use the interceptor, if it may not."""
+        """Why a caller with this key in its proxy's address may not use the interceptor; None if it may."""
         if key is None:
             return "this proxy needs a key: give it as http://KEY@HOST:PORT" if self.needs_key else None
         try:
@@ -101,7 +101,7 @@ class Tunnels:
         return None
 
     def headers(self, http: web.Request) -> Headers:
-        """The request's headers, with the caller's key of ours in the place of what was meant for its provider."""
+        """The request's headers, with the caller's key for us in place of what was meant for its provider."""
         out = CIMultiDict(
             (name, value) for name, value in as_written(http.raw_headers).items()
             if name.lower() not in PROVIDER_CREDENTIALS or _is_ours(name, value)

@@ -1,8 +1,8 @@
 """Requests that end before their answer does, because their episode is discarded meanwhile.
 
-What cannot be trained must not hold a gate: an engine that hangs never answers, and its client may wait for
-ever. So the task that serves such a request is cancelled, as it is when its client goes away, which ends the engine's
-work too; but the client is there and is told why.
+What cannot be trained must not hold a gate: an engine that hangs never answers, and its client may wait forever. So the
+task that serves such a request is cancelled, as it is when its client goes away. That ends the engine's work too. Here
+the client is still there, and is told why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OnDiscard = Callable[[], None]
 
 
 def ignore() -> None:
-    """For a request that goes on though its episode is discarded."""
+    """Does nothing, for a request that goes on although its episode is discarded."""
 
 
 class CallOff:
@@ -64,17 +64,17 @@ class DiscardWatch:
         self._watching: dict[str, list[OnDiscard]] = {}
 
     def add(self, episode: str, on_discard: OnDiscard) -> None:
-        """From now on `on_discard` is called when `episode` is discarded."""
+        """Call `on_discard` from now on when `episode` is discarded."""
         self._watching.setdefault(episode, []).append(on_discard)
 
     def remove(self, episode: str, on_discard: OnDiscard) -> None:
-        """From now on it is not."""
+        """No longer call it."""
         watching = self._watching[episode]
         watching.remove(on_discard)
         if not watching:
             del self._watching[episode]
 
     def discarded(self, episode: str) -> None:
-        """`episode` is discarded."""
+        """Tell those who watch that `episode` is discarded."""
         for on_discard in tuple(self._watching.get(episode, ())):
             on_discard()

@@ -1,8 +1,8 @@
 """The gate as requests meet it: hold while weights change, count who is inside.
 
-Whether the gate is open is the ledger's to say (it is journaled and survives a restart); this module only makes
-requests wait for it. Requests are held, not refused: an agent never learns that the weights changed. A request that
-waited `hold_s` gives up with a 503, so that a trainer that died cannot hold agents for ever.
+The ledger says whether the gate is open (it is journaled and survives a restart); this module only makes requests wait
+for it. Requests are held, not refused: an agent never learns that the weights changed. A request that waited `hold_s`
+gives up with a 503, so that a dead trainer cannot hold agents forever.
 
 Invariant: `in_flight` is the number of ``enter`` blocks that are running, and none starts while the gate is not open.
 """
@@ -25,7 +25,7 @@ class Gatekeeper:
     def __init__(
         self, *, is_open: Callable[[], bool], hold_s: float, waited: Callable[[float], None] = lambda seconds: None
     ) -> None:
-        """`waited` is told how many seconds each that came in was held."""
+        """`waited` is told, for each request that came in, how many seconds it was held."""
         self._is_open = is_open
         self._hold_s = hold_s
         self._waited = waited
@@ -40,7 +40,7 @@ class Gatekeeper:
         self._change = asyncio.Event()
 
     def stop(self) -> None:
-        """Hold nobody from now on: who waits, and who would have to, gets a 503 at once."""
+        """Hold no request from now on: those that wait, and those that would have to, get a 503 at once."""
         self._stopping = True
         self.changed()
 
@@ -64,7 +64,7 @@ class Gatekeeper:
                 self.changed()
 
     async def drained(self, wait_s: float) -> bool:
-        """Wait up to `wait_s` seconds until nobody is inside; whether that came true."""
+        """Wait up to `wait_s` seconds until nobody is inside. Returns whether that came true."""
         return await self._until(lambda: self.in_flight == 0, wait_s)
 
     async def _hold(self, passable: Callable[[], bool]) -> None:

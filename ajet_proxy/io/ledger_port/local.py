@@ -185,7 +185,7 @@ class LocalPort:
 
     @contextmanager
     def _running(self, begun: Begun, on_discard: OnDiscard) -> Iterator[None]:
-        """While the calls of `begun` are in flight; those that have not ended by the end are lost."""
+        """A block in which the calls of `begun` are in flight. Calls that have not ended when it is left are lost."""
         reason = DISCONNECTED
         self._discards.add(begun.episode, on_discard)
         try:
@@ -221,7 +221,7 @@ class LocalPort:
         self._note_sent_later()
 
     def close(self) -> None:
-        """Note what is known; nobody is answered from now on."""
+        """Record which answers were sent. Later ones are not recorded, since nobody is answered from now on."""
         if self._noting is not None:
             self._noting.cancel()
         self._note_sent()
@@ -232,7 +232,7 @@ class LocalPort:
             self._noting = asyncio.get_running_loop().call_later(SENT_S, self._note_sent)
 
     def _note_sent(self) -> None:
-        """Put on record whose clients have been sent the end, when the disk takes it."""
+        """Record whose clients have been sent the end; if the disk refuses, try again later."""
         self._noting = None
         try:
             self._store.post(self._commands.answers_sent(self._sent, self._unknown, at=self._clock.now()))
@@ -269,8 +269,9 @@ class LocalPort:
         return () if known is None else known.complete(model, agent)
 
     def _heard(self, events: Sequence[ev.Event]) -> None:
-        """Nothing goes on in an episode that has ended, what runs in one that is discarded ends with it, names know
-        what is in memory, and who waits at the gate looks again when it opens or an engine is announced."""
+        """Act on events. Nothing goes on in an episode that has ended; what runs in one that is discarded ends with it.
+        Names of sessions follow what is in memory. Requests at the gate look again when it opens or an engine is
+        announced."""
         for event in events:
             if isinstance(event, ev.EpisodeOpened):
                 if event.identified_by in RUNGS:
@@ -287,7 +288,7 @@ class LocalPort:
                 self._discards.discarded(event.episode)
 
     def _current(self, identity: Identity) -> Identity:
-        """`identity` with the episode that a session's name stands for."""
+        """`identity` with the episode that a session's name stands for now."""
         if identity.episode is None or identity.identified_by not in RUNGS:
             return identity
         find, tenant = self._state.find, identity.claims.tenant
@@ -300,7 +301,7 @@ class LocalPort:
     def _continued(
         self, identity: Identity, history: Beginnings | None, sent: Mapping[str, Any]
     ) -> tuple[Identity, Mapping[str, Any]]:
-        """`identity` with the episode that the request continues if nothing names one; what to note on a new one."""
+        """`identity` with the episode that the request continues, if none is named; and what to note on a new one."""
         if identity.episode is not None:
             return identity, _NOTHING
         found = self._state.continued(history, **sent)
@@ -311,7 +312,7 @@ class LocalPort:
         return identity, {"may_continue": found[:MAX_NOTED]} if found else _NOTHING
 
     def _decide(self, ending: Ending) -> tuple[ev.Event, ...]:
-        """The events of one call's end, from which it is seen whether its engine tells what it sampled."""
+        """The events of one call's end. The ending also shows whether the engine tells what it sampled."""
         at, known = self._clock.now(), self._state.episodes.get(ending.episode)
         if isinstance(ending, Whole):
             if ending.engine not in self._engine_alerts.trusted:
@@ -334,7 +335,8 @@ class LocalPort:
 
 
 def _tenant(identity: Identity, episode: str, known: Episode | None) -> str:
-    """The tenant as whom the caller acts on `episode`, which is `known`; `NotFound` for a key whose episode is gone."""
+    """The tenant as which the caller acts on `episode`; `known` is its record. Raises `NotFound` for a key whose
+    episode is gone, and `Forbidden` for another tenant's episode."""
     if known is None and identity.issued:
         raise NotFound(f"no episode {episode!r}, although its key is good", param="episode")
     if known is not None and identity.claims.scope == "admin":

@@ -1,11 +1,11 @@
 """What a front asks of the ledger: where a request belongs, when it may go, and that its calls are on disk.
 
-Idea: everything that a request needs of the daemon's one state is one short question to a `LedgerPort`, and nothing of
-HTTP is in it. So the front does not know whether the ledger is in its own process (`ajet_proxy.io.ledger_port.local`)
-or in another one (`ajet_proxy.io.ledger_port.remote`).
+Idea: everything that a request needs of the daemon's one state is one short question to a `LedgerPort`, without
+anything of HTTP. So the front does not know whether the ledger is in its own process
+(`ajet_proxy.io.ledger_port.local`) or in another one (`ajet_proxy.io.ledger_port.remote`).
 
-Invariant: no call is running after its ``begin`` block. `end` returns when the calls are on disk. Where it raises, or
-is cancelled, they are lost, because their client is not sent the end of its answer.
+Invariant: no call is running after its ``begin`` block. `end` returns when the calls are on disk. If it raises or is
+cancelled, they are lost, because their client is not sent the end of its answer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ajet_proxy.io.ledger_port.cancellation import OnDiscard, ignore
 
 
 class CallRequest(Struct, frozen=True):
-    """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts where nothing names
-    an episode; ``sent`` is its retry keys (`core.identity.headers`); ``model`` the one that it asks for."""
+    """A request to `route` that may become calls, one for each of its `choices`. ``history`` counts only if nothing
+    names an episode. ``sent`` has its retry keys (`core.identity.headers`); ``model`` is the one that it asks for."""
 
     identity: Identity
     history: Beginnings | None
@@ -38,8 +38,8 @@ class CallRequest(Struct, frozen=True):
 
 
 class Begun(Struct, frozen=True):
-    """Calls that have begun. ``episode_model`` is the model that their episode was opened for, if it was for one;
-    ``gate_since`` is when the gate was last moved, 0 if never."""
+    """Calls that have begun. ``episode_model`` is the model that their episode was opened for, if it was for one.
+    ``gate_since`` is when the gate was last opened or closed, 0 if never."""
 
     calls: tuple[str, ...]
     episode: str
@@ -61,7 +61,7 @@ class Whole(Struct, frozen=True):
 
 
 class Gone(Struct, frozen=True):
-    """A call that is lost; also if it ended well, where that is ``taken_back``. ``engine`` is the address of the route
+    """A call that is lost; with ``taken_back`` even if it ended well before. ``engine`` is the address of the route
     that answered, if one did."""
 
     episode: str
@@ -76,8 +76,8 @@ Ending = Whole | Gone
 
 
 def taken_back(endings: Sequence[Ending], reason: str) -> list[Ending]:
-    """What becomes of calls that ended in `endings` if they are lost after all, for `reason`: their client was not sent
-    the end, or the engine contradicted it."""
+    """How calls end that ended in `endings` and are lost after all, for `reason`. Their client was not sent the end, or
+    the engine contradicted it."""
     return [Gone(end.episode, end.call.turn.call, reason, taken_back=True) for end in endings if isinstance(end, Whole)]
 
 
@@ -92,28 +92,28 @@ class LedgerPort(Protocol):
         """`identity` with the episode that its name stands for, or that the request continues, if there is one."""
 
     async def reward(self, identity: Identity, name: str, again: bool | None) -> None:
-        """Record the reward of `identity`, as found; a name opens its episode on first sight. `name` is the reward's
-        id. Where nothing but what it says names it, `again` tells whether it was sent before, and it gets a number."""
+        """Record the reward of `identity`, as `find` returned it; a name opens its episode on first sight. `name` is
+        the reward's id. If only its content names it, `again` tells whether it was sent before, and it gets a
+        number."""
 
     async def admit(self, identity: Identity) -> None:
         """Count a request that makes no call for its tenant's quota; `OverQuota` if that has no room for it. The key of
-        an episode that takes no calls is refused as for a call; not a request that rewards, which is refused by what it
-        may reward."""
+        an episode that takes no calls is refused as for a call. A request that rewards is not: what it may reward
+        decides."""
 
     def used(self, tenant: str, tokens: int) -> None:
-        """What came of such a request took so many tokens."""
+        """Count the tokens that came of such a request."""
 
     def enter(self, model: str, episode: str = "", on_discard: OnDiscard = ignore) -> AbstractAsyncContextManager[None]:
         """Hold a request while weights change, and until there is an engine for `model`. `on_discard` is
         called if its `episode` is discarded while it is inside."""
 
     def begin(self, request: CallRequest, on_discard: OnDiscard) -> AbstractAsyncContextManager[Begun]:
-        """`enter`, and the calls of a request begin. Those that have not ended when it is left are lost. `on_discard`
-        is called when their episode is discarded before that."""
+        """`enter`, and begin the calls of a request. Those that have not ended when the block is left are lost.
+        `on_discard` is called when their episode is discarded before that."""
 
     def unread(self, tenant: str | None) -> None:
-        """A request of `tenant` (None: of anybody) may have come that nobody has read, and that its client sends again.
-        """
+        """A request of `tenant` (None: of anybody) may have come unread; its client will send it again."""
 
     def sent(self, calls: Sequence[str]) -> None:
         """The client of these calls, which are on disk, has been sent the end of its answer."""
@@ -122,17 +122,17 @@ class LedgerPort(Protocol):
         """Record how calls ended; returns when that is on disk. `NotReady` if the disk does not take it in time."""
 
     def lose(self, endings: Sequence[Ending]) -> None:
-        """Record how calls ended, which nobody waits for."""
+        """Record how calls ended, without waiting for the disk."""
 
     async def recall(self, sought: Sought, episode: str) -> tuple[Known, Packed] | Outcome:
-        """The call that a request goes on from, with its text, or a word of `core.continuity.memory` for why there is
-        none."""
+        """The call that a request continues, with its text. If there is none: a word of `core.continuity.memory` for
+        why."""
 
     def remember(self, ends: Sequence[tuple[bytes, Outcome | None]], shape: bytes, call: str, ended: str) -> None:
         """`call` was answered; see `core.continuity.memory.Memory`."""
 
     def keep(self, response: str, ask: Ask) -> None:
-        """The engine may keep `response`, which answered `ask`."""
+        """Note that the engine may keep `response`, which answered `ask`."""
 
     async def kept(self, response: str) -> Ask | None:
         """How a response that the engine keeps was asked for, if that is remembered."""

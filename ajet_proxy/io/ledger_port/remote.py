@@ -1,7 +1,7 @@
 """The `LedgerPort` of a worker: the ledger is in another process, and every question to it is a message.
 
-A call costs two round trips: it begins (which may take as long as the gate is closed), and its end is on disk. What a
-worker has to know at every moment (which weights serve, where the engines are, which keys hold) it is sent as `Facts`,
+A call costs two round trips: it begins (which may take as long as the gate is closed), and its end is on disk. A worker
+must always know which weights serve, where the engines are and which keys are valid. These are sent to it as `Facts`,
 before anything that depends on them: notices and answers come in the order in which they were sent.
 """
 
@@ -69,7 +69,7 @@ VALUES = Values((
 
 
 class RemotePort:
-    """Asks over `connection`. The `facts` are `serving` until others come."""
+    """Asks over `connection`. `serving` is `facts` until others come."""
 
     def __init__(self, connection: WorkerConnection, facts: Facts) -> None:
         self._connection = connection

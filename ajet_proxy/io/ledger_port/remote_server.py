@@ -1,8 +1,8 @@
 """The ledger's side of a worker's `RemotePort`: answers its questions by the `LedgerPort` of this process.
 
 Invariant: what a worker entered, it leaves. When the worker is gone, the calls that it had in flight are lost at once
-and the gate does not count them; what it was answered to be on disk is. It may have had requests that it never spoke
-of.
+and the gate does not count them. What it was told to be on disk is on disk. It may have had requests that it never
+spoke of.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Notified = Callable[..., None]
 
 
 class PortServer:
-    """Answers one worker, and says by `notify` which of its requests belong to discarded episodes. `more` are the
-    notices that it may send besides, by name; `gone` is called when it is."""
+    """Answers one worker, and says by `notify` which of its requests belong to discarded episodes. `more` are further
+    notices that the worker may send, by name. `gone` is called when the worker is gone."""
 
     def __init__(
         self, ledger_port: LocalPort, *, notify: Notified, more: Mapping[str, Notified], gone: Callable[[], None]
@@ -71,7 +71,7 @@ class PortServer:
         return begun
 
     def _leave(self, entry: int) -> None:
-        """Nothing to leave where the worker withdrew before it was let in."""
+        """Leave what was entered. There is nothing to leave if the worker withdrew before it was let in."""
         inside, _ = self._inside.pop(entry, (None, None))
         if inside is not None:
             run(inside.__aexit__(None, None, None))
@@ -93,7 +93,7 @@ class PortServer:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:
-    """Do `work`, which never waits."""
+    """Run `work` to its end; `RuntimeError` if it would wait."""
     try:
         work.send(None)
     except StopIteration:

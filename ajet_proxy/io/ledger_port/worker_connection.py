@@ -1,9 +1,9 @@
 """The connection of a worker process and the daemon: questions, answers and notices as MessagePack on a stream socket.
 
 Either side asks (`ask`, which waits for the answer), or notifies (`notify`, which does not). What one side sends
-arrives in the order in which it was sent, and a question is begun at once, up to where it first waits: so it sees all
-that was sent before it. Values are what MessagePack holds, and the structs that both sides know (`Values`); nothing is
-ever unpickled. Errors of `ajet_sdk.errors` cross as what they are.
+arrives in the order in which it was sent. A question is begun at once, up to where it first waits, so it sees all that
+was sent before it. Values are what MessagePack holds, and the structs that both sides know (`Values`); nothing is ever
+unpickled. Errors of `ajet_sdk.errors` arrive as what they are.
 
 What is sent within one turn of the event loop leaves as one write.
 """
@@ -58,8 +58,8 @@ def fields(kind: type[Struct]) -> Form:
 
 
 class Values:
-    """How values of `forms` cross, which both sides must have in the same order: as a map with nil for its only name,
-    which no other map has."""
+    """How values of `forms` cross. Both sides must have the forms in the same order. Such a value crosses as a map with
+    nil for its only name, which no other map has."""
 
     def __init__(self, forms: Sequence[Form] = ()) -> None:
         self._forms = tuple(forms)
@@ -93,7 +93,7 @@ class WorkerConnection(asyncio.Protocol):
     """One end. Make it with the loop's ``create_connection``."""
 
     def __init__(self, values: Values, peer: Callable[[WorkerConnection], Peer]) -> None:
-        """`peer` makes what answers the other side, which may ask and tell in turn."""
+        """`peer` makes what answers the other side, and may itself ask and notify."""
         self._loop = asyncio.get_running_loop()
         self._values = values
         self._packer = values.packer()
@@ -121,11 +121,11 @@ class WorkerConnection(asyncio.Protocol):
             self._asked.pop(number, None)
 
     def notify(self, what: str, *values: Any) -> None:
-        """Send word; lost if the other side is gone."""
+        """Send a notice; it is lost if the other side is gone."""
         self._send((_NOTIFY, 0, what, values))
 
     def close(self) -> None:
-        """Hang up, once what there was to say is sent."""
+        """Close the connection, once everything queued is sent."""
         if self._transport is not None:
             self._flush()
             self._transport.close()

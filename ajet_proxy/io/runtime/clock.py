@@ -1,7 +1,7 @@
 """Time and identity, the two things the pure core may not make for itself.
 
-`Clock.now` is Unix time that never runs backwards while the process lives: it is read once from the wall clock and then
-advances with the monotonic clock, so that a step of the system's clock neither expires leases nor reorders calls.
+`Clock.now` is Unix time that never runs backwards while the process lives. It is read once from the wall clock and then
+advances with the monotonic clock. So a step of the system's clock neither expires leases nor reorders calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Clock:
         return self._offset + time.monotonic()
 
     def wall(self) -> float:
-        """What the system's clock says by now, for what is compared with other programs' times."""
+        """What the system's clock says now, for comparison with other programs' times."""
         return time.time()
 
     def new_id(self, kind: str) -> str:

@@ -1,10 +1,10 @@
 """How much memory the bodies of requests may take while they come in, where `max_memory` limits it.
 
-What the process holds is looked at once a second, which is too late for bodies: a caller sends hundreds of megabytes in
+What the process holds is measured once a second, which is too late for bodies. A caller sends hundreds of megabytes in
 that time, and may leave all its requests unfinished. So bodies are counted as they come, and one for which there is no
-room is not read on. A body that is whole counts until the next look, which then sees it.
+room is not read on. A whole body counts until the next measurement, which then sees it.
 
-Small bodies are always read: those of rewards and acknowledgements are, and they are what makes room.
+Small bodies are always read: those of rewards and acknowledgements are small, and they are what makes room.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SMALL = 64 << 10
 
 
 class MemoryBudget:
-    """What is left for bodies in this process; without a `look`, all they want."""
+    """How many bytes bodies may still take in this process; without a `look`, as many as they want."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -27,13 +27,13 @@ class MemoryBudget:
         self._whole = 0
 
     def look(self, left: int) -> None:
-        """The process may take so many bytes more than it holds now."""
+        """From now on the process may take `left` bytes more than it holds now."""
         self._taken -= self._whole
         self._whole = 0
         self._most = self._taken + max(0, left)
 
     def check(self, size: int, more: int = 0) -> None:
-        """`NotReady` if there is no room for `more` of a body that has, or is to have, so many bytes."""
+        """`NotReady` if there is no room for `more` bytes of a body that has, or will have, `size` bytes."""
         if size > SMALL and self._most is not None and self._taken + more > self._most:
             self._metrics.inc("ajet_refused_total", reason="memory")
             raise NotReady(
@@ -42,11 +42,11 @@ class MemoryBudget:
             )
 
     def take(self, size: int) -> None:
-        """So many bytes of a body came."""
+        """Count `size` bytes of a body that came."""
         self._taken += size
 
     def leave(self, size: int, *, whole: bool) -> None:
-        """Of a body so many bytes came. It is `whole`, or it is let go of."""
+        """No more comes of a body of `size` bytes. It is `whole`, or it is let go."""
         if whole and self._most is not None:
             self._whole += size
         else:

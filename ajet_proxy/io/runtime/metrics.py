@@ -1,9 +1,9 @@
 """Counters and histograms, rendered as Prometheus text (https://prometheus.io/docs/instrumenting/exposition_formats/).
 
-Names and their labels are declared in one table, so that an operator can read what exists and a typing error cannot
-make a new series. Label values are bounded: after `MAX_SERIES` combinations of one metric, further ones count as
-``other``, so that no client can fill the memory by inventing names. What the ledger already counts is read from it at
-render time (`ajet_proxy.io.control.gauges`) and not counted twice.
+Names and their labels are declared in one table: an operator can read what exists, and a typing error cannot make a new
+series. Label values are bounded: after `MAX_SERIES` combinations of one metric, further ones count as ``other``. So a
+client cannot fill the memory by inventing names. What the ledger already counts is read from it at render time
+(`ajet_proxy.io.control.gauges`) and not counted twice.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Metrics:
         self._histogram(name, labels).observe(value)
 
     def figures(self) -> Figures:
-        """All there is, for `add` of another."""
+        """All values, for `add` of another `Metrics`."""
         histograms = {
             name: {key: (tuple(found.counts), found.total) for key, found in series.items()}
             for name, series in self._histograms.items() if series
@@ -88,7 +88,7 @@ class Metrics:
         return {name: dict(series) for name, series in self._values.items() if series}, histograms
 
     def add(self, figures: Figures) -> None:
-        """Count what another counted, too."""
+        """Add the `figures` of another `Metrics`."""
         counters, histograms = figures
         for name, values in counters.items():
             for key, value in values.items():

@@ -16,7 +16,7 @@ from typing import Any
 
 
 def endings() -> tuple[signal.Signals, ...]:
-    """The signals that end the daemon. A terminal that closes is one, unless somebody (nohup) has it ignored."""
+    """The signals that end the daemon. SIGHUP of a closed terminal is one, unless somebody (nohup) has it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGTERM, signal.SIGINT) if ignored else (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -34,7 +34,7 @@ def allow_many_connections() -> None:
 
 
 async def end(task: asyncio.Task[Any]) -> None:
-    """End `task`, whatever it is about, and wait for that."""
+    """Cancel `task`, and wait until it has ended."""
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 
@@ -49,23 +49,23 @@ def program() -> str:
 
 
 def give_memory_back() -> None:
-    """Blocks that are free between others in use go back to the system, as malloc_trim(3) does it. Records of all sizes
-    come and go here; without this their gaps would add up to as much as what is in use. Elsewhere than in glibc nothing
-    is done."""
+    """Give blocks that are free between others in use back to the system, as malloc_trim(3) does. Records of all sizes
+    come and go here: without this their gaps would add up to as much as what is in use. Outside glibc nothing is
+    done."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def look_for_garbage_less() -> None:
-    """Nearly all that a daemon holds is alive: what there is by now is never looked through again for cycles, and what
-    comes later is in larger portions than Python's own."""
+    """Spend less on garbage collection, since nearly all that a daemon holds is alive. What there is by now is never
+    searched for cycles again. What comes later is searched in larger portions than Python's own."""
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> OSError:
-    """`error`, of a socket that was to listen there, in one line that says what to do about it."""
+    """`error`, of a socket that could not listen there, in one line that says what to do about it."""
     reason = (error.strerror or str(error)).rpartition(": ")[2].lower()
     advice = "; stop what listens there, or give another --listen" if error.errno == errno.EADDRINUSE else ""
     return OSError(error.errno, f"cannot listen on {host}:{port}: {reason}{advice}")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 
 class WatchedFiles:
-    """Files of which one may be written to, replaced, or not there."""
+    """Files that may be written to, replaced or missing."""
 
     def __init__(self, files: Iterable[str | Path]) -> None:
         self._files = tuple(files)
         self._seen: list[object] = []
 
     def changed(self) -> bool:
-        """Whether one of them is another than at the last look; at the first, whether there are any."""
+        """Whether one of them has changed since the last look; at the first look, whether there are any."""
         before, self._seen = self._seen, [_version(file) for file in self._files]
         return self._seen != before
 

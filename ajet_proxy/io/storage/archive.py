@@ -1,11 +1,11 @@
 """The archive: ended episodes and their batches, each found by its name, in one SQLite file.
 
-Idea: one row an episode, with a ``head`` for listings and a ``body``, the whole episode, and one a batch. SQLite brings
-what this needs: an index that is not in memory, transactions that survive a kill, a full disk and a power cut, and
-readers that no writer holds up (its write-ahead log). Only the compaction writes.
+Idea: one row an episode, with a ``head`` for listings and a ``body``, the whole episode, and one row a batch. SQLite
+brings what this needs. Its index is not in memory. Its transactions survive a kill, a full disk and a power cut. No
+writer holds up its readers (its write-ahead log). Only the compaction writes.
 
-Retention removes whole rows, the oldest first, so that what is kept has a bound whatever an episode is made of: what
-ended up to some moment is gone, batches with the last of their episodes. Counters are the state's, and need no rows.
+Retention removes whole rows, the oldest first, so what is kept has a bound whatever an episode is made of. What ended
+up to some moment goes, and a batch goes with the last of its episodes. Counters are the state's, and need no rows.
 
 A row of SQLite holds 1e9 bytes at most, so an episode larger than `MAX_BODY` is kept as its head.
 
@@ -74,7 +74,7 @@ class ArchiveFile:
             self._connection = None
 
     def episode(self, name: str) -> Episode | None:
-        """The whole episode."""
+        """The whole episode; None if it is not in the archive."""
         for (record,) in self._ask("SELECT body FROM episodes WHERE name = ?", name):
             return _episode(record)
         return None
@@ -85,7 +85,7 @@ class ArchiveFile:
         return None
 
     def latest(self, state: str | None, task: str | None, before: str | None, limit: int) -> Iterator[Episode]:
-        """The heads of `limit` of them that were archived before the episode `before`, the latest first."""
+        """The heads of at most `limit` episodes that were archived before the episode `before`, the latest first."""
         wanted = {
             "state = ?": state, "task = ?": task, "rowid < (SELECT rowid FROM episodes WHERE name = ?)": before,
         }
@@ -108,12 +108,12 @@ class ArchiveFile:
         return (_batch(record) for (record,) in self._ask("SELECT record FROM batches ORDER BY number"))
 
     def holds(self, table: str, names: Iterable[str]) -> list[str]:
-        """The first of `names`, as far as they are in `table`; names leave memory in the order in which they come here.
-        """
+        """The first of `names`, as far as they are in `table`. Names leave memory in the order in which they come
+        here."""
         return list(takewhile(lambda name: self._ask(f"SELECT 1 FROM {table} WHERE name = ?", name), names))
 
     def _ask(self, question: str, *values: Any) -> list[tuple[Any, ...]]:
-        """All rows at once, or `NotReady`. What is no text cannot be asked for, and names nothing."""
+        """All rows at once, or `NotReady`. No row for a value that is not valid text, which names nothing."""
         if not all(is_text(value) for value in values if isinstance(value, str)):
             return []
         with self._said():
@@ -121,7 +121,7 @@ class ArchiveFile:
 
     @contextmanager
     def _said(self) -> Iterator[None]:
-        """SQLite's errors as `NotReady`; those that no waiting mends say what does."""
+        """SQLite's errors as `NotReady`. For those that no waiting mends, it says what does."""
         try:
             yield
         except sqlite3.Error as error:
@@ -138,8 +138,8 @@ class ArchiveFile:
 
 
 def refuse_missing(data_dir: Path, compacted: State) -> None:
-    """`JournalDamaged` if `compacted`, which a snapshot holds, has archived what no archive has: nobody would know any
-    more that it was trained."""
+    """`JournalDamaged` if `compacted`, a snapshot's state, has archived episodes and there is no archive: nobody would
+    know any more that they were trained."""
     path, episodes = data_dir / NAME, sum(compacted.archived.values())
     if episodes and not path.exists():
         raise JournalDamaged(
@@ -171,7 +171,7 @@ class Archiver:
         self._connection.close()
 
     def put(self, episodes: Iterable[Episode], batches: Iterable[LeasedBatch]) -> None:
-        """Keep them; durable when this returns."""
+        """Add them; they are durable when this returns."""
         with self._connection as connection:  # which commits, or rolls back
             connection.execute("BEGIN IMMEDIATE")
             connection.executemany(
@@ -183,8 +183,8 @@ class Archiver:
             )
 
     def retain(self, ended_after: float, limit: int) -> int:
-        """Remove what ended before, and the oldest until the rest takes no more than `limit` bytes (0: as many as there
-        are). What was put since this archiver was made stays: the daemon has yet to see that it is here. Returns how
+        """Remove what ended before `ended_after`, and the oldest until the rest takes no more than `limit` bytes (0: no
+        limit). What was put since this archiver was made stays: the daemon has yet to see that it is here. Returns how
         many episodes were removed."""
         with self._connection as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -200,14 +200,14 @@ class Archiver:
         return self._connection.execute(question, values).fetchone()[0]
 
     def _ended(self, batch: LeasedBatch) -> float:
-        """When the last of its episodes ended, which come here before it or with it."""
+        """When the last of the batch's episodes ended. They come here before it or with it."""
         ends = [self._one("SELECT max(ended) FROM episodes WHERE name = ?", name) for name in batch.episodes()]
         return max((end for end in ends if end is not None), default=0.0)
 
     def _last_to_go(self, limit: int) -> float | None:
-        """When the last episode ended that has to go; None if none has to, or there is none. What takes room on disk is
-        pages, which rows fill in part: so the rows' sizes are cut down as much as the pages have to be, and some more
-        may have to go after these."""
+        """When the last episode ended that must go; None if none must go, or there is none. What takes room on disk is
+        pages, which rows fill in part. So the rows' sizes are cut down by the same share as the pages must be. Some
+        more may have to go after these."""
         used = (self._one("PRAGMA page_count") - self._one("PRAGMA freelist_count")) * self._one("PRAGMA page_size")
         if used <= limit:
             return None
@@ -217,7 +217,7 @@ class Archiver:
             return max(to_remove(rows, total, total * limit // used), default=None)
 
     def _remove(self, which: str, ended: float) -> int:
-        """Remove what ended so; how many episodes that were."""
+        """Remove the rows that `which` selects by when they ended; returns how many episodes that were."""
         removed = 0
         for table, newest in self._known.items():  # the episodes come last
             delete = f"DELETE FROM {table} WHERE {which} AND rowid <= ?"
@@ -234,8 +234,8 @@ def _check(connection: sqlite3.Connection) -> bool:
 
 
 def _connected(path: Path) -> sqlite3.Connection | None:
-    """For reading: what only reads must not become the one that writes. None while there are no tables. Where nobody
-    may write, as on a copy that is mounted for reading, SQLite has to be told not to lay its own files next to it."""
+    """A connection for reading, which must not become the one that writes; None while there are no tables. Where nobody
+    may write, as on a copy mounted for reading, SQLite must be told not to lay its own files next to it."""
     if not path.exists():
         return None
     still = not os.access(path.parent, os.W_OK) and not path.with_name(f"{NAME}-wal").exists()

@@ -5,9 +5,9 @@ what is read equals what was written, bit for bit. Metadata is JSON within the r
 lists from tuples. A field that has its default is left out. Unknown fields are ignored and missing ones take their
 default, so that a journal stays readable when a field is added.
 
-A prompt mostly repeats what its episode said before. So a call names the earlier call whose text its own begins like,
-how many tokens of it, and only then the rest: an episode costs its distinct tokens and not turns times context. Reading
-needs the episodes as they were when the record was written, which is what a replay has at that point.
+A prompt mostly repeats what its episode said before. So a call names the earlier call whose text begins like its own,
+how many tokens they share, and only then the rest. An episode costs its distinct tokens, and not turns times context.
+Reading needs the episodes as they were when the record was written, which is what a replay has at that point.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def fields_of(value: Any) -> dict[str, Any]:
 
 @cache
 def made_of(kind: Any) -> Mapping[str, Any]:
-    """The fields that a value of `kind`, a struct or a dataclass, is made of, as ``fields`` of its library tells them;
-    none for another class."""
+    """The fields that make a value of `kind`, a struct or a dataclass, by name, as ``fields`` of its library tells
+    them. None for another class."""
     fields: tuple[Any, ...] = ()
     if issubclass(kind, Struct):
         fields = structs.fields(kind)
@@ -150,7 +150,7 @@ def _unpack_call(fields: dict[str, Any], episode: str, episodes: Mapping[str, Ep
 
 
 def _little(kind: str, values: bytes) -> bytes:
-    """`values` of an array's `kind` in little-endian order, or out of it."""
+    """`values` of an array's `kind`, put into little-endian order or back."""
     if sys.byteorder == "little":
         return values
     swapped = array(kind, values)

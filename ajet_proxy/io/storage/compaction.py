@@ -14,8 +14,8 @@ done twice is there once.
 
     python -m ajet_proxy.io.storage.compaction DATA_DIR MAX_AGE_S MAX_BYTES     prints how many episodes were removed
 
-With ``tied`` behind these, as the daemon runs it, it ends at once when its standard input does: the daemon holds the
-other end of that and writes nothing, so no orphan of a killed daemon keeps the next one waiting.
+The daemon adds ``tied`` to these: then it ends at once when its standard input does. The daemon holds the other end and
+writes nothing, so no orphan of a killed daemon keeps the next one waiting.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 @contextlib.contextmanager
 def alone(data_dir: Path) -> Iterator[None]:
-    """No other compaction of `data_dir` runs meanwhile; one that does is waited for."""
+    """A block in which no other compaction of `data_dir` runs; one that runs already is waited for."""
     descriptor = os.open(data_dir / COMPACTING, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -70,7 +70,7 @@ def compact(data_dir: Path, *, ended_after: float = 0.0, limit: int = 0) -> int:
 
 
 def _tidy(data_dir: Path) -> None:
-    """Remove what the latest snapshot stands for, and what a killed compaction left."""
+    """Remove the files that the latest snapshot stands for, and what a killed compaction left."""
     folder = folder_of(data_dir)
     if not folder.is_dir():
         return
@@ -88,7 +88,7 @@ def _end_with_input() -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """What the daemon runs; an error is its exit status and one line on stderr, where a warning may stand too."""
+    """What the daemon runs. An error becomes its exit status and one line on stderr, where a warning may stand too."""
     data_dir, max_age, limit = Path(arguments[0]), float(arguments[1]), int(arguments[2])
     if arguments[3:] == [TIED]:
         threading.Thread(target=_end_with_input, daemon=True).start()

@@ -1,11 +1,11 @@
 """When the daemon compacts its journal, and what it lets go of afterwards.
 
 The compaction is a process of its own (`ajet_proxy.io.storage.compaction`): replaying takes seconds, and no agent may
-wait for it. If it fails, nothing is lost and it is tried again later, which the log says once for each reason; until
-then ended episodes stay in memory and segments on disk, which is what the limits are for. Failing again and again is an
+wait for it. If it fails, nothing is lost and it is tried again later; the log says so once for each reason. Until then
+ended episodes stay in memory and segments on disk, which is what the limits are for. Failing again and again is an
 alert, since one day they are reached.
 
-Where retention is set, what has left memory does not wait for a segment to be full: however few episodes there are,
+Where retention is set, what has left memory does not wait for a segment to be full. However few episodes there are,
 they are in the archive when their time has come.
 """
 
@@ -84,7 +84,7 @@ class Compactor:
         return is_due(sealed, snapshot) or (self._retains and self._now() >= self._at_latest)
 
     async def _run(self) -> None:
-        """A compaction. It ends with this process, which holds the other end of its input."""
+        """Run one compaction. It ends with this process, which holds the other end of its input."""
         try:
             if self._retains and self._store.state.leaving:
                 await self._store.end_segment()

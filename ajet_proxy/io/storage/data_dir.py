@@ -1,9 +1,9 @@
 """The data directory at a start: held by one proxy, and begun once.
 
-Idea: the first segment of the journal is on disk before any of `TRACES` is made, and segments are never removed but for
-a snapshot. So a directory with one of those and without a journal has lost it, and to begin anew there would look like
-success: keys and archive are there, and all episodes are gone. A directory that was only prepared (a lock, secrets, a
-CA) has none of them.
+Idea: the first segment of the journal is on disk before any of `TRACES` is made, and only a snapshot replaces segments.
+So a directory with one of those and without a journal has lost it. To begin anew there would look like success: keys
+and archive are there, and all episodes are gone. A directory that was only prepared (a lock, secrets, a CA) has none of
+them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def lock(data_dir: Path) -> int:
 
 
 def refuse_lost(data_dir: Path) -> None:
-    """`JournalDamaged` if there was a journal in `data_dir` and is none now."""
+    """`JournalDamaged` if `data_dir` once had a journal and has none now."""
     traces = [name for name in TRACES if (data_dir / name).exists()]
     if traces and (not has_journal(data_dir) or _is_blank(data_dir)):
         raise JournalDamaged(
@@ -51,12 +51,12 @@ def refuse_lost(data_dir: Path) -> None:
 
 
 def has_journal(data_dir: Path) -> bool:
-    """Whether a start finds anything; `JournalDamaged` if that is not all that there should be."""
+    """Whether a start finds a journal; `JournalDamaged` if a part of it is missing."""
     return bool(segments(data_dir) or snapshots(data_dir))
 
 
 def _is_blank(data_dir: Path) -> bool:
-    """Whether the first segment, with nothing behind it, does not even begin as it did before anybody wrote to it."""
+    """Whether the only segment does not even begin as it did before anybody wrote to it."""
     found = segments(data_dir)
     if snapshots(data_dir) or len(found) != 1:
         return False
@@ -65,7 +65,7 @@ def _is_blank(data_dir: Path) -> bool:
 
 
 def begin(data_dir: Path) -> None:
-    """Lay down the first segment of a journal where there never was one; `JournalDamaged` if there was."""
+    """Make a journal's first segment, unless there is a journal; `JournalDamaged` if there was one that is lost."""
     refuse_lost(data_dir)
     if has_journal(data_dir):
         return

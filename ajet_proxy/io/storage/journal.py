@@ -1,7 +1,7 @@
 """The journal: every event on disk, in order, before anyone is told that it happened.
 
-Idea: records are appended to segment files; a writer thread takes all that is pending, writes it with one call and
-makes it durable with one fdatasync (group commit), so the cost of durability is shared by everyone who waits.
+Idea: records are appended to segment files. A writer thread takes all that is pending, writes it with one call and
+makes it durable with one fdatasync (group commit). So everyone who waits shares the cost of durability.
 
 A snapshot (`ajet_proxy.io.storage.snapshot`) stands for all segments up to its number; only later ones are read.
 
@@ -10,10 +10,10 @@ counts if its checksum fits and it is no longer than `MAX_RECORD`; no other is w
 does not count. At the end of the last segment that is a torn tail: it is cut off and reported. With a whole record
 behind it, or in an earlier segment, it is damage that no crash explains, and opening refuses.
 
-Invariant: what `durable` counts survives a kill and a power cut. When the disk refuses, nothing pending is dropped: the
-file is cut back to its last durable record and all that is pending is written again, in order, until it works. Nothing
-counts as durable in a file that a start would not find: around each write, and as often when there is none, the writer
-looks whether its segment still stands at its path, as long as it left it. Put back there, it goes on.
+Invariant: what `durable` counts survives a kill and a power cut. When the disk refuses, nothing pending is dropped. The
+file is cut back to its last durable record, and all that is pending is written again, in order, until it works. Nothing
+counts as durable in a file that a start would not find. Around each write, and regularly without one, the writer looks
+whether its segment still stands at its path, as long as it left it. Put back there, it goes on.
 
 Next: ajet_proxy/io/capture/recorder.py
 """
@@ -58,7 +58,7 @@ class JournalDamaged(AjetError):
 
 
 class JournalGone(OSError):
-    """The file that is written is not the journal's."""
+    """The file that is being written is no longer the journal's."""
 
 
 def folder_of(data_dir: Path) -> Path:
@@ -72,8 +72,8 @@ def snapshots(data_dir: Path) -> list[Path]:
 
 
 def segments(data_dir: Path) -> list[Path]:
-    """The segments behind the latest snapshot, oldest first; `JournalDamaged` if one before the last is missing, or the
-    last one, which no snapshot takes in."""
+    """The segments after the latest snapshot, oldest first. `JournalDamaged` if one is missing; there must be one after
+    a snapshot, because no snapshot takes in the last one."""
     behind = max((path.stem for path in snapshots(data_dir)), default=f"{0:08d}")
     found = sorted(path for path in folder_of(data_dir).glob(f"{NUMBER}.log") if path.stem > behind)
     if behind.strip("0") and not found:
@@ -92,7 +92,7 @@ def segments(data_dir: Path) -> list[Path]:
 
 
 def framed(records: Iterable[bytes]) -> bytes:
-    """`records` as they stand in a file; `TooLarge` for one that nobody could read there."""
+    """`records` as a file holds them; `TooLarge` for one that nobody could read there."""
     return b"".join(
         part for record in records for part in (FRAME.pack(len(readable(record)), crc32(record)), record)
     )
@@ -108,7 +108,7 @@ def readable(record: bytes) -> bytes:
 
 
 def read(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The whole records of one file, each with the offset behind it, one after the other from the disk."""
+    """The whole records of one file, each with the offset of its end, read one after the other."""
     with path.open("rb") as file:
         yield from _whole(file)
 
@@ -125,7 +125,7 @@ def _whole(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 
 def _stands(data: bytes, at: int) -> int:
-    """The end of the whole record at this place; `at` if there is none."""
+    """The end of the whole record at offset `at`; `at` itself if there is none."""
     start = at + FRAME.size
     if start > len(data):
         return at
@@ -136,7 +136,7 @@ def _stands(data: bytes, at: int) -> int:
 
 
 def records(data_dir: Path) -> Iterator[bytes]:
-    """Every whole record, for reading only; a torn tail is left out, damage elsewhere is `JournalDamaged`. A daemon may
+    """Every whole record, for reading only. A torn tail is left out, damage elsewhere is `JournalDamaged`. A daemon may
     be writing the last segment: what it has of it at one moment counts."""
     paths = segments(data_dir)
     for path in paths:
@@ -145,7 +145,7 @@ def records(data_dir: Path) -> Iterator[bytes]:
 
 
 def read_segment(path: Path, *, last: bool) -> Iterator[tuple[bytes, int]]:
-    """`read`, and then `JournalDamaged` if whole records do not fill the segment, but for a torn tail of the `last`."""
+    """`read`, then `JournalDamaged` if whole records do not fill the segment. Only the `last` may have a torn tail."""
     data, end = path.read_bytes(), 0
     for record, end in _whole(io.BytesIO(data)):
         yield record, end
@@ -157,10 +157,10 @@ def read_segment(path: Path, *, last: bool) -> Iterator[tuple[bytes, int]]:
 
 
 def _more_follows(data: bytes, end: int) -> bool:
-    """Whether whole records stand behind what is damaged at `end`: then it is no torn tail. One may stand right there
-    (behind the damaged beginning of a segment), or where the damaged one says that it ends. Damage may have taken what
-    says so; then records are looked for by how they begin, and count if they go on to the end, as nothing does that an
-    agent may have put into a record that is torn."""
+    """Whether whole records follow the damage at `end`: then it is no torn tail. One may stand right there (behind the
+    damaged beginning of a segment), or where the damaged record says that it ends. If that length is damaged too,
+    records are looked for by how they begin. They count if they go on to the end of the file. What an agent put into a
+    torn record cannot do that."""
     start = max(end, len(MAGIC))
     if start + FRAME.size > len(data):
         return False
@@ -207,7 +207,7 @@ class Journal:
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
 
     def open(self) -> Iterator[bytes]:
-        """Every record on disk; once they are all taken the torn tail, if there is one, is cut and writing begins."""
+        """Every record on disk. Once all are taken, a torn tail is cut off and writing begins."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         sync_folder(self._folder.parent)
         paths = segments(self._folder.parent)
@@ -221,8 +221,8 @@ class Journal:
         self._thread.start()
 
     def append(self, records: Iterable[bytes], *, flush: bool = True) -> int:
-        """Queue `records` for writing now or, without `flush`, with the next that are. They are on disk when `durable`
-        has reached the returned number; where one is `END_OF_SEGMENT`, another segment has been begun by then."""
+        """Queue `records` for writing: now or, without `flush`, with the next that are. They are on disk when `durable`
+        has reached the returned number. If one is `END_OF_SEGMENT`, another segment has been begun by then."""
         with self._changed:
             before = len(self._pending)
             self._pending.extend(records)
@@ -238,8 +238,8 @@ class Journal:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> int:
-        """Write what is pending and end; returns how many records could not be written in `timeout_s` seconds. An
-        `error` that is there then says that what is durable cannot be found."""
+        """Write what is pending and end. Returns how many records could not be written in `timeout_s` seconds. If
+        `error` is then a `JournalGone`, a start would not find what is durable."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -256,7 +256,7 @@ class Journal:
         return self.appended - self.durable
 
     def _cut_tail(self, path: Path) -> None:
-        """End the last segment behind its last whole record; the rest is kept next to it for a person to look at."""
+        """End the last segment after its last whole record. The rest is kept next to it for a person to look at."""
         self._end = max(self._end, len(MAGIC)) if path.stat().st_size >= len(MAGIC) else 0
         self._descriptor, self._path = os.open(path, os.O_RDWR), path
         if os.pread(self._descriptor, len(MAGIC), 0) != MAGIC:
@@ -302,7 +302,7 @@ class Journal:
                 self._on_progress()
 
     def _next_batch(self) -> list[bytes] | None:
-        """What is to be written together; nothing if there was nothing for as long as it may go unlooked at, and None
+        """What to write together. It is empty if nothing came for so long that the file should be looked at, and None
         at the end."""
         with self._changed:
             while not (self._due and self._pending) and not self._closing:
@@ -318,7 +318,7 @@ class Journal:
             return batch
 
     def _look(self) -> None:
-        """`JournalGone` if the segment that is written is not where a start would look for it."""
+        """`JournalGone` if the segment that is being written is not where a start would look for it."""
         if self._descriptor < 0:
             return
         ours = os.fstat(self._descriptor)

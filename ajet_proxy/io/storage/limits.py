@@ -1,7 +1,7 @@
 """How much disk and memory the daemon uses, and what is told to come back later.
 
 What counts on disk is the journal and the archive; in memory, what the process really holds (its resident set). Both
-are measured on every tick, not on every request; which events there is no room for is decided by the core then.
+are measured on every tick, not on every request. The core then decides which events there is no room for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STATM = "/proc/{}/statm"
 
 
 class DaemonLimits:
-    """Measure with `measure`; `disk` and `memory` are the bytes used, `closed` tells what each limit that is reached
+    """Measures with `measure`. `disk` and `memory` are the bytes used; `closed` tells what each limit that is reached
     keeps out. A limit of 0 is none."""
 
     def __init__(
@@ -41,7 +41,7 @@ class DaemonLimits:
         self.measure()
 
     def measure(self) -> None:
-        """Look again."""
+        """Measure again."""
         self.disk, self.memory = disk_bytes(self._data_dir), self._resident()
         limit = self._limits["memory"]
         if limit and self.memory >= NEARLY * limit:

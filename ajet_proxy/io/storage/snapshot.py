@@ -1,15 +1,17 @@
 """The state at the end of a segment, as a file: a start needs no segment up to there, and replays those behind it.
 
-A snapshot is a header, each episode, everything else, and how many episodes there were: MessagePack values one behind
+A snapshot is a header, each episode, everything else, and how many episodes there were: MessagePack values one after
 the other, in records framed like the journal's. Where one record ends and the next begins means nothing, so no episode
-is too large for one. It is written next to its place, made durable, read back by what a start reads it with, and then
-renamed, so it is there whole and readable or not at all. Objects are maps of their fields: unknown fields are
-ignored and missing ones take their default, and what is added to the state later is kept without a word here, if its
-kind is in `KINDS`. What the state can derive is not written: who is unsettled, which batches are leased, whose a call
-is.
+is too large for one. The file is written next to its place, made durable, and read back as a start reads it. Then it is
+renamed, so it is there whole and readable or not at all.
 
-Invariant: ``read(write(state))`` is the state, shared parts included. What texts begin with in common, what was asked,
-which is that of its request, and a timeline's turns, which are those of its calls, are in memory and on disk once.
+Objects are maps of their fields: unknown fields are ignored and missing ones take their default. What is added to the
+state later is kept here without any change, if its kind is in `KINDS`. What the state can derive is not written: who is
+unsettled, which batches are leased, whose a call is.
+
+Invariant: ``read(write(state))`` is the state, shared parts included. Some things are in memory and on disk only once.
+These are what texts begin with in common, what the calls of one request were asked, and a timeline's turns, which are
+those of its calls.
 """
 
 from __future__ import annotations
@@ -78,8 +80,7 @@ def load(data_dir: Path, settings: LedgerSettings, archive: Archive | None = Non
 
 
 def replay(data_dir: Path, records: Iterable[bytes], state: State) -> State:
-    """`state` once the events in `records` have happened, which are the journal's in `data_dir`; or `JournalDamaged`.
-    """
+    """`state` after the events in `records`, which are the journal's in `data_dir`; or `JournalDamaged`."""
     try:
         for record in records:
             state.apply(decode(record, state.episodes))
@@ -94,7 +95,7 @@ def replay(data_dir: Path, records: Iterable[bytes], state: State) -> State:
 
 
 def save(data_dir: Path, number: int, state: State) -> Path:
-    """`state` as the snapshot behind segment `number`, durable and read back when this returns. If it cannot be made,
+    """`state` as the snapshot of segment `number`, durable and read back when this returns. If it cannot be made,
     nothing is left of it."""
     folder = folder_of(data_dir)
     path, new = folder / f"{number:08d}.snapshot", folder / f"{number:08d}.snapshot.new"
@@ -139,7 +140,7 @@ def unpack_state(path: Path, state: State) -> None:
 
 
 def values(path: Path) -> Iterator[Any]:
-    """The episodes in a snapshot, then everything else by its name; `JournalDamaged` once it shows that they are not
+    """The episodes in a snapshot, then everything else by its name. `JournalDamaged` as soon as they prove not to be
     what was written."""
     damaged = f"{path} is damaged, or of another version or kind of machine: restore it from a copy"
     end, found, last = 0, -1, None
@@ -160,7 +161,7 @@ def values(path: Path) -> Iterator[Any]:
 
 
 def _derive(state: State) -> None:
-    """What follows from the rest, and from settings that may have changed."""
+    """Set what follows from the rest, and from settings that may have changed."""
     for episode in state.episodes.values():
         state.episode_by_call.update(dict.fromkeys(episode.calls, episode.id))
         if episode.state in ("open", "sealed"):
@@ -175,8 +176,8 @@ def unpack(record: bytes) -> Any:
 
 
 def pack(value: Any) -> bytes:
-    """Bytes that `unpack` reads. An object is its kind and its fields, and a MessagePack extension only within another
-    one: those end at 4 GiB."""
+    """Bytes that `unpack` reads. An object is its kind and its fields. Only within another one is it a MessagePack
+    extension: those end at 4 GiB."""
     name = _NAMES.get(type(value))
     return _packed(value if name is None else [name, _fields(value)])
 
@@ -191,13 +192,13 @@ def _unpacked(data: bytes) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """The object of this kind and these fields, if it is one."""
+    """The object that `value` describes by its kind and its fields, if it does; else `value`."""
     is_object = isinstance(value, tuple) and len(value) == 2 and value[0] in KINDS
     return _built(KINDS[value[0]], value[1]) if is_object else value
 
 
 def _write(value: Any) -> Any:
-    """What MessagePack knows nothing of."""
+    """A form for values that MessagePack knows nothing of."""
     if isinstance(value, deque):
         return list(value)
     if isinstance(value, set):
@@ -232,12 +233,12 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _once(asked: Asked, call: str, first: dict[Asked, str]) -> Any:
-    """What was asked, in the `first` of the calls that share it; the name of that one in the others."""
+    """What was asked, for the `first` of the calls that share it; for the others, the name of that call."""
     return asked if first.setdefault(asked, call) == call else first[asked]
 
 
 def _named(turn: Turn, episode: Episode) -> Any:
-    """The name of the call whose turn this is; a turn that a merge has changed is written as it is."""
+    """The name of the call whose turn this is. A turn that a merge has changed is written as it is."""
     return turn.call if episode.calls[turn.call].turn == turn else turn
 
 

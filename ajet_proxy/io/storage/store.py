@@ -1,14 +1,14 @@
 """The one place where the running daemon's state changes: apply an event, journal it, tell those who wait.
 
 Idea: everything happens in one event loop. `commit` and `post` apply events at once, in the order in which they were
-asked, and hand them to the journal's thread; `commit` returns when they, and everything before them, are on disk.
+called, and hand them to the journal's thread. `commit` returns when they, and everything before them, are on disk.
 
-A write costs the same for one record as for many. So what nobody waits for goes along with what somebody does, or after
-`LINGER_S`; and under load those who wait share a write every `WINDOW_S`.
+A write costs the same for one record as for many. So what nobody waits for is written along with what somebody waits
+for, or after `LINGER_S`. Under load those who wait share a write every `WINDOW_S`.
 
-Invariant: what anybody is told to have happened is on disk. While the journal cannot write, no new
-work is taken in (503); the end of work that was taken in before still counts, and waits for the disk. Nobody waits for
-longer than ``patience_s``.
+Invariant: what anybody is told to have happened is on disk. While the journal cannot write, no new work is taken in
+(503). The end of work that was taken in before still counts, and waits for the disk. Nobody waits for longer than
+``patience_s``.
 
 Next: ajet_proxy/io/storage/journal.py
 """
@@ -119,8 +119,8 @@ class Store:
         """Apply `events` and return when they and all before them are on disk, or `NotReady` if the disk refuses. Ends
         of calls are not refused at once: the disk has ``patience_s`` to take them.
 
-        After `NotReady` the events may have been applied and reach the disk later: asking again is safe,
-        because every command that is repeated is answered as done.
+        After `NotReady` the events may have been applied and reach the disk later. Asking again is safe, because every
+        command that is repeated is answered as done.
         """
         began = time.perf_counter()
         self.post(events)
@@ -139,8 +139,8 @@ class Store:
         self._metrics.observe("ajet_commit_seconds", time.perf_counter() - began)
 
     def post(self, events: Sequence[Event]) -> None:
-        """Apply `events` and let the journal write them when it can; `NotReady` if they are intake and it cannot,
-        `TooLarge` from the first one on that it never could."""
+        """Apply `events` and let the journal write them when it can. `NotReady` if they are intake and it cannot write
+        now; `TooLarge` at the first one that it can never write."""
         if not events:
             return
         self.check(events)
@@ -168,13 +168,13 @@ class Store:
             self.quotas.check(events)
 
     async def end_segment(self) -> None:
-        """Return when all that has happened stands in segments that are written no more, or `NotReady` if the disk
+        """Return when all that has happened is in segments that are no longer written, or `NotReady` if the disk
         refuses."""
         self._journal.append([END_OF_SEGMENT], flush=False)
         await self.commit(())
 
     def forget_archived(self, most: int) -> bool:
-        """Let go of what has arrived in the archive, at most so much of it; whether there may be more."""
+        """Let go of at most `most` episodes and batches that are in the archive. Returns whether there may be more."""
         leaving, batches = (list(islice(some, most)) for some in (self.state.leaving, self.state.leaving_batches))
         episodes, batches = self._archive.holds("episodes", leaving), self._archive.holds("batches", batches)
         self.state.arrived(episodes, batches)
@@ -198,7 +198,7 @@ class Store:
             del self._sleepers[sleeper]
 
     def listen(self, listener: Callable[[Sequence[Event]], None]) -> None:
-        """Let `listener` know of events as they happen, before anybody can have been answered of them."""
+        """Tell `listener` of events as they happen, before anybody can have been answered about them."""
         self._listeners.append(listener)
 
     async def subscribe(self) -> AsyncIterator[Event]:
@@ -212,7 +212,7 @@ class Store:
             self._subscribers.discard(queue)
 
     async def close(self) -> None:
-        """Write what is pending, end every wait and let the directory go; `JournalDamaged` if a start would not find
+        """Write what is pending, end every wait and let the directory go. `JournalDamaged` if a start would not find
         what was written."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
@@ -263,7 +263,7 @@ class Store:
                 queue.put_nowait(event)
 
     def _on_progress(self) -> None:
-        """From the journal's thread."""
+        """Called from the journal's thread."""
         try:
             self._loop.call_soon_threadsafe(self._progress)
         except RuntimeError:
@@ -285,7 +285,7 @@ class Store:
 
 
 def _resolve(future: asyncio.Future[None], error: Exception | None = None) -> None:
-    """Unless its waiter has gone."""
+    """Resolve `future`, unless its waiter has gone."""
     if future.done():
         return
     if error is None:

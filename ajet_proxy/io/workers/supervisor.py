@@ -1,11 +1,10 @@
 """The daemon's worker processes: started, informed, watched, started again, drained.
 
 Workers share the port (``SO_REUSEPORT``: the kernel gives each connection to one of them) and nothing else. Ledger,
-journal and gate stay in this process, which each of them asks over a socket of its own. A worker that dies takes the
-calls that it had in flight with it, which are lost at once, and another one takes its place. When this process dies its
-workers end with it.
+journal and gate stay in this process, which each of them asks over a socket of its own. When a worker dies, the calls
+that it had in flight are lost at once, and another one takes its place. When this process dies its workers end with it.
 
-The port is held by a socket that does not listen: so it stays ours while a worker is being replaced, and a second
+The port is held by a socket that does not listen. So it stays ours while a worker is being replaced, and a second
 daemon on the same port is refused although it might share it.
 """
 
@@ -60,7 +59,7 @@ class _Slot:
 
 
 class Workers:
-    """`number` workers with the configuration `settings`. Each asks `ledger_port`; `facts` gives what they know."""
+    """`number` workers with the configuration `settings`. Each asks `ledger_port`; `facts` gives what all know."""
 
     def __init__(
         self, number: int, settings: Mapping[str, Any], *, ledger_port: LocalPort, facts: Callable[[], Facts],
@@ -85,7 +84,7 @@ class Workers:
         self._keepers: list[asyncio.Task[None]] = []
 
     def control_socket(self) -> socket.socket:
-        """Where the workers bring control requests; only our user may."""
+        """The socket to which the workers bring control requests. Only our user may connect."""
         where = self._control
         with contextlib.suppress(FileNotFoundError):
             os.unlink(where)
@@ -95,7 +94,7 @@ class Workers:
         return made
 
     async def start(self, address: Address) -> Address:
-        """Start them all; the real address once each of them listens, or `OSError`."""
+        """Start them all. Returns the real address once each of them listens; `OSError` if one cannot."""
         self._held = await _reserve(address)
         self._addresses = [held.getsockname()[:2] for held in self._held]
         loop = asyncio.get_running_loop()
@@ -105,7 +104,7 @@ class Workers:
         return self._addresses[0]
 
     async def stop(self) -> None:
-        """Let them finish what they do, for up to the time that the daemon has."""
+        """Let them finish what they do, for up to `drain_s`."""
         self._stopping = True
         for slot, keeper in zip(self._slots, self._keepers, strict=False):
             if slot.connection is None:
@@ -124,7 +123,7 @@ class Workers:
         os.close(self._directory)
 
     def send_facts(self) -> None:
-        """Send the workers what they have to know, if that has changed."""
+        """Send the workers what they must know, if that has changed."""
         facts = self._facts()
         if facts != self._known:
             self._known = facts
@@ -132,7 +131,7 @@ class Workers:
                 connection.notify("facts", facts)
 
     def share(self, left: int) -> int:
-        """Divide so many bytes of memory among all processes: the share of each, that of this one too."""
+        """Divide `left` bytes of memory among all processes, this one included. Returns the share of each."""
         self._budget = left // (1 + len(self._slots))
         for connection in self._connections():
             connection.notify("budget", self._budget)
@@ -143,7 +142,7 @@ class Workers:
         await asyncio.gather(*(self._ask(slot) for slot in self._slots), return_exceptions=True)
 
     async def metrics(self) -> Metrics:
-        """Those of all processes, workers that are gone included."""
+        """The metrics of all processes, workers that are gone included."""
         await self.caught_up()
         total = Metrics()
         for figures in (self._metrics.figures(), self._gone.figures(), *(slot.figures for slot in self._slots)):
@@ -152,7 +151,7 @@ class Workers:
 
     @property
     def listening(self) -> int:
-        """How many of them listen."""
+        """How many workers listen."""
         return sum(slot.listening for slot in self._slots)
 
     def pids(self) -> dict[int, int]:
@@ -161,7 +160,7 @@ class Workers:
 
     @property
     def _control(self) -> str:
-        """The control socket by a path that is short however deep the data directory lies, and the same in a worker."""
+        """The control socket's path: short however deep the data directory lies, and the same in a worker."""
         return f"/proc/self/fd/{self._directory}/{SOCKET}"
 
     def _connections(self) -> Iterator[WorkerConnection]:
@@ -173,7 +172,7 @@ class Workers:
                 slot.figures = await slot.connection.ask("figures")
 
     async def _keep(self, slot: _Slot) -> None:
-        """A worker in `slot`, and another one whenever it ends."""
+        """Run a worker in `slot`, and another one whenever it ends."""
         loop, wait = asyncio.get_running_loop(), 0.0
         while True:
             began = loop.time()
@@ -193,7 +192,7 @@ class Workers:
             await asyncio.sleep(wait)
 
     async def _run(self, slot: _Slot) -> int:
-        """One worker's life; its exit status."""
+        """Run one worker to its end; returns its exit status."""
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
@@ -222,7 +221,7 @@ class Workers:
             slot.process = None
 
     async def _watch(self, slot: _Slot, process: Process) -> None:
-        """Look whether the worker answers, and what it counted."""
+        """Check again and again that the worker answers, and fetch what it counted."""
         while slot.connection is not None:
             try:
                 await self._ask(slot)
