@@ -109,15 +109,15 @@ class Config:
         "them) or off.", choices=("auto", "off"),
     )
     gate_mode: str = option(
-        "drain", "While weights change: drain (wait for calls in flight: each is sampled by one version) or pause "
-        "(freeze them in the engine; they continue under the new version, from what the old one computed).",
+        "drain", "While weights change, drain waits for calls in flight: each is sampled by one version. pause freezes "
+        "them in the engine, and they continue under the new version, from what the old one computed.",
         choices=("drain", "pause"),
     )
     gate_hold_s: float = option(1800.0, "A request that waited this long for the gate, or for an engine, gets a 503.")
     read_timeout: float = option(0.0, "Limit for an engine's silence within one answer; 0 is none.", zero=True)
     drain_s: float = option(
-        60.0, "Requests in flight have this long to finish after SIGTERM; and answers that are whole, to be written to "
-        "a disk that is full or fails, before they get a 503."
+        60.0, "Requests in flight have this long to finish after SIGTERM. So do whole answers whose disk is full or "
+        "fails; then they get a 503."
     )
     archive_max_age: float = option(
         0.0, "Ended episodes are removed this long after their end; 0 keeps them.", zero=True

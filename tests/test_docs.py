@@ -27,6 +27,8 @@ from tests.kit.pages import CONTRACT, PAGES, bad_citations, broken_links, sectio
 from tests.kit.source import FOLDERS, PACKAGES, ROOT, modules, tree
 from tests.test_arrows import CORE, IO
 
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
 COMMANDS: dict[str, click.Command] = {"ajet": sdk_command, "ajet-proxy": proxy_command, "ajet-trainer": trainer_command}
 ABOUT_CITATIONS = ("tests/test_docs.py", "tests/test_contract.py", "tests/test_contract_wire.py", "tests/kit/pages.py")
 
@@ -190,6 +192,14 @@ def shown(command: click.Command, path: str) -> Iterator[tuple[str, click.Comman
             below = command.get_command(context, name)
             assert below is not None
             yield from shown(below, f"{path} {name}")
+
+
+@pytest.mark.parametrize("module", modules(*PACKAGES), ids=str)
+def test_docstrings_are_plain(module: Path) -> None:
+    """But for drawings, which are indented."""
+    nodes = (node for node in ast.walk(tree(module)) if isinstance(node, DOCUMENTED))
+    told = (re.sub(r"^ {4}.*$", "", ast.get_docstring(node) or "", flags=re.MULTILINE) for node in nodes)
+    assert [fault for text in told for paragraph in paragraphs(text) for fault in faults(paragraph)] == []
 
 
 def test_messages_are_plain() -> None:
