@@ -33,19 +33,17 @@ class Plan:
         return self.groups * self.group_size
 
     def secrets(self) -> list[tuple[int, ...]]:
-        """The secrets of each step. All numbers are used up before one comes again, so steps are equally hard on
-        average over ten of them."""
-        rng = random.Random(self.seed)
-        bag: list[int] = []
+        """The secrets of each step, one from each of `groups` equal ranges: a policy that prefers low numbers finds
+        all steps equally hard. A range is used up before one of its numbers comes again."""
+        rng, size = random.Random(self.seed), HIGHEST - LOWEST + 1
+        edges = [LOWEST + place * size // self.groups for place in range(self.groups + 1)]
+        bags: list[list[int]] = [[] for _ in range(self.groups)]
         steps = []
         for _ in range(self.steps):
-            drawn = []
-            for _ in range(self.groups):
+            for bag, low, end in zip(bags, edges, edges[1:], strict=False):
                 if not bag:
-                    bag = list(range(LOWEST, HIGHEST + 1))
-                    rng.shuffle(bag)
-                drawn.append(bag.pop())
-            steps.append(tuple(drawn))
+                    bag.extend(rng.sample(range(low, end), end - low))
+            steps.append(tuple(bag.pop() for bag in bags))
         return steps
 
     def trainer_config(self, *, model: Path, proxy_url: str, run_dir: Path) -> str:

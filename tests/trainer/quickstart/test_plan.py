@@ -19,7 +19,15 @@ def test_every_number_comes_once_before_one_comes_again() -> None:
     numbers = set(range(LOWEST, HIGHEST + 1))
     assert set(secrets[:20]) == numbers
     assert Counter(secrets) == Counter(dict.fromkeys(numbers, 2))
-    assert all(len(set(step)) == plan.groups for step in plan.secrets())
+    assert all(low <= 10 < high for low, high in plan.secrets()), "a step is not all low or all high numbers"
+
+
+def test_each_group_of_a_step_has_a_range_of_its_own() -> None:
+    for groups in (1, 2, 3, 7, 20):
+        steps = Plan(steps=40, groups=groups).secrets()
+        assert all(list(step) == sorted(set(step)) for step in steps)
+        ranges = [set(numbers) for numbers in zip(*steps, strict=True)]
+        assert sum(map(len, ranges)) == len(set.union(*ranges)) == HIGHEST
 
 
 def test_the_trainer_reads_the_configuration_that_is_written(tmp_path: Path) -> None:
