@@ -19,7 +19,7 @@ def same_answer(seen: bytes, direct: bytes) -> None:
     if seen == direct:
         return
     assert direct.startswith(b"data: "), f"{seen!r}\nis not\n{direct!r}"
-    assert told(seen) == told(direct)
+    assert told(seen) == told(direct), f"{seen!r}\nis not\n{direct!r}"
 
 
 def events(body: bytes) -> Iterator[Any]:
