@@ -20,6 +20,10 @@ from ajet_trainer.verl_backend.weights import BACKEND
 
 FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.")
 """Parts of verl's tree that take any key."""
+RANKS = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""vLLM's executor within its core: a worker process of its own costs 0.6 GB and some seconds. On a CPU vLLM takes it by
+its class alone, since it sets no threads; `main` sets them for all processes."""
 GROUPS = ("model_engine",)
 """Keys that choose among verl's configuration files and so must be known before these are read."""
 NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
@@ -55,7 +59,7 @@ def everywhere(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.actor.loss_scale_factor": config.max_tokens,
         "actor_rollout_ref.rollout.name": "vllm",
         "actor_rollout_ref.rollout.n": 1,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
+        RANKS: 1,
         "actor_rollout_ref.rollout.calculate_log_probs": True,
         "actor_rollout_ref.rollout.max_model_len": config.max_tokens,
         "actor_rollout_ref.rollout.prompt_length": config.max_tokens,
@@ -83,7 +87,7 @@ def everywhere(config: Config) -> dict[str, Any]:
 
 def on_cpu(config: Config) -> dict[str, Any]:
     """What a host without accelerators needs, and what makes it fast: measured figures are in docs/guide/trainer.md."""
-    half = native_bfloat16()
+    half, executor = native_bfloat16(), ONE_PROCESS if config.verl.get(RANKS, 1) == 1 else "mp"
     precision = {"param_dtype": "bf16" if half else "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return {
         "trainer.device": "cpu",
@@ -101,6 +105,7 @@ def on_cpu(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
         "actor_rollout_ref.ref.fsdp_config.mixed_precision": precision,
         "actor_rollout_ref.rollout.dtype": "bfloat16" if half else "float32",
+        "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend": executor,
         "actor_rollout_ref.rollout.enforce_eager": True,
         "actor_rollout_ref.rollout.free_cache_engine": False,
         "actor_rollout_ref.rollout.enable_sleep_mode": False,

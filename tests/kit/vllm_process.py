@@ -30,6 +30,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
 }
 OPTIONS = (
+    "--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor",  # starts in half the time
     "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "64",
     "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
 )  # fmt: skip

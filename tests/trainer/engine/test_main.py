@@ -160,7 +160,7 @@ def test_an_unknown_key_of_verl_names_the_nearest(verl: dict[str, object], words
 
 
 def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: None) -> None:
-    from ajet_trainer.verl_backend.settings import compose
+    from ajet_trainer.verl_backend.settings import ONE_PROCESS, RANKS, compose
 
     verl = {
         "actor_rollout_ref.actor.optim.lr": 3e-6,
@@ -171,7 +171,11 @@ def test_the_users_keys_win_and_free_parts_take_any(tmp_path: Path, verl_here: N
     tree = compose(Config(model="m", groups=3, max_tokens=900, verl=verl), "cpu", None)
     actor = tree.actor_rollout_ref
     assert (actor.actor.optim.lr, actor.rollout.dtype, actor.actor.something_new) == (3e-6, "float32", 1)
-    assert actor.rollout.engine_kwargs.vllm == {"served_model_name": "policy", "tool_call_parser": "hermes"}
+    assert actor.rollout.engine_kwargs.vllm == {
+        "served_model_name": "policy", "tool_call_parser": "hermes", "distributed_executor_backend": ONE_PROCESS,
+    }  # fmt: skip
+    two = compose(Config(model="m", verl={RANKS: 2}), "cpu", None).actor_rollout_ref.rollout
+    assert two.engine_kwargs.vllm.distributed_executor_backend == "mp", "one process cannot hold two ranks"
     assert (actor.actor.ppo_mini_batch_size, tree.data.train_batch_size, actor.rollout.max_model_len) == (3, 3, 900)
 
 
