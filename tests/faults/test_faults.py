@@ -25,8 +25,8 @@ from tests.kit.source import ROOT
 @pytest.mark.slow
 def test_a_slice_of_the_storm(tmp_path: Path) -> None:
     counts = Counter[str]()
-    faults.storm(tmp_path, seed=1, kills=3, others=1, agents=3, progress=faults.Progress(), counts=counts)
-    assert min(counts[f"kills of {who}"] for who in ("the proxy", "the trainer", "an agent")) >= 3
+    faults.storm(tmp_path, seed=1, kills=2, others=1, agents=3, progress=faults.Progress(), counts=counts)
+    assert min(counts[f"kills of {who}"] for who in ("the proxy", "the trainer", "an agent")) >= 2
     assert min(counts["times that the disk was full"], counts["times that the engine was frozen"]) == 1
     assert counts["… for longer than agents wait"] == 1
     assert counts["… and calls that they gave up meanwhile"] >= 1
@@ -36,8 +36,8 @@ def test_a_slice_of_the_storm(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_slice_of_the_storm_over_worker_processes(tmp_path: Path) -> None:
     counts, told = Counter[str](), faults.Progress()
-    faults.storm(tmp_path, seed=1, kills=3, others=0, agents=2, progress=told, counts=counts, workers=2)
-    assert min(counts[f"kills of {who}"] for who in ("the proxy", "a worker process", "an agent")) >= 3
+    faults.storm(tmp_path, seed=1, kills=2, others=0, agents=2, progress=told, counts=counts, workers=2)
+    assert min(counts[f"kills of {who}"] for who in ("the proxy", "a worker process", "an agent")) >= 2
     assert counts["acknowledged calls, found once with their ids"] > 5
 
 
@@ -63,8 +63,8 @@ def started(target: Callable[..., object], *given: object) -> BaseProcess:
 
 
 def test_a_slice_of_the_torn_tails(tmp_path: Path) -> None:
-    counts = tears.run(tmp_path, 1, 60, faults.Progress())
-    assert counts["torn or spoiled tails, each cut at its last whole record"] == 60
+    counts = tears.run(tmp_path, 1, 30, faults.Progress())
+    assert counts["torn or spoiled tails, each cut at its last whole record"] == 30
     assert counts["kinds of records that were the last"] > 5
 
 

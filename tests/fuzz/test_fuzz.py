@@ -18,11 +18,11 @@ from tests.kit.tapes import AGENT
 
 
 def test_a_slice_of_the_fuzz() -> None:
-    tally = fuzz.run(seed=1, count=2500, sockets=300)
+    tally = fuzz.run(seed=1, count=1500, sockets=200)
     assert tally.failed == []
     counts = tally.counts
-    assert min(counts[kind] for kind in ("request", "answer", "anthropic", "captured", "lost", "status 400")) > 100
-    assert counts["loose"] < 50, "the reference must foretell nearly all"
+    assert min(counts[kind] for kind in ("request", "answer", "anthropic", "captured", "lost", "status 400")) > 60
+    assert counts["loose"] < 30, "the reference must foretell nearly all"
 
 
 @pytest.mark.parametrize("place", range(len(core_cases.pool())), ids=lambda place: core_cases.pool()[place][0])

@@ -1,4 +1,5 @@
-"""The trainer is killed in the middle of a step, started again, loses its engine, is started again and told to stop."""
+"""A trainer that two daemons feed is killed in the middle of a step, started again, loses its engine, is started again,
+loses a daemon, which comes back, and is told to stop."""
 
 from __future__ import annotations
 
@@ -18,6 +19,14 @@ from tests.kit.trainer_process import TrainerFailed, TrainerProcess, living
 GROUPS, SIZE, SAVE_FREQ = 2, 4, 2
 
 
+def policy_version(proxy: ProxyProcess) -> int:
+    return int(proxy.report()["models"]["policy"]["policy_version"])
+
+
+def trained_by(proxy: ProxyProcess) -> int:
+    return int(proxy.report()["episodes"]["trained"])
+
+
 def steps(trainer: TrainerProcess) -> list[int]:
     return [line["step"] for line in trainer.metrics()]
 
@@ -29,17 +38,18 @@ def beginnings(trainer: TrainerProcess) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
+def test_a_trainer_and_what_it_needs_may_die_at_any_time(tmp_path: Path) -> None:
     model = build(tmp_path / "tiny")
-    with ProxyProcess(None, tmp_path / "proxy") as proxy:
+    with ProxyProcess(None, tmp_path / "one") as one, ProxyProcess(None, tmp_path / "two") as two:
         ours = {
-            "model": str(model), "proxy_url": proxy.url, "groups": GROUPS, "group_size": SIZE, "max_tokens": 256,
-            "save_freq": SAVE_FREQ,
+            "model": str(model), "proxy_url": f"{one.url},{two.url}", "groups": GROUPS, "group_size": SIZE,
+            "max_tokens": 256, "save_freq": SAVE_FREQ,
         }  # fmt: skip
+        players = {"model": "policy", "group_size": SIZE, "parallel": GROUPS * SIZE}
         with (
             TrainerProcess(tmp_path, ours, {"actor_rollout_ref.actor.optim.lr": 1e-4}, lease_s=15.0) as trainer,
-            Players(proxy.url, model="policy", group_size=SIZE, parallel=GROUPS * SIZE),
-        ):
+            Players(one.url, **players), Players(two.url, **players),
+        ):  # fmt: skip
             trainer.until(lambda: 3 in steps(trainer), 400)
             trainer.until(lambda: trainer.phase() == "training", 60)
             first_life = trainer.below()
@@ -56,21 +66,29 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
             engine = [process for process in trainer.below() if "EngineCore" in " ".join(process.cmdline())]
             engine[0].kill()
             assert trainer.wait(120) == 1
-            assert proxy.report()["models"]["policy"]["gate"] == "open"
+            assert [daemon.report()["models"]["policy"]["gate"] for daemon in (one, two)] == ["open", "open"]
             assert "the engine" in trainer.log.read_text()
 
             reached = max(steps(trainer))
-            for _ in range(2):  # as a supervisor would: vLLM's worker on a CPU was seen to die by itself at its start
+            for _ in range(2):  # as a supervisor would: vLLM on a CPU was seen to die by itself at its start
                 trainer.start()
                 with suppress(TrainerFailed):
                     trainer.until(lambda: max(steps(trainer), default=0) > reached, 400)
                     break
             third_life = trainer.below()
+            trainer.until(lambda: min(trained_by(daemon) for daemon in (one, two)) > 0, 200)
+            two.kill()
+            alone = len(steps(trainer))
+            trainer.until(lambda: len(steps(trainer)) > alone + 2, 200)
+            two.start()
+            before = trained_by(two)
+            trainer.until(lambda: trained_by(two) > before, 200)
+            trainer.until(lambda: policy_version(one) == policy_version(two) > alone, 200)
             trainer.signal(signal.SIGTERM)
             assert trainer.wait(120) == 0
             assert living(third_life, 20) == []
         time.sleep(1.0)
-        status = proxy.report()
+        ends = [daemon.report() for daemon in (one, two)]
 
     metrics = trainer.metrics()
     assert [line["step"] for line in metrics] == list(range(1, len(metrics) + 1))
@@ -78,9 +96,11 @@ def test_a_trainer_may_die_at_any_time(tmp_path: Path) -> None:
     assert [line["batch"] for line in metrics[:kept]] == [line["batch"] for line in killed_at[:kept]]
     batches = [line["batch"] for line in metrics]
     assert len(set(batches)) == len(batches)
-    episodes = status["episodes"]
-    settled = episodes["trained"] + status["discarded"].get("filtered", 0)
-    assert settled == sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
-    assert episodes["leased"] == 0
-    assert episodes["opened"] == sum(count for state, count in episodes.items() if state != "opened")
+    settled = sum(end["episodes"]["trained"] + end["discarded"].get("filtered", 0) for end in ends)
+    told = sum(line["episodes"] + line["rejected_episodes"] for line in metrics)
+    assert settled == told, "what was leased once more is in the weights once"
+    for end in ends:
+        assert end["episodes"]["leased"] == 0
+        counts = end["episodes"]
+        assert counts["opened"] == sum(count for state, count in counts.items() if state != "opened")
     assert "Traceback" not in trainer.log.read_text()
