@@ -1,7 +1,8 @@
 """Whether two answers to one request are the same to the agent: all but ids, times and how tokens shared an event.
 
 The engine itself puts one or several tokens in an event, as time allows, so two streams are compared by what they tell:
-per choice the joined text, tool calls, ids and logprobs, the end, and every shape of event, key by key and in order.
+per choice the joined text, tool calls, ids and logprobs, the end, and every shape of event, key by key and in order. If
+one event tells all of a choice, there are none between its first and its last to compare.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def same_answer(seen: bytes, direct: bytes) -> None:
     if seen == direct:
         return
     assert direct.startswith(b"data: "), f"{seen!r}\nis not\n{direct!r}"
-    assert told(seen) == told(direct), f"{seen!r}\nis not\n{direct!r}"
+    (ours, between), (theirs, as_direct) = told(seen), told(direct)
+    assert ours == theirs and (between == as_direct or not between or not as_direct), f"{seen!r}\nis not\n{direct!r}"
 
 
 def events(body: bytes) -> Iterator[Any]:
@@ -29,11 +31,12 @@ def events(body: bytes) -> Iterator[Any]:
             yield data if data == "[DONE]" else json.loads(data)
 
 
-def told(body: bytes) -> Any:
+def told(body: bytes) -> tuple[Any, set[Any]]:
     """A stream without the accident of how many tokens shared an event: per choice the joined text, the tool calls and
-    the end, and every shape of event that was sent, key by key."""
+    the end, with every shape of event that opened or ended one, key by key; and the shapes of all other events."""
     choices: dict[int, dict[str, Any]] = {}
     shapes: set[Any] = set()
+    between: set[Any] = set()
     tail = []
     for event in events(body):
         if event == "[DONE]" or not event.get("choices"):
@@ -54,9 +57,11 @@ def told(body: bytes) -> Any:
                 known["calls"] += call["function"].get("arguments", "")
             for key in ("finish_reason", "stop_reason"):
                 known[key] = choice.get(key)
-            shapes.update(("delta", key) for key in delta)
-            shapes.add((tuple(event), tuple(choice), choice.get("logprobs") is None, choice.get("token_ids") is None))
-    return choices, shapes, tail
+            at_an_end = "role" in delta or choice.get("finish_reason")
+            kept = shapes if at_an_end else between
+            kept.update(("delta", key) for key in delta)
+            kept.add((tuple(event), tuple(choice), choice.get("logprobs") is None, choice.get("token_ids") is None))
+    return (choices, shapes, tail), between
 
 
 def offsets(logprobs: dict[str, Any] | None) -> list[int]:
