@@ -32,8 +32,8 @@ class Sampling:
 
     def concerns(self, path: str, body: Any) -> bool:
         """Whether a request is such a question."""
-        biases = (body.get("logit_bias") or {}) if isinstance(body, dict) else {}
-        return path.endswith(RENDER) or list(biases.values()) == [100]
+        certain = isinstance(body, dict) and "prompt" in body and list((body.get("logit_bias") or {}).values()) == [100]
+        return path.endswith(RENDER) or certain
 
     async def answer(self, path: str, body: Any) -> tuple[int, bytes]:
         """The status and the body of the answer."""

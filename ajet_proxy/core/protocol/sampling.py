@@ -157,11 +157,13 @@ def _as_written(value: Any) -> Any:
 def _short(name: str, value: Any) -> Any:
     """`value`, or a digest of it if it is long; None for what cannot be written down."""
     try:
+        text = canonical(value).encode("utf-8", "surrogatepass")
+        if len(text) > LONGEST:
+            return f"sha256:{hashlib.sha256(text).hexdigest()[:24]}"
         check_storable(value, name)
-    except BadRequest:
+    except (ValueError, RecursionError, BadRequest):
         return None
-    text = canonical(value).encode()
-    return value if len(text) <= LONGEST else f"sha256:{hashlib.sha256(text).hexdigest()[:24]}"
+    return value
 
 
 # --- what the engine tells
