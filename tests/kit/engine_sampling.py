@@ -36,7 +36,7 @@ class Sampling:
     def concerns(self, path: str, body: Any) -> bool:
         """Whether a request is such a question."""
         said = body if isinstance(body, dict) else {}
-        of_response = (said.get("input"), said.get("store")) == ("?", False)
+        of_response = said.keys() - {"model"} == {"input", "max_output_tokens", "store"} and said["input"] == "?"
         return path.endswith(RENDER) or said.get("prompt") == [11] or of_response
 
     async def answer(self, path: str, body: Any) -> tuple[int, bytes]:

@@ -181,12 +181,15 @@ _IDS = range(11, 139)
 _PROMPT, _OTHER = _IDS[0], _IDS[1]
 """The prompt, and a token that is not in it."""
 _DRAWS = 256
-RARE = 0.01
-"""The others, against the likeliest token: a ``min_p`` above this would have taken them away."""
+RARE, STEP = 0.02, 0.01
+"""The second likeliest token against the likeliest, and by how much the logprob of each falls below the one before it.
+(Tokens of equal logits pass ``top_k`` together.)"""
 ENOUGH = 64
-"""So many different tokens: a ``top_k`` of as many or less would have taken one of them away."""
-_HIGH, _HAIR = 60.0, 0.25
-"""A bias that leaves no other token a chance; and a lead that a ``repetition_penalty`` of 1.005 would turn."""
+"""If more tokens than this are drawn, there is no ``top_k`` of as many or less. Nor is there a ``min_p`` of more than
+0.011, which is less likely than the last of them."""
+_HIGH, _HAIR, _WIDEST = 60.0, 0.25, 34.0
+"""A bias that leaves no other token a chance, and a lead that a ``repetition_penalty`` of 1.005 would turn. If logprobs
+differ by more than the last one, biases would be too large."""
 _TESTED = ("top_k", "min_p", "repetition_penalty")
 RENDER = "/render"
 
@@ -217,11 +220,12 @@ def known(answers: Sequence[Any]) -> Known:
 
 
 def more_questions(model: str, found: Known, answers: Sequence[Any]) -> Questions:
-    """What to ask about defaults that are not `found` in the `answers` to `questions`. `tested` reads the answers."""
+    """What to ask about defaults that are not `found` in the `answers` to `questions`; see `with_draws`."""
     measured = _measured(answers[-1])
     if {*_TESTED} <= dict(found.defaults).keys() or measured is None:
         return []
-    drawn = {token: math.log(1.0 if token == _OTHER else RARE) - measured[token] for token in _IDS}
+    steps = {token: math.log(RARE) - STEP * place for place, token in enumerate(_IDS)} | {_OTHER: 0.0}
+    drawn = {token: steps[token] - measured[token] for token in _IDS}
     ahead, behind = ({_PROMPT: lead - measured[_PROMPT], _OTHER: -measured[_OTHER]} for lead in (_HAIR, -_HAIR))
     neutral = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
     return [
@@ -230,7 +234,7 @@ def more_questions(model: str, found: Known, answers: Sequence[Any]) -> Question
     ]
 
 
-def tested(found: Known, answers: Sequence[Any]) -> Known:
+def with_draws(found: Known, answers: Sequence[Any]) -> Known:
     """`found`, with the defaults that the `answers` to `more_questions` show to be off."""
     if len(answers) != 3:
         return found
@@ -313,4 +317,4 @@ def _measured(answer: Any) -> Mapping[int, float] | None:
     except UNREADABLE:
         return None
     spread = max(found.values()) - min(found.values())
-    return found if math.isfinite(spread) and spread < MOST_BIAS - _HIGH - math.log(1 / RARE) else None
+    return found if math.isfinite(spread) and spread < _WIDEST else None

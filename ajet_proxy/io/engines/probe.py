@@ -113,7 +113,7 @@ class SamplingProbe:
                 answers = await self._answers(request, sampling.questions(model))
                 found = sampling.known([None if answer is SILENT else answer for answer in answers])
                 more = await self._answers(request, sampling.more_questions(model, found, answers))
-                found = sampling.tested(found, more)
+                found = sampling.with_draws(found, more)
                 whole = SILENT not in answers + more
         except (AjetError, TimeoutError):
             pass
