@@ -242,7 +242,7 @@ async def test_how_long_requests_were_held_at_the_gate_is_measured(tmp_path: Pat
     async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,)) as client:
         await client.ask("POST", "/e/e/v1/chat/completions", CHAT)
         page = (await client.ask("GET", "/metrics")).body.decode().splitlines()
-        assert "ajet_gate_wait_seconds_count 1" in page
+        assert "ajet_gate_wait_seconds_count 2" in page, "the call, and the questions about how it was sampled"
 
 
 def test_each_alert_is_said_when_it_begins_and_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:

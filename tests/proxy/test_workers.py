@@ -88,6 +88,8 @@ async def test_a_conversation_is_one_timeline_whichever_workers_it_meets(tmp_pat
 async def test_the_gate_holds_and_counts_requests_of_all_workers(tmp_path: Path) -> None:
     async with EngineStub(delay_s=0.05) as stub, crew(tmp_path, stub) as client:
         loop = asyncio.get_running_loop()
+        await asyncio.gather(*(client.chat(f"before-{n}") for n in range(CROWD)))  # each worker asks how it is sampled
+        await eventually(lambda: holds(client, "in_flight", 0))
         running = [loop.create_task(client.chat(f"ep-{n}")) for n in range(CROWD)]
         await eventually(lambda: holds(client, "in_flight", CROWD))
         closing = loop.create_task(client.control("POST", "/gate/close", {"reason": "weights", "wait_s": 30}))
