@@ -177,7 +177,8 @@ def test_help_is_plain_and_its_summaries_are_whole_sentences(name: str) -> None:
         summary = " ".join(whole[0].split())
         assert re.fullmatch(r"[A-Z][a-z]+ [^.]*\.", summary), f"{path}: {summary!r}"
         if isinstance(command, click.Group):
-            listed = command.get_help(click.Context(command, terminal_width=80)).partition("Commands:")[2]
+            context = click.Context(command, terminal_width=80, **command.context_settings)
+            listed = command.get_help(context).partition("Commands:")[2]
             assert listed and "..." not in listed, f"{path}: a summary is cut off"
         options = [option.help for option in command.params if isinstance(option, click.Option) and option.help]
         assert [fault for part in (*whole, *options) for fault in faults(part)] == [], path
