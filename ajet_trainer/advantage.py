@@ -1,8 +1,9 @@
 """Group-relative advantage is a matter of episodes: one that splits into more timelines weighs no more.
 
 *The session.* The samples of an episode that were rewarded together are one session, with one row each and one reward.
-That is the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples with equal
-rewards are one. `compared` says which sessions are compared with each other.
+That is the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples are one, but
+for those that hold rewarded calls: samples with the same rewarded calls are one. What a reward is worth does not matter
+here, only what it was given for. `compared` says which sessions are compared with each other.
 
 Two places would break this, and this file holds the arithmetic that mends both.
 
@@ -20,8 +21,9 @@ Next: ajet_trainer/batch.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +50,12 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
         return (tuple(Session(episode.reward, trainable(episode)) for episode in group.episodes),)
     by_agent: dict[str, list[Session]] = {}
     for episode in group.episodes:
-        parts: dict[tuple[str, float], list[Sample]] = {}
+        calls = _rewarded_calls(episode)
+        parts: dict[tuple[str, frozenset[str]], list[tuple[Sample, float]]] = {}
         for sample, reward in _rewarded(episode):
-            parts.setdefault((sample.agent, reward), []).append(sample)
-        for (agent, reward), samples in parts.items():
-            by_agent.setdefault(agent, []).append(Session(reward, tuple(samples)))
+            parts.setdefault((sample.agent, calls.intersection(sample.calls)), []).append((sample, reward))
+        for (agent, _), together in parts.items():
+            by_agent.setdefault(agent, []).append(Session(together[0][1], tuple(sample for sample, _ in together)))
     seen = Counter(agent for episode in group.episodes for agent in {one.agent for one in trainable(episode)})
     if all(episodes > 1 for episodes in seen.values()):
         return tuple(map(tuple, by_agent.values()))
@@ -67,6 +70,16 @@ def trainable(episode: BatchEpisode) -> tuple[Sample, ...]:
 def _scoped(episode: BatchEpisode) -> bool:
     """Whether a reward of `episode` was given to an agent or a call alone."""
     return any(item.get("agent") is not None or item.get("call") is not None for item in episode.rewards)
+
+
+def _rewarded_calls(episode: BatchEpisode) -> frozenset[str]:
+    """The calls that have a reward of their own. A final reward of the whole episode takes back earlier final ones."""
+    held: list[Mapping[str, Any]] = []
+    for item in episode.rewards:
+        if item.get("final") and item.get("agent") is None and item.get("call") is None:
+            held = [earlier for earlier in held if not earlier.get("final")]
+        held.append(item)
+    return frozenset(item["call"] for item in held if item.get("call") is not None)
 
 
 def _rewarded(episode: BatchEpisode) -> list[tuple[Sample, float]]:
