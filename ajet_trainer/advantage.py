@@ -94,6 +94,11 @@ def session_of(key: str) -> str:
     return key.rsplit("_", 1)[0]
 
 
+def group_of(key: str) -> str:
+    """The group part of a row's key, which has no ``_``."""
+    return key.split("_", 1)[0]
+
+
 def one_row_a_session(keys: Sequence[str]) -> tuple[list[int], list[int]]:
     """``(rows, place)``: the last row of each session, and for every row the place of its session in `rows`."""
     last: dict[str, int] = {}

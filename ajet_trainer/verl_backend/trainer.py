@@ -5,15 +5,14 @@ says where the data comes from: rows that `ajet_trainer.step` hands over, put in
 In a checkpoint the trained batches stand in for a dataset, so that they are saved and restored with the weights. This
 class also says how weights reach the engine, and what one episode weighs when it came apart into several rows.
 
-Invariant: a step trains exactly the rows it was given, however many rows the episodes split into. It makes at most
-``len(groups) / ppo_mini_batch_size`` optimizer updates (fewer where the rows do not divide into so many).
+Invariant: a step trains exactly the rows it was given, however many rows the episodes split into. It makes
+``groups / ppo_mini_batch_size`` optimizer updates, each on whole groups; fewer where it was given fewer groups.
 
 Next: the gradient.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,16 +26,19 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.debug import marked_timer
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.utils.tracking import Tracking
 from verl.workers.utils.padding import response_to_nested
 
-from ajet_trainer.advantage import one_row_a_session, row_weights, session_of
+from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from ajet_trainer.updates import deal
 from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
 
@@ -105,6 +107,27 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def on_step_end(self) -> None:
         self.push()
+
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:
+        """Orders the batch so that each process finds its part of each update in turn. The rows of an update are those
+        of `updates.deal`; which of them a process gets, verl decides by their lengths."""
+        batch = upsample_batch_to_divisible_size(
+            batch, self._dealt.rows * self._dealt.updates, self.tokenizer.eos_token_id
+        )
+        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        work, parts = calculate_workload(lengths), [list[int]() for _ in range(self._processes)]
+        padding = [tag.get("is_padding", False) for tag in batch.tags]
+        groups = [None if empty else group_of(key) for key, empty in zip(batch.keys, padding, strict=True)]
+        for places in self._dealt.places(groups):
+            shares = get_seqlen_balanced_partitions(work[places], k_partitions=len(parts), equal_size=True)
+            for part, share in zip(parts, shares, strict=True):
+                part += [places[place] for place in share]
+        metrics.update(log_seqlen_unbalance(lengths.tolist(), parts, prefix=logging_prefix))
+        batch.reorder([place for part in parts for place in part])
+        return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
@@ -178,19 +201,22 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     # Helpers -------------------------------------------------------------------------------------------------------
 
     def _fit_to(self, rows: Sequence[Row]) -> None:
-        """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in shares of the batch.
-
-        A mini-batch is rounded up to what the data-parallel processes can share, and verl fills up with masked rows.
-        These are a group by themselves. Pass@k takes no group of one, so the size avoids that.
-        """
-        processes = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
-        share = math.ceil(len(rows) / self._updates / processes) * processes
-        while self.config.algorithm.adv_estimator == "grpo_passk" and -len(rows) % share == 1:
-            share += processes
+        """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in groups. verl fills up with
+        masked rows, which are a group by themselves. Pass@k takes no group of one, so there is none then."""
+        lonely = self.config.algorithm.adv_estimator != "grpo_passk"
+        self._dealt = deal([row.group for row in rows], self._updates, self._processes, lonely=lonely)
         with open_dict(self.config):
             self.config.data.train_batch_size = len({row.group for row in rows})
-            self.config.actor_rollout_ref.actor.ppo_mini_batch_size = share
-            self.config.critic.ppo_mini_batch_size = share
+            self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self._dealt.rows
+            self.config.critic.ppo_mini_batch_size = self._dealt.rows
+
+    @property
+    def _processes(self) -> int:
+        """How many processes share a batch, which verl asks its workers once."""
+        known = self.actor_rollout_wg._dispatch_info
+        if "actor" not in known:
+            known["actor"] = self.actor_rollout_wg._query_dispatch_info("actor")
+        return int(max(known["actor"])) + 1
 
     def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> None:
         """Corrects advantages where a session has several rows, or verl has filled up the batch. `real` are the rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,13 +168,14 @@ def test_pass_at_k_is_never_given_one_row_of_padding(
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     verl = {"algorithm.adv_estimator": estimator, "trainer.n_gpus_per_node": processes}
     made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
+    made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(processes))})
     filled = set()
     for made._updates in (1, 2, 3):
         for count in range(1, 40):
             made._fit_to((group(False) * 5)[:count])
             share = made.config.actor_rollout_ref.actor.ppo_mini_batch_size
             assert share % processes == 0
-            filled.add(-count % share)
+            filled.add(share * made._dealt.updates - count)
     assert (1 in filled) == (estimator == "grpo")
 
 
