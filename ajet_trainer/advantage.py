@@ -12,8 +12,7 @@ times in the mean of its group. They are given `one_row_a_session`, and the resu
 Rows with which verl fills up a batch are no session, and are shown to none of them.
 
 *The denominator.* A loss that is a mean over tokens does not see how tokens are arranged in rows. A loss that is a mean
-over sequences does: `row_weights` scales the advantages so that it becomes a mean over sessions. (The policy losses are
-linear in the size of the advantage. A KL or entropy term of such a loss stays a mean over rows, padding included.)
+over sequences does: `row_weights` are the factors with which it becomes a mean over sessions, in each of its terms.
 
 Next: ajet_trainer/batch.py
 """
@@ -110,24 +109,25 @@ def one_row_a_session(keys: Sequence[str]) -> tuple[list[int], list[int]]:
     return list(last.values()), [places[session_of(key)] for key in keys]
 
 
-def row_weights(mode: str, keys: Sequence[str], sampled: Sequence[int]) -> NDArray[np.float32] | None:
-    """Factors on the advantages, one a row, or None where nothing is to change.
+def row_weights(
+    mode: str, keys: Sequence[str], sampled: Sequence[int], kept: Sequence[int]
+) -> NDArray[np.float32] | None:
+    """Factors on what each row adds to a loss, or None where nothing is to change.
 
-    `mode` is verl's ``loss_agg_mode``; `sampled` counts each row's trained tokens (0 for a row of padding). With these
-    factors a mean over rows equals the mean over sessions of what the rows of a session hold together.
+    `mode` is verl's ``loss_agg_mode``; `sampled` counts each row's sampled tokens (0 for a row of padding), and `kept`
+    those that no rejection took away. With these factors a mean over rows equals the mean over sessions of what the
+    rows of a session hold together. A session of which nothing is kept still counts, so that no other weighs more.
     """
-    rows = np.asarray(sampled, dtype=np.float64)
-    real = rows > 0
     sessions = [session_of(key) for key in keys]
-    number = len({session for session, counts in zip(sessions, real, strict=True) if counts})
+    number = len({session for session, count in zip(sessions, sampled, strict=True) if count})
     if not mode.startswith("seq-mean") or number == len(keys) or number == 0:
         return None
     weights = np.full(len(keys), len(keys) / number)
     if mode == "seq-mean-token-mean":
         totals: dict[str, float] = {}
-        for session, count in zip(sessions, rows, strict=True):
+        for session, count in zip(sessions, kept, strict=True):
             totals[session] = totals.get(session, 0.0) + count
-        weights *= [count / (totals[session] or 1.0) for session, count in zip(sessions, rows, strict=True)]
+        weights *= [count / (totals[session] or 1.0) for session, count in zip(sessions, kept, strict=True)]
     return weights.astype(np.float32)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from verl.protocol import DataProto
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.ray_trainer import compute_advantage
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
@@ -41,6 +43,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.updates import deal
 from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
+from ajet_trainer.verl_backend.losses import session_loss
 
 PARTITION = "train"
 GROUPED = (
@@ -48,7 +51,7 @@ GROUPED = (
 )  # fmt: skip
 """Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
 
-MEANS = {"sapo": "seq-mean-token-mean"}
+MEANS = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
 """Losses of verl that are a mean of their own, whatever ``loss_agg_mode`` says."""
 
 
@@ -99,6 +102,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return {}
 
     def on_init_end(self) -> None:
+        actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        self.actor_rollout_wg.set_loss_fn(partial(session_loss, config=actor))
         if self.colocated:
             self.push()
 
@@ -133,7 +138,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         batch = super()._compute_advantage(batch, metrics)
         if len({session_of(batch.keys[place]) for place in real}) < len(batch.keys):
-            self._weigh_episodes(batch, real)
+            batch = self._weigh_episodes(batch, real)
         return batch
 
     # What a run asks of a learner (ajet_trainer.step) --------------------------------------------------------------
@@ -218,30 +223,45 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             known["actor"] = self.actor_rollout_wg._query_dispatch_info("actor")
         return int(max(known["actor"])) + 1
 
-    def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> None:
-        """Corrects advantages where a session has several rows, or verl has filled up the batch. `real` are the rows
-        that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
-        fields = ["uid", "response_mask", "rm_scores", "token_level_rewards", "advantages", "returns"]
-        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> KVBatchMeta:
+        """Corrects advantages and weights where a session has several rows, or verl has filled up the batch. `real` are
+        the rows that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
+        fields = ["uid", "response_mask", "loss_mask", "rm_scores", "token_level_rewards", "rollout_is_weights"]
+        stored = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=[*fields, "advantages", "returns"]
+        )
         lengths = stored["response_mask"]
         groups = np.array(stored.pop("uid").tolist(), dtype=object)
         data = DataProto(batch=stored.to_padded_tensor(), non_tensor_batch={"uid": groups})
         if "token_level_rewards" not in data.batch:
             data.batch["token_level_rewards"] = data.batch["rm_scores"]
+        changed = {}
         if self.config.algorithm.adv_estimator in GROUPED:
             found = self._advantage_by_session(data.select_idxs(real), [batch.keys[place] for place in real])
             for name, values in found.items():
-                data.batch[name] = torch.zeros_like(data.batch[name])
-                data.batch[name][real] = values
-        trained = data.batch["response_mask"].sum(dim=-1).tolist()
-        actor = self.config.actor_rollout_ref.actor
-        mode = MEANS.get(actor.policy_loss.loss_mode, actor.loss_agg_mode)
-        factors = row_weights(mode, batch.keys, trained)
-        if factors is not None:
-            data.batch["advantages"] = data.batch["advantages"] * torch.from_numpy(factors).unsqueeze(-1)
-        nested = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
-        changed = TensorDict(nested, batch_size=len(batch.keys))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=changed)
+                changed[name] = torch.zeros_like(data.batch[name])
+                changed[name][real] = values
+        changed |= self._weights(data, batch.keys)
+        if not changed:
+            return batch
+        nested = {name: response_to_nested(values, lengths) for name, values in changed.items()}
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch.keys))
+        )
+
+    def _weights(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What `losses.session_loss` reads: the weights of the policy term, and of those next to it."""
+        actor, mask = self.config.actor_rollout_ref.actor, data.batch["response_mask"].float()
+        sampled, kept = (data.batch[name].sum(dim=-1).tolist() for name in ("loss_mask", "response_mask"))
+        out = {}
+        policy = row_weights(MEANS.get(actor.policy_loss.loss_mode, actor.loss_agg_mode), keys, sampled, kept)
+        if policy is not None:
+            before = data.batch.get("rollout_is_weights", torch.ones_like(mask))
+            out["rollout_is_weights"] = before * torch.from_numpy(policy).unsqueeze(-1)
+        others = row_weights(actor.loss_agg_mode, keys, sampled, kept)
+        if others is not None:
+            out["row_weights"] = torch.from_numpy(others).unsqueeze(-1).expand_as(mask)
+        return out
 
     def _advantage_by_session(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
         """Advantages and returns by verl's estimator over one row a session, spread over the session's rows.

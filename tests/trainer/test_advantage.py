@@ -88,9 +88,9 @@ def test_the_last_row_of_each_session_stands_for_it_in_any_order() -> None:
 
 
 def test_token_means_and_unsplit_batches_need_no_weights() -> None:
-    assert row_weights("token-mean", ["g_0_0", "g_0_1"], [3, 4]) is None
-    assert row_weights("seq-mean-token-sum", ["g_0_0", "g_1_0"], [3, 4]) is None
-    assert row_weights("seq-mean-token-mean", ["pad_0_0"], [0]) is None
+    assert row_weights("token-mean", ["g_0_0", "g_0_1"], [3, 4], [3, 4]) is None
+    assert row_weights("seq-mean-token-sum", ["g_0_0", "g_1_0"], [3, 4], [3, 0]) is None
+    assert row_weights("seq-mean-token-mean", ["pad_0_0"], [0], [0]) is None
 
 
 episodes = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4), min_size=1, max_size=6)
@@ -103,7 +103,7 @@ def test_an_episode_weighs_the_same_however_it_splits(sizes: list[list[int]], pa
     counts = [count for rows in sizes for count in rows]
     keys += [f"pad_{i}_0" for i in range(padding)]
     counts += [0] * padding
-    weights = row_weights(mode, keys, counts)
+    weights = row_weights(mode, keys, counts, counts)
     factors = np.ones(len(keys)) if weights is None else weights
     per_row = np.sign(counts) if mode == "seq-mean-token-mean" else np.asarray(counts)
     loss = float((factors * per_row).sum() / len(keys))
@@ -114,3 +114,16 @@ def test_an_episode_weighs_the_same_however_it_splits(sizes: list[list[int]], pa
         for e in range(len(sizes))
     ]
     assert shares == pytest.approx([w * len(keys) / len(sizes) for w in whole], rel=1e-5)
+
+
+def test_what_is_taken_from_one_session_changes_the_weight_of_no_other() -> None:
+    keys, sampled = ["g_0_0", "g_0_1", "g_1_0", "g_2_0"], [2, 6, 5, 5]
+    for mode, shares in (("seq-mean-token-mean", [0.25, 0.75, 1, 1]), ("seq-mean-token-sum", [1, 1, 1, 1])):
+        for kept in (sampled, [2, 6, 0, 5]):
+            weights = row_weights(mode, keys, sampled, kept)
+            assert weights is not None
+            assert [w for w, count in zip(weights, kept, strict=True) if count] == pytest.approx(
+                [4 / 3 * share for share, count in zip(shares, kept, strict=True) if count]
+            )
+    weights = row_weights("seq-mean-token-mean", keys, sampled, [0, 6, 5, 5])
+    assert weights is not None and weights.tolist() == pytest.approx([0, 4 / 3, 4 / 3, 4 / 3])
