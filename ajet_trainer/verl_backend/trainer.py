@@ -13,7 +13,7 @@ Next: the gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import numpy as np
 import ray
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
@@ -34,7 +34,6 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.utils.tracking import Tracking
 from verl.workers.utils.padding import response_to_nested
 
 from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
@@ -43,6 +42,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.updates import deal
 from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
+from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
 
 PARTITION = "train"
@@ -70,16 +70,17 @@ class Leases:
 
 @register_trainer("ajet")
 class AjetTrainer(PPOTrainer):  # type: ignore[misc]
-    """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else."""
+    """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else.
+    `say` shows a line."""
 
-    def __init__(self, config: DictConfig, ours: Config, folder: Path | None) -> None:
+    def __init__(self, config: DictConfig, ours: Config, folder: Path | None, say: Callable[[str], None]) -> None:
         self._enable_hybrid_replicas = folder is None
         super().__init__(config)
         self.trainer_mode = "sync"  # nothing in TransferQueue outlives a step, so checkpoints need not hold it
         self.colocated = folder is None
         self._ours, self._folder = ours, folder
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        self._tracking: Tracking | None = None
+        self._loggers = Loggers(config, say)
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
 
@@ -184,7 +185,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             batch = self.step(metrics, self.timing_raw)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        self._track(metrics)
+        self._loggers.log(metrics, self.global_steps)
         return plain(metrics)
 
     def save(self, batches: Mapping[str, Any]) -> None:
@@ -288,16 +289,6 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             config=algorithm,
         )
         return {name: session.batch[name][index, :1] * mask for name in ("advantages", "returns")}
-
-    def _track(self, metrics: Mapping[str, Any]) -> None:
-        """Passes the metrics on to the loggers of verl's ``trainer.logger``, if any are named."""
-        settings = self.config.trainer
-        if not settings.logger:
-            return
-        if self._tracking is None:
-            config = OmegaConf.to_container(self.config, resolve=True)
-            self._tracking = Tracking(settings.project_name, settings.experiment_name, settings.logger, config)
-        self._tracking.log(data=metrics, step=self.global_steps)
 
 
 def put_rows(rows: Sequence[Row], step: int) -> None:
