@@ -116,7 +116,7 @@ def row_weights(
 
     `mode` is verl's ``loss_agg_mode``; `sampled` counts each row's sampled tokens (0 for a row of padding), and `kept`
     those that no rejection took away. With these factors a mean over rows equals the mean over sessions of what the
-    rows of a session hold together. A session of which nothing is kept still counts, so that no other weighs more.
+    rows of a session hold together. A session that was rejected as a whole still counts: no other weighs more.
     """
     sessions = [session_of(key) for key in keys]
     number = len({session for session, count in zip(sessions, sampled, strict=True) if count})

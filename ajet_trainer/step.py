@@ -6,7 +6,7 @@ test, is the same for verl and for a script in a test.
 - The gate is closed while the engine sleeps or takes weights. It opens only with weights that are checkpointed
   (``save_freq = 1``) or that a checkpoint will soon hold.
 - A batch is acknowledged only when a checkpoint that names it is complete; until then its lease is extended.
-- A batch that fails a step three times is set aside (`attempts`), so that no supervisor repeats it for ever.
+- A batch that fails a step three times is set aside (`attempts`), or a supervisor would repeat it for ever.
 - However a step ends, the gate does not stay closed. `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
 

@@ -38,7 +38,7 @@ class Dealt:
 
 
 def deal(groups: Sequence[str], updates: int, processes: int, *, lonely: bool = True) -> Dealt:
-    """Deals rows of these `groups` into at most so many `updates`, each of which so many `processes` can share equally.
+    """Deals rows of these `groups` into at most so many `updates`. So many `processes` can share each of them equally.
 
     Without `lonely`, the batch is never one row short, because some estimator takes no padding that is alone.
     """

@@ -1,4 +1,4 @@
-"""verl's loggers (``trainer.logger``), of which none can end a run.
+"""verl's loggers (``trainer.logger``): none of them can end a run.
 
 A logger that cannot be made, or that raises, costs one line on the terminal and nothing else. Each has a `Tracking` of
 its own, so that the others get every step.

@@ -1,7 +1,7 @@
-"""Keys of verl's that nothing reads here, and what to do instead: refused, so that no key is accepted and does nothing.
+"""Keys of verl's that nothing reads here, and what to do instead. They are refused: a key that is accepted works.
 
-verl's own loop, its dataset, its agent loops and its rewards are not used. Their keys stand in verl's tree all the
-same. A key may be set to verl's own default.
+verl's own loop, its dataset, its agent loops and its rewards are not used, but their keys stand in verl's tree. A key
+may be set to verl's own default.
 
 Invariant: `FAMILIES` holds every key of verl's tree whose reader is never run. `test_unread` searches verl's sources.
 """
