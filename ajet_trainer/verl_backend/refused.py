@@ -92,8 +92,6 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
             if missing := [content for content in ("model", "optimizer", "extra") if content not in held]:
                 said = f"lacks {', '.join(missing)}: a run continues only from its checkpoint"
                 yield f"{part}.checkpoint.{key}", said
-    if has_critic(tree) and tree.trainer.device == "cpu":
-        yield "critic.enable", "(for gae) needs a GPU: verl loads a critic with flash attention"
     if tree.trainer.total_training_steps == UNLIMITED:
         yield from schedule_faults(f"{ACTOR}.optim", actor.optim)
         yield from schedule_faults("critic.optim", tree.critic.optim)

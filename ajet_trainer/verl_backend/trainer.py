@@ -29,6 +29,7 @@ from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
@@ -94,10 +95,11 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         if self.config.trainer.device == "cpu":
-            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker
+            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker, CpuCriticWorker
 
             for role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(CpuActorWorker)
+                worker = CpuCriticWorker if role == Role.Critic else CpuActorWorker
+                self.role_worker_mapping[role] = ray.remote(worker)
 
     def prepare_step(self) -> dict[str, Any]:
         return {}
