@@ -170,7 +170,7 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     for name, value in ours.items():
         if OmegaConf.select(tree, name) != value:
             raise ConfigError(f"{name} cannot be changed: {OURS[name]}", param=name)
-    for key, advice in unread(set_here, tree.actor_rollout_ref.actor.strategy, attached=folder is not None):
+    for key, advice in unread(set_here, tree, attached=folder is not None):
         raise ConfigError(f"{key} is read by nothing here: {advice}", param=key)
     for key, said in refused.faults(tree, config.group_size):
         raise ConfigError(f"{key} {said}", param=key)

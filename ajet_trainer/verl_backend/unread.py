@@ -100,9 +100,13 @@ def keys(tree: DictConfig) -> dict[str, Any]:
     return dict(flatten(OmegaConf.to_container(tree, resolve=False)))
 
 
-def unread(set_here: Iterable[str], strategy: str, *, attached: bool) -> Iterator[tuple[str, str]]:
-    """Those of the keys `set_here` that nothing reads, each with what to do instead."""
-    families = dict(FAMILIES)
+def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iterator[tuple[str, str]]:
+    """Those of the keys `set_here` that nothing reads in `tree`, each with what to do instead."""
+    families, actor = dict(FAMILIES), tree.actor_rollout_ref.actor
+    strategy = actor.strategy
+    for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
+        if not settings.shuffle:
+            families[f"{part}.data_loader_seed"] = f"rows are not shuffled: set {part}.shuffle too, or leave it out"
     if strategy.startswith("fsdp"):
         for name in ("rank", "alpha", "dropout", "target_modules", "exclude_modules", "adapter_path", "dtype"):
             families[f"{MODEL}.lora.{name}"] = f"fsdp reads lora_rank, lora_alpha and target_modules of {MODEL}"

@@ -111,6 +111,12 @@ def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, 
     assert refused({f"+{key}": value}) == said
 
 
+def test_a_seed_of_a_shuffle_needs_the_shuffle(verl_here: None) -> None:
+    seed = {f"{ACTOR}.data_loader_seed": 7}
+    assert refused(seed).startswith(f"{ACTOR}.data_loader_seed is read by nothing here: rows are not shuffled")
+    composed(seed | {f"{ACTOR}.shuffle": True})
+
+
 def test_verls_own_value_may_be_said(verl_here: None) -> None:
     composed({"trainer.test_freq": -1, "trainer.val_before_train": True, "data.max_prompt_length": 512})
 
