@@ -57,14 +57,8 @@ class MemoryQueue:
         )
 
 
-def stored(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], *, device: str = "cpu",
-    moved: Collection[str] = (), **options: Any,
-) -> dict[str, dict[str, Any]]:
-    """What TransferQueue holds of each row, by key, when verl's worker would get it; a critic says 0. The trainer's
-    logprobs are the engine's, but for the rows `moved`: theirs are 2 higher."""
-    from verl.trainer.ppo.v1 import trainer_base
-
+def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
+    """An `AjetTrainer` that has its configuration and nothing else; `options` are verl's, by the end of their names."""
     from ajet_trainer.verl_backend import settings, trainer
 
     actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode", "dro_beta": "policy_loss.dro_beta"}
@@ -74,12 +68,23 @@ def stored(
     }
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.config = settings.compose(Config(model=str(tiny), verl=verl), device, None)
+    return made
+
+
+def passed(
+    monkeypatch: pytest.MonkeyPatch, made: Any, rows: list[Row], moved: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """What TransferQueue holds of each row, by key, when verl's worker would get it; a critic says 0. The trainer's
+    logprobs are the engine's, but for the rows `moved`: theirs are 2 higher."""
+    from transfer_queue import KVBatchMeta
+    from verl.trainer.ppo.v1 import trainer_base
+
+    from ajet_trainer.verl_backend import trainer
+
     memory = MemoryQueue()
     for module in (trainer_base, trainer):
         monkeypatch.setattr(module, "tq", memory)
     trainer.put_rows(rows, 1)
-    from transfer_queue import KVBatchMeta
-
     batch = KVBatchMeta(keys=[row.key for row in rows], tags=[{"is_padding": not row.sampled} for row in rows],
                         partition_id="train")  # fmt: skip
     for key, fields in memory.rows.items():
@@ -88,6 +93,13 @@ def stored(
             fields["values"] = 0 * fields["rollout_log_probs"]
     made._compute_advantage(batch, {})
     return memory.rows
+
+
+def stored(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], *, moved: Collection[str] = (), **options: Any
+) -> dict[str, dict[str, Any]]:
+    """`passed` through a trainer of these `options`."""
+    return passed(monkeypatch, a_trainer(tiny, **options), rows, moved)
 
 
 def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **options: Any) -> dict[str, list[float]]:

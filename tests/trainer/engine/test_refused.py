@@ -17,7 +17,7 @@ from ajet_sdk.settings import ConfigError
 from tests.kit.source import ROOT
 from tests.trainer.engine.test_estimators import GROUPED, group, padding
 from tests.trainer.engine.test_settings import ACTOR, composed, refused
-from tests.trainer.engine.whole_step import whole_step
+from tests.trainer.engine.whole_step import Steps
 
 ESTIMATOR, LOSS, MEAN = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
 REFUSED = {"gdpo", "remax", "optimal_token_baseline", "tir_optimal_token_baseline"}
@@ -34,8 +34,8 @@ def step(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> Step:
 
     rows = [*group(True), padding(0), padding(1)]
 
-    def run(**choice: str) -> float:
-        return float(np.linalg.norm(whole_step(monkeypatch, tiny, worker, rows, **choice)))
+    def run(estimator: str = "rloo", **choice: str) -> float:
+        return float(np.linalg.norm(Steps(monkeypatch, tiny, worker, estimator).gradient(rows, **choice)))
 
     return run
 
