@@ -15,10 +15,11 @@
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
+# make estimators  a step of every estimator, loss and mean of verl, written into docs/reference/estimators.md
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -87,6 +88,9 @@ fuzz:
 faults:
 	@.ci/setup daemon
 	@.venv/bin/python -m tests.faults $(if $(SEED),--seed $(SEED)) $(if $(KILLS),--kills $(KILLS)) $(if $(OTHERS),--others $(OTHERS)) $(if $(AGENTS),--agents $(AGENTS)) $(if $(TEARS),--tears $(TEARS)) $(if $(WORKERS),--workers $(WORKERS))
+
+estimators: setup
+	@OMP_NUM_THREADS=1 .venv-engine/bin/python -m pytest -q tests/trainer/engine/every_choice.py
 
 dist:
 	@.ci/setup daemon

@@ -17,11 +17,12 @@ Next: ajet_trainer/advantage.py
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
 from ajet_trainer.advantage import compared, trainable
+from ajet_trainer.attempts import REASON
 
 ALREADY_TRAINED = "already_trained"
 TOLD = 200
@@ -58,12 +59,14 @@ class Admission:
 
 
 def admit(
-    batch: Batch, *, trained: Collection[str] = (), max_tokens: int | None = None, no_signal: str = "keep"
+    batch: Batch, *, trained: Collection[str] = (), failed: Mapping[str, str] = {}, max_tokens: int | None = None,
+    no_signal: str = "keep",
 ) -> Admission:
     """Sorts `batch` into what is trained and what is not.
 
-    `trained` holds ids of episodes that are in the weights already; `max_tokens` is the longest
-    sample the learner takes. A group of several that shrinks to one has lost its baseline and is refused too.
+    `trained` holds ids of episodes that are in the weights already, `failed` those that are not tried again and why;
+    `max_tokens` is the longest sample the learner takes. A group of several that shrinks to one has lost its baseline
+    and is refused too.
     """
     groups: list[Group] = []
     rejected: list[Rejection] = []
@@ -71,6 +74,8 @@ def admit(
         kept: list[BatchEpisode] = []
         for episode in group.episodes:
             fault = episode_fault(episode, trained, max_tokens)
+            if fault is None and episode.episode in failed:
+                fault = REASON, failed[episode.episode]
             if fault is None:
                 kept.append(episode)
             else:

@@ -1,8 +1,9 @@
 """Group-relative advantage is a matter of episodes: one that splits into more timelines weighs no more.
 
 *The session.* The samples of an episode that were rewarded together are one session, with one row each and one reward.
-That is the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples with equal
-rewards are one. `compared` says which sessions are compared with each other.
+That is the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples are one, but
+for those that hold rewarded calls: samples with the same rewarded calls are one. What a reward is worth does not matter
+here, only what it was given for. `compared` says which sessions are compared with each other.
 
 Two places would break this, and this file holds the arithmetic that mends both.
 
@@ -11,8 +12,7 @@ times in the mean of its group. They are given `one_row_a_session`, and the resu
 Rows with which verl fills up a batch are no session, and are shown to none of them.
 
 *The denominator.* A loss that is a mean over tokens does not see how tokens are arranged in rows. A loss that is a mean
-over sequences does: `row_weights` scales the advantages so that it becomes a mean over sessions. (The policy losses are
-linear in the size of the advantage. A KL or entropy term of such a loss stays a mean over rows, padding included.)
+over sequences does: `row_weights` are the factors with which it becomes a mean over sessions, in each of its terms.
 
 Next: ajet_trainer/batch.py
 """
@@ -20,8 +20,9 @@ Next: ajet_trainer/batch.py
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +49,12 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
         return (tuple(Session(episode.reward, trainable(episode)) for episode in group.episodes),)
     by_agent: dict[str, list[Session]] = {}
     for episode in group.episodes:
-        parts: dict[tuple[str, float], list[Sample]] = {}
+        calls = _rewarded_calls(episode)
+        parts: dict[tuple[str, frozenset[str]], list[tuple[Sample, float]]] = {}
         for sample, reward in _rewarded(episode):
-            parts.setdefault((sample.agent, reward), []).append(sample)
-        for (agent, reward), samples in parts.items():
-            by_agent.setdefault(agent, []).append(Session(reward, tuple(samples)))
+            parts.setdefault((sample.agent, calls.intersection(sample.calls)), []).append((sample, reward))
+        for (agent, _), together in parts.items():
+            by_agent.setdefault(agent, []).append(Session(together[0][1], tuple(sample for sample, _ in together)))
     seen = Counter(agent for episode in group.episodes for agent in {one.agent for one in trainable(episode)})
     if all(episodes > 1 for episodes in seen.values()):
         return tuple(map(tuple, by_agent.values()))
@@ -69,6 +71,16 @@ def _scoped(episode: BatchEpisode) -> bool:
     return any(item.get("agent") is not None or item.get("call") is not None for item in episode.rewards)
 
 
+def _rewarded_calls(episode: BatchEpisode) -> frozenset[str]:
+    """The calls that have a reward of their own. A final reward of the whole episode takes back earlier final ones."""
+    held: list[Mapping[str, Any]] = []
+    for item in episode.rewards:
+        if item.get("final") and item.get("agent") is None and item.get("call") is None:
+            held = [earlier for earlier in held if not earlier.get("final")]
+        held.append(item)
+    return frozenset(item["call"] for item in held if item.get("call") is not None)
+
+
 def _rewarded(episode: BatchEpisode) -> list[tuple[Sample, float]]:
     """The `trainable` samples, each with its reward."""
     scoped = _scoped(episode)
@@ -79,6 +91,11 @@ def _rewarded(episode: BatchEpisode) -> list[tuple[Sample, float]]:
 def session_of(key: str) -> str:
     """The session part of a row's key ``GROUP_SESSION_INDEX``."""
     return key.rsplit("_", 1)[0]
+
+
+def group_of(key: str) -> str:
+    """The group part of a row's key, which has no ``_``."""
+    return key.split("_", 1)[0]
 
 
 def one_row_a_session(keys: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -92,24 +109,25 @@ def one_row_a_session(keys: Sequence[str]) -> tuple[list[int], list[int]]:
     return list(last.values()), [places[session_of(key)] for key in keys]
 
 
-def row_weights(mode: str, keys: Sequence[str], sampled: Sequence[int]) -> NDArray[np.float32] | None:
-    """Factors on the advantages, one a row, or None where nothing is to change.
+def row_weights(
+    mode: str, keys: Sequence[str], sampled: Sequence[int], kept: Sequence[int]
+) -> NDArray[np.float32] | None:
+    """Factors on what each row adds to a loss, or None where nothing is to change.
 
-    `mode` is verl's ``loss_agg_mode``; `sampled` counts each row's trained tokens (0 for a row of padding). With these
-    factors a mean over rows equals the mean over sessions of what the rows of a session hold together.
+    `mode` is verl's ``loss_agg_mode``; `sampled` counts each row's sampled tokens (0 for a row of padding), and `kept`
+    those that no rejection took away. With these factors a mean over rows equals the mean over sessions of what the
+    rows of a session hold together. A session that was rejected as a whole still counts: no other weighs more.
     """
-    rows = np.asarray(sampled, dtype=np.float64)
-    real = rows > 0
     sessions = [session_of(key) for key in keys]
-    number = len({session for session, counts in zip(sessions, real, strict=True) if counts})
+    number = len({session for session, count in zip(sessions, sampled, strict=True) if count})
     if not mode.startswith("seq-mean") or number == len(keys) or number == 0:
         return None
     weights = np.full(len(keys), len(keys) / number)
     if mode == "seq-mean-token-mean":
         totals: dict[str, float] = {}
-        for session, count in zip(sessions, rows, strict=True):
+        for session, count in zip(sessions, kept, strict=True):
             totals[session] = totals.get(session, 0.0) + count
-        weights *= [count / (totals[session] or 1.0) for session, count in zip(sessions, rows, strict=True)]
+        weights *= [count / (totals[session] or 1.0) for session, count in zip(sessions, kept, strict=True)]
     return weights.astype(np.float32)
 
 

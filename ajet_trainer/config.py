@@ -99,7 +99,7 @@ SETTINGS = Settings(Config, prefix="AJET_TRAINER_", removed={
     "tls_ca": "name the file of the CA in the variable SSL_CERT_FILE",
     "placement": DERIVED,
     "device": f"set {DEVICE} in [verl] to cpu or cuda; without it GPUs are used where there are any",
-    "seed": "set actor_rollout_ref.actor.data_loader_seed and actor_rollout_ref.rollout.seed in [verl]",
+    "seed": "set actor_rollout_ref.rollout.seed in [verl]",
 })  # fmt: skip
 
 

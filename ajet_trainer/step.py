@@ -6,6 +6,7 @@ test, is the same for verl and for a script in a test.
 - The gate is closed while the engine sleeps or takes weights. It opens only with weights that are checkpointed
   (``save_freq = 1``) or that a checkpoint will soon hold.
 - A batch is acknowledged only when a checkpoint that names it is complete; until then its lease is extended.
+- A batch that fails a step three times is set aside (`attempts`), or a supervisor would repeat it for ever.
 - However a step ends, the gate does not stay closed. `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
 
@@ -15,6 +16,7 @@ Next: ajet_trainer/link.py
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -24,6 +26,7 @@ from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.advantage import trainable
+from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
@@ -89,6 +92,7 @@ class Run:
         self.keeper, self.progress, self.stopping = keeper, progress, stopping
         if not daemons.alone:
             progress.account = daemons.account
+        self.attempts = Attempts(progress.run_dir)
         self.served = learner.version
         self.gate_closed = False
         self.timing: dict[str, float] = {}
@@ -170,11 +174,16 @@ class Run:
         admission = admit(
             leased.batch,
             trained=self.batches.blocked(leased.daemon),
+            failed=self.attempts.given_up(leased.daemon),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
             no_signal=self.config.no_signal,
         )
         for rejection in admission.rejected:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
+        if given_up := [rejection.episode for rejection in admission.rejected if rejection.reason == REASON]:
+            path = self.attempts.set_aside(leased.daemon, leased.batch, given_up)
+            self.progress.say(f"set aside after {MAX_ATTEMPTS} failed steps: what batch {leased.batch.batch} held of "
+                              f"them is in {path}")  # fmt: skip
         return admission
 
     def dismiss(self, hand: Hand) -> None:
@@ -190,9 +199,27 @@ class Run:
             self.keeper.release(leased.daemon, name)
 
     def train(self, hand: Hand, rows: Sequence[Row]) -> dict[str, float]:
-        """One step of the learner; its batches are trained from here on."""
-        with self.part("train", "training"):
-            metrics = self.learner.train(rows)
+        """One step of the learner; its batches are trained from here on. A failure counts against them, unless a stop
+        or a dead engine is the reason."""
+        self.attempts.begin(
+            (leased.daemon, episode.episode) for leased, admission in hand for episode in admission.episodes
+        )
+        try:
+            with self.part("train", "training"):
+                metrics = self.learner.train(rows)
+        except KeyboardInterrupt:
+            self.attempts.take_back()
+            raise
+        except Exception:
+            said = traceback.format_exc()
+            try:
+                self.learner.check()
+            except Exception:
+                self.attempts.take_back()
+                raise
+            self.attempts.failed(said)
+            raise
+        self.attempts.worked()
         for leased, admission in hand:
             episodes = tuple(episode.episode for episode in admission.episodes)
             self.batches.trained(

@@ -62,7 +62,6 @@ class Plan:
         }
         verl = {
             "trainer.device": "cpu",
-            "actor_rollout_ref.actor.data_loader_seed": self.seed,
             "actor_rollout_ref.rollout.seed": self.seed,
             "actor_rollout_ref.actor.optim.lr": self.lr,
             "algorithm.rollout_correction.rollout_is": "token",

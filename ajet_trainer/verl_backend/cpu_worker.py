@@ -1,8 +1,9 @@
-"""verl's actor worker and FSDP2 engine on a CPU: registered along with verl's own, two differences in all.
+"""verl's workers and FSDP2 engines on a CPU: registered along with verl's own, three differences in all.
 
 The process group must exist before the worker asks for one: on a CPU verl would ask for ``cpu:gloo,cpu:gloo``, which
-torch refuses. A forward-only engine must not pin memory, because pinning needs an accelerator. Importing this module
-registers the engine; the worker imports it because its class lives here.
+torch refuses. A forward-only engine must not pin memory, because pinning needs an accelerator. And a critic must load
+without flash attention. Importing this module registers the engines; the workers import it because their classes live
+here.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from transformers import AutoModelForTokenClassification
+from verl.models.transformers.monkey_patch import apply_monkey_patch
+from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-from verl.workers.engine_workers import ActorRolloutRefWorker
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
@@ -30,6 +35,27 @@ class CpuLMHeadEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
             self.engine_config.forward_only = forward_only
 
 
+@EngineRegistry.register(model_type="value_model", backend="fsdp2", device="cpu")
+class CpuValueEngine(CpuLMHeadEngine, FSDPEngineWithValueHead):  # type: ignore[misc]
+    """verl's FSDP2 engine of a critic: the model with a head of one number for each token, which starts at random."""
+
+    def _build_module(self) -> Any:
+        model, config = self.model_config, self.model_config.hf_config
+        config.num_labels, config.classifier_dropout = 1, 0.0
+        torch.manual_seed(self.engine_config.seed)  # the same head in each process
+        module = AutoModelForTokenClassification.from_pretrained(
+            model.local_path, config=config, dtype=PrecisionType.to_dtype(self.engine_config.model_dtype),
+            attn_implementation="sdpa", trust_remote_code=model.trust_remote_code,
+        )  # fmt: skip
+        apply_monkey_patch(
+            model=module, use_remove_padding=self.use_remove_padding,
+            ulysses_sp_size=self.ulysses_sequence_parallel_size,
+        )
+        if model.enable_gradient_checkpointing:
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return module
+
+
 def start_gloo() -> None:
     """Starts the process group of this worker, from the addresses that Ray's controller put into the environment."""
     if not dist.is_initialized():
@@ -38,6 +64,14 @@ def start_gloo() -> None:
 
 class CpuActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
     """verl's actor, rollout and reference worker."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        start_gloo()
+        super().__init__(*args, **kwargs)
+
+
+class CpuCriticWorker(TrainingWorker):  # type: ignore[misc]
+    """verl's worker of a critic."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         start_gloo()

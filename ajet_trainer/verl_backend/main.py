@@ -129,7 +129,7 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
         progress.phase("starting Ray and TransferQueue")
         with cluster(tree, device, env, progress.run_dir):
             stop.install()
-            trainer = AjetTrainer(tree, config, folder)
+            trainer = AjetTrainer(tree, config, folder, progress.say)
             progress.phase("loading the model and launching vLLM" if folder is None else "loading the model")
             trainer.init()
             note_processes(progress.run_dir)

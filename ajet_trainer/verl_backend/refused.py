@@ -16,8 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.import_utils import import_external_libs
+from verl.utils.tracking import Tracking
 
 from ajet_sdk.settings import nearest
+from ajet_trainer.verl_backend.loggers import names as logger_names
 
 ACTOR = "actor_rollout_ref.actor"
 _NO_SQUARES = "it needs sums of squared probabilities, which verl's V1 trainer does not compute; use rloo or opo"
@@ -52,6 +54,9 @@ def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
     yield from named(f"{ACTOR}.policy_loss.loss_mode", loss, core_algos.POLICY_LOSS_REGISTRY, LOSSES)
     yield from named(f"{ACTOR}.loss_agg_mode", actor.loss_agg_mode, MEANS)
     yield from named("critic.loss_agg_mode", tree.critic.loss_agg_mode, MEANS)
+    if has_critic(tree) and tree.critic.loss_agg_mode.startswith("seq-mean"):
+        said = "would count rows, and an episode may have several: set token-mean (by default it is the actor's)"
+        yield "critic.loss_agg_mode", f"= {tree.critic.loss_agg_mode!r} {said}"
     if loss == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
         yield f"{ACTOR}.policy_loss.loss_mode", f"= 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
     if estimator == "grpo_passk" and group_size < 2:
@@ -62,8 +67,12 @@ def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
         yield from kl_faults(f"{ACTOR}.kl_loss_type", actor.kl_loss_type)
     if algorithm.use_kl_in_reward:
         yield from kl_faults("algorithm.kl_penalty", algorithm.kl_penalty)
-    if algorithm.rollout_correction is not None and not algorithm.rollout_correction.bypass_mode:
+        if algorithm.kl_ctrl.type != "fixed":
+            yield "algorithm.kl_ctrl.type", "must be fixed: no checkpoint holds where an adaptive one has got to"
+    if algorithm.rollout_correction is not None:
         yield from correction_faults("algorithm.rollout_correction", algorithm.rollout_correction)
+    for name in logger_names(tree):
+        yield from named("trainer.logger", name, (*Tracking.supported_backend, "tracking"))
 
 
 def step_faults(tree: DictConfig) -> Iterator[Fault]:
@@ -83,12 +92,14 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
             if missing := [content for content in ("model", "optimizer", "extra") if content not in held]:
                 said = f"lacks {', '.join(missing)}: a run continues only from its checkpoint"
                 yield f"{part}.checkpoint.{key}", said
-    critic = tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable
-    if critic and tree.trainer.device == "cpu":
-        yield "critic.enable", "(for gae) needs a GPU: verl loads a critic with flash attention"
     if tree.trainer.total_training_steps == UNLIMITED:
         yield from schedule_faults(f"{ACTOR}.optim", actor.optim)
         yield from schedule_faults("critic.optim", tree.critic.optim)
+
+
+def has_critic(tree: DictConfig) -> bool:
+    """As verl decides it."""
+    return bool(tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable)
 
 
 def schedule_faults(name: str, optim: DictConfig) -> Iterator[Fault]:
@@ -122,6 +133,11 @@ def kl_faults(key: str, name: Any) -> Iterator[Fault]:
 
 def correction_faults(key: str, correction: DictConfig) -> Iterator[Fault]:
     """A fault, unless verl computes `correction` for two tokens."""
+    if correction.bypass_mode:
+        for name in ("rollout_is", "rollout_rs"):
+            if correction[name] is not None:
+                yield f"{key}.{name}", f"does nothing with {key}.bypass_mode, where no logprobs are computed to compare"
+        return
     names = ("rollout_is", "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs", "rollout_rs_threshold")
     tokens = torch.zeros(1, 2)
     try:

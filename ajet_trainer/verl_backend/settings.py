@@ -16,6 +16,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 from ajet_sdk.settings import ConfigError, nearest
 from ajet_trainer.config import Config, flatten
 from ajet_trainer.verl_backend import refused
+from ajet_trainer.verl_backend.unread import keys, unread
 from ajet_trainer.verl_backend.weights import BACKEND
 
 FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.")
@@ -27,10 +28,13 @@ its class alone, since it sets no threads; `main` sets them for all processes.""
 GROUPS = ("model_engine",)
 """Keys that choose among verl's configuration files and so must be known before these are read."""
 NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
+PACKED = "rows differ in number and length, so micro-batches are packed by tokens; set {}"
 KEEP = "set keep_checkpoints in [trainer]"
 OURS = {
     "actor_rollout_ref.rollout.n": "set group_size in [trainer]",
     "data.train_batch_size": "set groups in [trainer]",
+    "trainer.total_training_steps": "set total_steps in [trainer]",
+    "reward.num_workers": "agents give the rewards",
     "trainer.default_local_dir": "set run_dir in [trainer]",
     "trainer.max_actor_ckpt_to_keep": KEEP,
     "trainer.max_critic_ckpt_to_keep": KEEP,
@@ -40,6 +44,16 @@ OURS = {
     "critic.checkpoint.async_save": NOT_ASYNC,
     "trainer.v1.trainer_mode": "the trainer is ajet's own; where its engines run is engine_urls in [trainer]",
     "transfer_queue.enable": "batches reach verl's workers through TransferQueue",
+    "actor_rollout_ref.actor.use_dynamic_bsz": PACKED.format("actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+    "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": PACKED.format(
+        "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"
+    ),
+    "actor_rollout_ref.ref.log_prob_use_dynamic_bsz": PACKED.format(
+        "actor_rollout_ref.ref.log_prob_max_token_len_per_gpu"
+    ),
+    "critic.use_dynamic_bsz": PACKED.format("critic.ppo_max_token_len_per_gpu"),
+    "actor_rollout_ref.model.lora.merge": "agents would be served the model without its adapter",
+    "trainer.del_local_ckpt_after_load": "a run continues from its checkpoint as often as it has to",
     "algorithm.filter_groups.enable": "there is no dataset with other groups; set no_signal = 'drop' in [trainer]",
     "algorithm.use_pf_ppo": "verl's V1 trainer would give rows the advantages of others",
 }
@@ -52,6 +66,7 @@ def everywhere(config: Config) -> dict[str, Any]:
     return {
         "actor_rollout_ref.model.path": config.model,
         "actor_rollout_ref.model.use_remove_padding": True,
+        "actor_rollout_ref.model.lora.merge": True,
         "actor_rollout_ref.actor.use_dynamic_bsz": True,
         "data.train_batch_size": config.groups,
         "actor_rollout_ref.actor.ppo_mini_batch_size": config.groups,
@@ -104,6 +119,13 @@ def on_cpu(config: Config) -> dict[str, Any]:
         "actor_rollout_ref.ref.use_torch_compile": False,
         "actor_rollout_ref.ref.fsdp_config.use_torch_compile": False,
         "actor_rollout_ref.ref.fsdp_config.mixed_precision": precision,
+        "critic.strategy": "fsdp2",
+        "critic.model.enable_gradient_checkpointing": False,
+        "critic.model.override_config.attn_implementation": "sdpa",
+        "critic.ppo_max_token_len_per_gpu": max(1024, config.max_tokens),
+        "critic.fsdp.use_torch_compile": False,
+        "critic.fsdp.reshard_after_forward": False,
+        "critic.fsdp.mixed_precision": precision,
         "actor_rollout_ref.rollout.dtype": "bfloat16" if half else "float32",
         "actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend": executor,
         "actor_rollout_ref.rollout.enforce_eager": True,
@@ -140,15 +162,21 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     groups = [f"{name}={value}" for name, value in config.verl.items() if name in GROUPS]
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
+    theirs = keys(tree)
     values = everywhere(config) | (on_cpu(config) if device == "cpu" else {}) | (attached(folder) if folder else {})
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)
-    ours = {name: OmegaConf.select(tree, name) for name in OURS}
+    ours, before = {name: OmegaConf.select(tree, name) for name in OURS}, keys(tree)
     apply(tree, {name: value for name, value in config.verl.items() if name not in GROUPS})
+    set_here = [
+        name for name, value in keys(tree).items() if value not in (before.get(name, ...), theirs.get(name, ...))
+    ]
     OmegaConf.resolve(tree)
     for name, value in ours.items():
         if OmegaConf.select(tree, name) != value:
             raise ConfigError(f"{name} cannot be changed: {OURS[name]}", param=name)
+    for key, advice in unread(set_here, tree, attached=folder is not None):
+        raise ConfigError(f"{key} is read by nothing here: {advice}", param=key)
     for key, said in refused.faults(tree, config.group_size):
         raise ConfigError(f"{key} {said}", param=key)
     return tree

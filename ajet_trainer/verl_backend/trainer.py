@@ -5,17 +5,17 @@ says where the data comes from: rows that `ajet_trainer.step` hands over, put in
 In a checkpoint the trained batches stand in for a dataset, so that they are saved and restored with the weights. This
 class also says how weights reach the engine, and what one episode weighs when it came apart into several rows.
 
-Invariant: a step trains exactly the rows it was given, however many rows the episodes split into. It makes at most
-``len(groups) / ppo_mini_batch_size`` optimizer updates (fewer where the rows do not divide into so many).
+Invariant: a step trains exactly the rows it was given, however many rows the episodes split into. It makes
+``groups / ppo_mini_batch_size`` optimizer updates, each on whole groups; fewer where it was given fewer groups.
 
 Next: the gradient.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,22 +23,28 @@ import numpy as np
 import ray
 import torch
 import transfer_queue as tq
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.protocol import DataProto
+from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer, register_trainer
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.debug import marked_timer
+from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
-from verl.utils.tracking import Tracking
 from verl.workers.utils.padding import response_to_nested
 
-from ajet_trainer.advantage import one_row_a_session, row_weights, session_of
+from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from ajet_trainer.updates import deal
 from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
+from ajet_trainer.verl_backend.loggers import Loggers
+from ajet_trainer.verl_backend.losses import session_loss
 
 PARTITION = "train"
 GROUPED = (
@@ -46,7 +52,7 @@ GROUPED = (
 )  # fmt: skip
 """Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
 
-MEANS = {"sapo": "seq-mean-token-mean"}
+MEANS = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
 """Losses of verl that are a mean of their own, whatever ``loss_agg_mode`` says."""
 
 
@@ -65,16 +71,17 @@ class Leases:
 
 @register_trainer("ajet")
 class AjetTrainer(PPOTrainer):  # type: ignore[misc]
-    """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else."""
+    """A `Learner` (see `ajet_trainer.step`) made of verl's trainer. `init` must have run before anything else.
+    `say` shows a line."""
 
-    def __init__(self, config: DictConfig, ours: Config, folder: Path | None) -> None:
+    def __init__(self, config: DictConfig, ours: Config, folder: Path | None, say: Callable[[str], None]) -> None:
         self._enable_hybrid_replicas = folder is None
         super().__init__(config)
         self.trainer_mode = "sync"  # nothing in TransferQueue outlives a step, so checkpoints need not hold it
         self.colocated = folder is None
         self._ours, self._folder = ours, folder
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        self._tracking: Tracking | None = None
+        self._loggers = Loggers(config, say)
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
 
@@ -88,15 +95,18 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         if self.config.trainer.device == "cpu":
-            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker
+            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker, CpuCriticWorker
 
             for role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(CpuActorWorker)
+                worker = CpuCriticWorker if role == Role.Critic else CpuActorWorker
+                self.role_worker_mapping[role] = ray.remote(worker)
 
     def prepare_step(self) -> dict[str, Any]:
         return {}
 
     def on_init_end(self) -> None:
+        actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        self.actor_rollout_wg.set_loss_fn(partial(session_loss, config=actor))
         if self.colocated:
             self.push()
 
@@ -106,11 +116,32 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def on_step_end(self) -> None:
         self.push()
 
+    def _balance_batch(
+        self, batch: KVBatchMeta, metrics: dict[str, Any], logging_prefix: str = "global_seqlen",
+        keep_minibatch: bool = False,
+    ) -> KVBatchMeta:
+        """Orders the batch so that each process finds its part of each update in turn. The rows of an update are those
+        of `updates.deal`; which of them a process gets, verl decides by their lengths."""
+        batch = upsample_batch_to_divisible_size(
+            batch, self._dealt.rows * self._dealt.updates, self.tokenizer.eos_token_id
+        )
+        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
+        work, parts = calculate_workload(lengths), [list[int]() for _ in range(self._processes)]
+        padding = [tag.get("is_padding", False) for tag in batch.tags]
+        groups = [None if empty else group_of(key) for key, empty in zip(batch.keys, padding, strict=True)]
+        for places in self._dealt.places(groups):
+            shares = get_seqlen_balanced_partitions(work[places], k_partitions=len(parts), equal_size=True)
+            for part, share in zip(parts, shares, strict=True):
+                part += [places[place] for place in share]
+        metrics.update(log_seqlen_unbalance(lengths.tolist(), parts, prefix=logging_prefix))
+        batch.reorder([place for part in parts for place in part])
+        return batch
+
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
         batch = super()._compute_advantage(batch, metrics)
         if len({session_of(batch.keys[place]) for place in real}) < len(batch.keys):
-            self._weigh_episodes(batch, real)
+            batch = self._weigh_episodes(batch, real)
         return batch
 
     # What a run asks of a learner (ajet_trainer.step) --------------------------------------------------------------
@@ -156,7 +187,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             batch = self.step(metrics, self.timing_raw)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        self._track(metrics)
+        self._loggers.log(metrics, self.global_steps)
         return plain(metrics)
 
     def save(self, batches: Mapping[str, Any]) -> None:
@@ -178,44 +209,62 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     # Helpers -------------------------------------------------------------------------------------------------------
 
     def _fit_to(self, rows: Sequence[Row]) -> None:
-        """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in shares of the batch.
-
-        A mini-batch is rounded up to what the data-parallel processes can share, and verl fills up with masked rows.
-        These are a group by themselves. Pass@k takes no group of one, so the size avoids that.
-        """
-        processes = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
-        share = math.ceil(len(rows) / self._updates / processes) * processes
-        while self.config.algorithm.adv_estimator == "grpo_passk" and -len(rows) % share == 1:
-            share += processes
+        """Sizes the step for `rows`: verl counts mini-batches in rows, we count them in groups. verl fills up with
+        masked rows, which are a group by themselves. Pass@k takes no group of one, so there is none then."""
+        lonely = self.config.algorithm.adv_estimator != "grpo_passk"
+        self._dealt = deal([row.group for row in rows], self._updates, self._processes, lonely=lonely)
         with open_dict(self.config):
             self.config.data.train_batch_size = len({row.group for row in rows})
-            self.config.actor_rollout_ref.actor.ppo_mini_batch_size = share
-            self.config.critic.ppo_mini_batch_size = share
+            self.config.actor_rollout_ref.actor.ppo_mini_batch_size = self._dealt.rows
+            self.config.critic.ppo_mini_batch_size = self._dealt.rows
 
-    def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> None:
-        """Corrects advantages where a session has several rows, or verl has filled up the batch. `real` are the rows
-        that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
-        fields = ["uid", "response_mask", "rm_scores", "token_level_rewards", "advantages", "returns"]
-        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+    @property
+    def _processes(self) -> int:
+        """How many processes share a batch, which verl asks its workers once."""
+        known = self.actor_rollout_wg._dispatch_info
+        if "actor" not in known:
+            known["actor"] = self.actor_rollout_wg._query_dispatch_info("actor")
+        return int(max(known["actor"])) + 1
+
+    def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> KVBatchMeta:
+        """Corrects advantages and weights where a session has several rows, or verl has filled up the batch. `real` are
+        the rows that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
+        fields = ["uid", "response_mask", "loss_mask", "rm_scores", "token_level_rewards", "rollout_is_weights"]
+        stored = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=[*fields, "advantages", "returns"]
+        )
         lengths = stored["response_mask"]
         groups = np.array(stored.pop("uid").tolist(), dtype=object)
         data = DataProto(batch=stored.to_padded_tensor(), non_tensor_batch={"uid": groups})
         if "token_level_rewards" not in data.batch:
             data.batch["token_level_rewards"] = data.batch["rm_scores"]
+        changed = {}
         if self.config.algorithm.adv_estimator in GROUPED:
             found = self._advantage_by_session(data.select_idxs(real), [batch.keys[place] for place in real])
             for name, values in found.items():
-                data.batch[name] = torch.zeros_like(data.batch[name])
-                data.batch[name][real] = values
-        trained = data.batch["response_mask"].sum(dim=-1).tolist()
-        actor = self.config.actor_rollout_ref.actor
-        mode = MEANS.get(actor.policy_loss.loss_mode, actor.loss_agg_mode)
-        factors = row_weights(mode, batch.keys, trained)
-        if factors is not None:
-            data.batch["advantages"] = data.batch["advantages"] * torch.from_numpy(factors).unsqueeze(-1)
-        nested = {name: response_to_nested(data.batch[name], lengths) for name in ("advantages", "returns")}
-        changed = TensorDict(nested, batch_size=len(batch.keys))
-        tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=changed)
+                changed[name] = torch.zeros_like(data.batch[name])
+                changed[name][real] = values
+        changed |= self._weights(data, batch.keys)
+        if not changed:
+            return batch
+        nested = {name: response_to_nested(values, lengths) for name, values in changed.items()}
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch.keys))
+        )
+
+    def _weights(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What `losses.session_loss` reads: the weights of the policy term, and of those next to it."""
+        actor, mask = self.config.actor_rollout_ref.actor, data.batch["response_mask"].float()
+        sampled, kept = (data.batch[name].sum(dim=-1).tolist() for name in ("loss_mask", "response_mask"))
+        out = {}
+        policy = row_weights(MEANS.get(actor.policy_loss.loss_mode, actor.loss_agg_mode), keys, sampled, kept)
+        if policy is not None:
+            before = data.batch.get("rollout_is_weights", torch.ones_like(mask))
+            out["rollout_is_weights"] = before * torch.from_numpy(policy).unsqueeze(-1)
+        others = row_weights(actor.loss_agg_mode, keys, sampled, kept)
+        if others is not None:
+            out["row_weights"] = torch.from_numpy(others).unsqueeze(-1).expand_as(mask)
+        return out
 
     def _advantage_by_session(self, data: DataProto, keys: Sequence[str]) -> dict[str, torch.Tensor]:
         """Advantages and returns by verl's estimator over one row a session, spread over the session's rows.
@@ -242,16 +291,6 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             config=algorithm,
         )
         return {name: session.batch[name][index, :1] * mask for name in ("advantages", "returns")}
-
-    def _track(self, metrics: Mapping[str, Any]) -> None:
-        """Passes the metrics on to the loggers of verl's ``trainer.logger``, if any are named."""
-        settings = self.config.trainer
-        if not settings.logger:
-            return
-        if self._tracking is None:
-            config = OmegaConf.to_container(self.config, resolve=True)
-            self._tracking = Tracking(settings.project_name, settings.experiment_name, settings.logger, config)
-        self._tracking.log(data=metrics, step=self.global_steps)
 
 
 def put_rows(rows: Sequence[Row], step: int) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Collection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,12 +57,8 @@ class MemoryQueue:
         )
 
 
-def advantages(
-    monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], *, device: str = "cpu", **options: Any
-) -> dict[str, list[float]]:
-    """The advantage of each row's sampled tokens, by key, as verl's worker would get them; a critic says 0."""
-    from verl.trainer.ppo.v1 import trainer_base
-
+def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
+    """An `AjetTrainer` that has its configuration and nothing else; `options` are verl's, by the end of their names."""
     from ajet_trainer.verl_backend import settings, trainer
 
     actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode", "dro_beta": "policy_loss.dro_beta"}
@@ -69,19 +68,44 @@ def advantages(
     }
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     made.config = settings.compose(Config(model=str(tiny), verl=verl), device, None)
+    return made
+
+
+def passed(
+    monkeypatch: pytest.MonkeyPatch, made: Any, rows: list[Row], moved: Collection[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """What TransferQueue holds of each row, by key, when verl's worker would get it; a critic says 0. The trainer's
+    logprobs are the engine's, but for the rows `moved`: theirs are 2 higher."""
+    from transfer_queue import KVBatchMeta
+    from verl.trainer.ppo.v1 import trainer_base
+
+    from ajet_trainer.verl_backend import trainer
+
     memory = MemoryQueue()
     for module in (trainer_base, trainer):
         monkeypatch.setattr(module, "tq", memory)
     trainer.put_rows(rows, 1)
-    from transfer_queue import KVBatchMeta
-
     batch = KVBatchMeta(keys=[row.key for row in rows], tags=[{"is_padding": not row.sampled} for row in rows],
                         partition_id="train")  # fmt: skip
-    for stored in memory.rows.values():
-        stored["old_log_probs"] = stored["rollout_log_probs"]
-        stored["values"] = 0 * stored["rollout_log_probs"]
+    for key, fields in memory.rows.items():
+        if "rollout_log_probs" in fields:
+            fields["old_log_probs"] = fields["rollout_log_probs"] + 2 * (key in moved)
+            fields["values"] = 0 * fields["rollout_log_probs"]
     made._compute_advantage(batch, {})
-    return {row.key: memory.rows[row.key]["advantages"].tolist() for row in rows}
+    return memory.rows
+
+
+def stored(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], *, moved: Collection[str] = (), **options: Any
+) -> dict[str, dict[str, Any]]:
+    """`passed` through a trainer of these `options`."""
+    return passed(monkeypatch, a_trainer(tiny, **options), rows, moved)
+
+
+def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **options: Any) -> dict[str, list[float]]:
+    """The advantage of each row's sampled tokens, by key."""
+    found = stored(monkeypatch, tiny, rows, **options)
+    return {row.key: found[row.key]["advantages"].tolist() for row in rows}
 
 
 def group(split: bool) -> list[Row]:
@@ -142,19 +166,54 @@ def test_padding_is_no_session(estimator: str, monkeypatch: pytest.MonkeyPatch, 
     assert filled["pad_0_0"] == filled["pad_1_0"] == [0.0]
 
 
-@pytest.mark.parametrize(("options", "factor"), [
-    ({"mode": "token-mean"}, 1.0), ({"mode": "seq-mean-token-sum"}, 11 / 8), ({"mode": "seq-mean-token-mean"}, 11 / 8),
-    ({"mode": "token-mean", "loss": "sapo"}, 11 / 8),
+@pytest.mark.parametrize(("options", "policy", "others"), [
+    ({"mode": "token-mean"}, None, None),
+    ({"mode": "seq-mean-token-sum"}, 11 / 8, 11 / 8),
+    ({"mode": "seq-mean-token-mean"}, 11 / 8, 11 / 8),
+    ({"mode": "token-mean", "loss": "sapo"}, 11 / 8, None),
+    ({"mode": "token-mean", "loss": "geo_mean"}, 11 / 8, None),
 ])  # fmt: skip
 def test_padding_does_not_dilute_a_mean_over_sequences(
-    options: dict[str, str], factor: float, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+    options: dict[str, str], policy: float | None, others: float | None, monkeypatch: pytest.MonkeyPatch, tiny: Path,
+    verl_here: None,
 ) -> None:
     rows = group(False)
-    plain = advantages(monkeypatch, tiny, rows, adv_estimator="rloo", **options)
-    filled = advantages(monkeypatch, tiny, [*rows, *map(padding, range(3))], adv_estimator="rloo", **options)
+    found = stored(monkeypatch, tiny, [*rows, *map(padding, range(3))], adv_estimator="rloo", **options)
     for row in rows:
-        assert filled[row.key] == pytest.approx([factor * value for value in plain[row.key]], rel=1e-5)
-    assert filled["pad_0_0"] == [0.0]
+        for name, factor in (("rollout_is_weights", policy), ("row_weights", others)):
+            assert (name in found[row.key]) == (factor is not None)
+            assert factor is None or found[row.key][name].tolist() == pytest.approx([factor] * len(row.mask))
+    assert found["pad_0_0"]["advantages"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
+def test_a_rejected_episode_changes_the_weight_of_no_other(
+    mode: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    correction = {"rollout_correction.rollout_rs": "seq_mean_k1", "rollout_correction.rollout_rs_threshold": "0.5_2.0"}
+    rows = group(True)
+    mine = {row.key for row in rows if (row.group, row.session) == ("g1", 2)}
+    options: dict[str, Any] = {"adv_estimator": "rloo", "mode": mode, **correction}
+    plain = stored(monkeypatch, tiny, rows, **options)
+    found = stored(monkeypatch, tiny, rows, moved=mine, **options)
+    for row in rows:
+        kept = 0 if row.key in mine else row.sampled
+        assert (int(plain[row.key]["response_mask"].sum()), int(found[row.key]["response_mask"].sum())) == (
+            row.sampled, kept,
+        )  # fmt: skip
+        for name in ("rollout_is_weights", "row_weights", "advantages"):
+            if row.key not in mine:
+                assert found[row.key][name].tolist() == plain[row.key][name].tolist()
+
+
+def test_the_weights_of_a_correction_are_kept(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+    rows = [*group(False), padding(0)]
+    correction = {"rollout_correction.rollout_is": "token", "rollout_correction.rollout_is_threshold": 100.0}
+    found = stored(
+        monkeypatch, tiny, rows, moved=[rows[0].key], adv_estimator="rloo", mode="seq-mean-token-sum", **correction
+    )
+    for row, ratio in ((rows[0], math.exp(2)), (rows[1], 1.0)):
+        assert found[row.key]["rollout_is_weights"].tolist() == pytest.approx(list(9 / 8 * ratio * row.mask))
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "grpo_passk"])
@@ -167,13 +226,14 @@ def test_pass_at_k_is_never_given_one_row_of_padding(
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
     verl = {"algorithm.adv_estimator": estimator, "trainer.n_gpus_per_node": processes}
     made.config = settings.compose(Config(model=str(tiny), verl=verl), "cpu", None)
+    made.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(processes))})
     filled = set()
     for made._updates in (1, 2, 3):
         for count in range(1, 40):
             made._fit_to((group(False) * 5)[:count])
             share = made.config.actor_rollout_ref.actor.ppo_mini_batch_size
             assert share % processes == 0
-            filled.add(-count % share)
+            filled.add(share * made._dealt.updates - count)
     assert (1 in filled) == (estimator == "grpo")
 
 

@@ -60,25 +60,38 @@ def rows_of(samples: list[list[Sample]]) -> list[Row]:
     ]
 
 
-def step_data(rows: list[Row], advantages: list[float], noise: float = 0.0, pack: int = 256) -> Any:
+def step_data(
+    rows: list[Row], advantages: list[float], noise: float = 0.0, pack: int = 256, mean: str = "token-mean",
+    policy: str = "",
+) -> Any:
     """The rows as the trainer's workers get them, with one advantage an episode; `noise` goes to masked places only.
 
-    A micro-batch has at most `pack` tokens.
+    A micro-batch has at most `pack` tokens. The rows weigh as the trainer lets them under ``loss_agg_mode`` `mean`;
+    `policy` is another mean for the policy term.
     """
     import torch
     from verl.utils import tensordict_utils as tu
     from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 
+    from ajet_trainer.advantage import row_weights
     from ajet_trainer.verl_backend.trainer import row_fields
 
-    made = []
-    for row in rows:
+    made: list[dict[str, Any]] = []
+    keys, sampled = [row.key for row in rows], [row.sampled for row in rows]
+    wanted = {"rollout_is_weights": policy or mean, "row_weights": mean}
+    weights = {
+        name: found for name, mode in wanted.items()
+        if (found := row_weights(mode, keys, sampled, sampled)) is not None
+    }  # fmt: skip
+    for index, row in enumerate(rows):
         fields = row_fields(row)
         mask = fields["response_mask"].float()
         dirt = noise * (1 - mask)
         fields["old_log_probs"] = fields["rollout_log_probs"] + dirt
         fields["ref_log_prob"] = (fields["rollout_log_probs"] - 0.1) * mask - dirt
         fields["advantages"] = advantages[row.session] * mask + dirt
+        for name, found in weights.items():
+            fields[name] = float(found[index]) * torch.ones_like(mask)
         made.append(fields)
     data = list_of_dict_to_tensordict(made)
     tu.assign_non_tensor(
@@ -90,17 +103,18 @@ def step_data(rows: list[Row], advantages: list[float], noise: float = 0.0, pack
 
 
 def gradient(worker: Any, data: Any, **options: Any) -> np.ndarray[Any, Any]:
-    """The gradient that verl's `ppo_loss` leaves in the model, as one vector."""
+    """The gradient that the trainer's loss leaves in the model, as one vector."""
     import torch
     from verl.workers.config import FSDPActorConfig
-    from verl.workers.utils.losses import ppo_loss
+
+    from ajet_trainer.verl_backend.losses import session_loss
 
     options = {"loss_scale_factor": SCALE} | options
     config = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True, **options)
     engine = worker.engine
     with engine.train_mode():
         engine.optimizer_zero_grad()
-        engine.forward_backward_batch(data, partial(ppo_loss, config=config))
+        engine.forward_backward_batch(data, partial(session_loss, config=config))
         parts = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in engine.module.parameters()]
         return torch.cat([part.flatten() for part in parts]).double().numpy()
 
@@ -128,24 +142,46 @@ def test_merged_samples_have_the_gradient_of_their_calls(worker: Any) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_episode_that_splits_weighs_no_more(worker: Any, mode: str) -> None:
-    """With the weights of `ajet_trainer.advantage` the policy gradient does not see how episodes split into rows."""
-    from ajet_trainer.advantage import row_weights
-
+    """With the weights of `ajet_trainer.advantage` no term sees how episodes split into rows, nor padding."""
     talks = [conversation(seed, turns=3) for seed in range(2)]
     whole = rows_of([[talk] for talk in talks])
     split = rows_of([unmerged(talks[0]), [talks[1]]])
-    advantages = [0.8, -1.1]
-    data = step_data(split, advantages)
-    weights = row_weights(mode, [row.key for row in split], [row.sampled for row in split])
-    if weights is not None:
-        import torch
+    nothing = replace(whole[0], mask=0 * whole[0].mask, session=2)
+    advantages = [0.8, -1.1, 0.0]
+    one = gradient(worker, step_data(whole, advantages, mean=mode), loss_agg_mode=mode, **FULL)
+    for rows in (split, [*whole, nothing], [*split, nothing]):
+        data = step_data(rows, advantages, mean=mode)
+        assert close(one, gradient(worker, data, loss_agg_mode=mode, **FULL)) < 5e-6
+    if mode != "token-mean":
+        assert close(one, gradient(worker, step_data(rows, advantages), loss_agg_mode=mode, **FULL)) > 1e-2
 
-        rows = [row * float(weight) for row, weight in zip(data["advantages"].unbind(), weights, strict=True)]
-        data["advantages"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
-    one = gradient(worker, step_data(whole, advantages), loss_agg_mode=mode)
-    assert close(one, gradient(worker, data, loss_agg_mode=mode)) < 1e-5
-    if weights is not None:
-        assert close(one, gradient(worker, step_data(split, advantages), loss_agg_mode=mode)) > 1e-2
+
+@pytest.mark.parametrize("pack", [256, 40])
+def test_geo_mean_is_one_mean_over_the_update(worker: Any, pack: int) -> None:
+    """However its rows are split, packed or filled up. It is compared with a mean over sequences, which it equals where
+    nothing has moved: there its ratio is 1, and its gradient that of the mean over a row's tokens."""
+    from verl.workers.config import PolicyLossConfig
+
+    talks = [conversation(seed, turns=2) for seed in range(3)]
+    advantages, geo = [1.0, 0.2, -1.2, 0.0], {"policy_loss": PolicyLossConfig(loss_mode="geo_mean")}
+    whole = rows_of([[talk] for talk in talks])
+    nothing = replace(whole[0], mask=0 * whole[0].mask, session=3)
+    split = rows_of([[talks[0]], unmerged(talks[1]), [talks[2]]])
+    data = still(worker, step_data(whole, advantages))
+    expected = gradient(worker, data, loss_agg_mode="seq-mean-token-mean")
+    for rows in (whole, [*whole, nothing], [*split, nothing]):
+        data = still(worker, step_data(rows, advantages, pack=pack, policy="seq-mean-token-mean"))
+        assert close(expected, gradient(worker, data, **geo)) < 5e-6
+
+
+def still(worker: Any, data: Any) -> Any:
+    """`data` with the model's own logprobs as the old ones."""
+    from verl.workers.utils.padding import response_from_nested
+
+    with worker.engine.eval_mode():
+        found = worker.engine.infer_batch(data, loss_function=None)["model_output"]["log_probs"]
+    data["old_log_probs"] = response_from_nested(found.detach(), data["response_mask"])
+    return data
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -173,17 +209,6 @@ def test_packing_leaves_no_trace(worker: Any, mode: str) -> None:
         assert close(gradient(worker, together, loss_agg_mode=mode, loss_scale_factor=None, **FULL), unset) > 1e-2
     else:
         assert close(one, unset) < 1e-5
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_padding_counts_among_the_rows_of_an_entropy_term(worker: Any, mode: str) -> None:
-    """As docs/guide/trainer.md says: 3 of 4 rows where verl takes the mean over rows, and nothing where over tokens."""
-    rows = rows_of([[conversation(seed, turns=2)] for seed in range(3)])
-    nothing = replace(rows[0], mask=0 * rows[0].mask, session=3)
-    one = gradient(worker, step_data(rows, [0.0] * 4), loss_agg_mode=mode, entropy_coeff=0.05)
-    filled = gradient(worker, step_data([*rows, nothing], [0.0] * 4), loss_agg_mode=mode, entropy_coeff=0.05)
-    assert np.linalg.norm(one) > 0
-    assert close(one if mode == "token-mean" else one * 3 / 4, filled) < 1e-5
 
 
 def test_masked_tokens_have_no_gradient_in_any_policy_loss_of_verl(verl_here: None) -> None:

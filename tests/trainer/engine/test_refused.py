@@ -15,9 +15,9 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from tests.kit.source import ROOT
-from tests.trainer.engine.test_estimators import GROUPED, advantages, group, padding
-from tests.trainer.engine.test_gradient import gradient, step_data
+from tests.trainer.engine.test_estimators import GROUPED, group, padding
 from tests.trainer.engine.test_settings import ACTOR, composed, refused
+from tests.trainer.engine.whole_step import Steps
 
 ESTIMATOR, LOSS, MEAN = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
 REFUSED = {"gdpo", "remax", "optimal_token_baseline", "tir_optimal_token_baseline"}
@@ -32,21 +32,10 @@ def step(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> Step:
     """One step on split episodes and two rows of padding, of which one is alone in its micro-batch: rows to advantages
     through `AjetTrainer`, these to a gradient through verl's loss and engine. Gives the gradient's size."""
 
-    def run(estimator: str = "rloo", loss: str = "vanilla", mean: str = "token-mean") -> float:
-        import torch
-        from verl.workers.config import PolicyLossConfig
+    rows = [*group(True), padding(0), padding(1)]
 
-        rows = [*group(True), padding(0), padding(1)]
-        device = "cuda" if estimator == "gae" else "cpu"
-        beta = {"dro_beta": 0.1} if loss == "dro" else {}
-        made = advantages(monkeypatch, tiny, rows, device=device, adv_estimator=estimator, mode=mean, loss=loss, **beta)
-        data = step_data(rows, [0.0] * 4, pack=150)
-        data["advantages"] = torch.nested.as_nested_tensor(
-            [torch.tensor(made[row.key]) for row in rows], layout=torch.jagged
-        )
-        return float(np.linalg.norm(gradient(
-            worker, data, loss_agg_mode=mean, policy_loss=PolicyLossConfig(loss_mode=loss, **beta)
-        )))  # fmt: skip
+    def run(estimator: str = "rloo", **choice: str) -> float:
+        return float(np.linalg.norm(Steps(monkeypatch, tiny, worker, estimator).gradient(rows, **choice)))
 
     return run
 
@@ -69,7 +58,7 @@ def sorted_out(key: str, names: list[str], run: Callable[[str], float]) -> set[s
 def test_every_estimator_runs_a_step_or_is_refused_by_name(step: Step) -> None:
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 
-    assert sorted_out(ESTIMATOR, [*ADV_ESTIMATOR_REGISTRY], step) == REFUSED
+    assert sorted_out(ESTIMATOR, [*ADV_ESTIMATOR_REGISTRY], lambda name: step(estimator=name)) == REFUSED
 
 
 def test_every_loss_runs_a_step_or_is_refused_by_name(step: Step) -> None:

@@ -129,11 +129,3 @@ def test_a_critic_is_of_the_trained_model(max_tokens: int, limit: int, tiny: Pat
     assert need_critic(tree)
     assert critic.model.hf_config.architectures == ["Qwen2ForCausalLM"]
     assert (critic.model.path, critic.ppo_infer_max_token_len_per_gpu) == (str(tiny), limit)
-
-
-@pytest.mark.parametrize("key", ["algorithm.adv_estimator", "critic.enable"])
-def test_a_critic_on_a_cpu_is_refused(key: str, verl_here: None) -> None:
-    """verl's loader of value models asks for flash attention and takes no other word."""
-    with pytest.raises(ConfigError, match="needs a GPU"):
-        composed({key: "gae" if key.startswith("algorithm") else True}, device="cpu")
-    composed({"algorithm.adv_estimator": "rloo", "critic.enable": False}, device="cpu")

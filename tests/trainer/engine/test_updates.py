@@ -73,31 +73,37 @@ def counts(updates: list[list[str]]) -> list[tuple[int, int]]:
     return [(len(update), len(real(update))) for update in updates]
 
 
-def test_rows_are_dealt_not_groups(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
-    """An update's border goes through a group, and the last update has what is left."""
-    updates = Updates(monkeypatch, tiny, 4, 1).of(some_rows(10))
-    assert counts(updates) == [(3, 3), (3, 3), (3, 3), (3, 1)]
-    assert [{key.split("_")[0] for key in real(update)} for update in updates] == [
-        {"g0"}, {"g0", "g1"}, {"g1", "g2"}, {"g2"}
-    ]  # fmt: skip
-
-
-def test_shares_are_rounded_up_to_the_processes(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
-    """So the last update may be nearly empty, and there may be fewer than were wanted."""
-    made = Updates(monkeypatch, tiny, 3, 8)
-    assert counts(made.of(some_rows(33))) == [(16, 16), (16, 16), (16, 1)]
-    assert counts(made.of(some_rows(10))) == [(8, 8), (8, 2)]
+def test_an_update_has_whole_groups_and_padding_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    updates = Updates(monkeypatch, tiny, 2, 1).of(some_rows(10))
+    assert counts(updates) == [(6, 6), (6, 4)]
+    assert [{key.split("_")[0] for key in real(update)} for update in updates] == [{"g0", "g2"}, {"g1"}]
+    assert counts(Updates(monkeypatch, tiny, 3, 8).of(some_rows(33))) == [(16, 12), (16, 12), (16, 9)]
+    assert counts(Updates(monkeypatch, tiny, 3, 8).of(some_rows(10))) == [(8, 4), (8, 4), (8, 2)]
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])
-def test_updates_are_equally_large_and_no_more_than_wanted(
+def test_updates_are_equally_large_and_no_group_is_in_two(
     processes: int, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
 ) -> None:
     for wanted in (1, 2, 3, 4):
         made = Updates(monkeypatch, tiny, wanted, processes)
         for number in range(1, 60):
-            seen = counts(made.of(some_rows(number)))
-            assert len(seen) <= wanted and len({rows for rows, _ in seen}) == 1
+            updates = made.of(some_rows(number))
+            seen = counts(updates)
+            groups = [{key.split("_")[0] for key in real(update)} for update in updates]
+            assert len(seen) == min(wanted, -(-number // SIZE)) and len({rows for rows, _ in seen}) == 1
+            assert sum(map(len, groups)) == len(set().union(*groups))
             assert sum(rows for _, rows in seen) == number and all(rows for _, rows in seen)
-            if processes == 1:
-                assert all(rows == filled for filled, rows in seen[:-1]), "padding stands in the last update"
+
+
+def test_each_process_gets_a_part_of_each_update(monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
+    """Of about equally many tokens, as verl balances them."""
+    made = Updates(monkeypatch, tiny, 2, 2)
+    rows = some_rows(32)
+    lengths = {row.key: row.tokens for row in rows}
+    for update in made.of(rows):
+        half = len(update) // 2
+        loads = [sum(lengths[key] for key in part) for part in (update[:half], update[half:])]
+        assert min(loads) > 0.9 * max(loads)

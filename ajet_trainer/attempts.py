@@ -1,0 +1,129 @@
+"""Steps that failed, and on which episodes: what has been in three of them is set aside.
+
+A step that fails ends the run, and a supervisor starts it again. The daemon then leases the same episodes, and without
+this the same step would fail for ever. So `attempts.json` of the run folder holds a try for each step: it is written
+before the step and removed after it. A process that is killed in between leaves its try behind.
+
+An episode that stands in `MAX_ATTEMPTS` tries is refused from then on (`step_failed`), and its batch is acknowledged
+without it. `failed/BATCH.json` keeps for reading what was set aside. A try that ended for another reason is taken back:
+a lost engine, a stop. Where steps fail whatever they hold, batches are not the reason. So after `IN_A_ROW` failed steps
+without one that worked, nothing more is set aside and the run does not continue.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.errors import AjetError
+from ajet_sdk.sample import Batch, BatchEpisode, Group
+from ajet_trainer.batch import to_rows
+
+MAX_ATTEMPTS = 3
+IN_A_ROW = 3 * MAX_ATTEMPTS
+REASON = "step_failed"
+KILLED = "the process ended during the step"
+KEPT = 8000
+"""Characters of a traceback that are kept, counted from its end."""
+
+Name = tuple[str, str]
+"""A daemon and its episode."""
+
+
+class StepsFail(AjetError):
+    """Steps fail whatever they hold; the message says where to read more."""
+
+    type = "steps_fail"
+
+
+class Attempts:
+    """The tries of the run in `run_dir`, oldest first."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir, self._path = run_dir, run_dir / "attempts.json"
+        found = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self._tries: list[dict[str, Any]] = found.get("tries", [])
+        self._in_a_row: int = found.get("in_a_row", 0)
+
+    def begin(self, names: Iterable[Name]) -> None:
+        """A step on the episodes `names` begins now."""
+        self._tries.append({"episodes": sorted(map(list, names)), "why": KILLED})
+        self._in_a_row += 1
+        self._write()
+
+    def failed(self, why: str) -> None:
+        """The step that began last has failed."""
+        self._tries[-1]["why"] = why[-KEPT:]
+        self._write()
+
+    def take_back(self) -> None:
+        """The step that began last has ended for a reason that is not in its episodes."""
+        self._tries.pop()
+        self._in_a_row -= 1
+        self._write()
+
+    def worked(self) -> None:
+        """The step that began last has trained its episodes: no earlier failure was due to them."""
+        trained = list(map(tuple, self._tries[-1]["episodes"]))
+        for one in self._tries:
+            one["episodes"] = [name for name in one["episodes"] if tuple(name) not in trained]
+        self._tries = [one for one in self._tries if one["episodes"]]
+        self._in_a_row = 0
+        self._write()
+
+    def given_up(self, daemon: str) -> dict[str, str]:
+        """The episodes of `daemon` that are not tried again, and the end of what their last step said."""
+        last = {name: one["why"] for one in self._tries for owner, name in one["episodes"] if owner == daemon}
+        tries = Counter(name for one in self._tries for owner, name in one["episodes"] if owner == daemon)
+        return {
+            name: f"{count} steps with it failed, the last with: {(last[name].strip().splitlines() or [''])[-1]}"
+            for name, count in tries.items()
+            if count >= MAX_ATTEMPTS
+        }
+
+    def set_aside(self, daemon: str, batch: Batch, names: Iterable[str]) -> Path:
+        """Writes the episodes `names` of `batch` into a file for reading. Raises `StepsFail` where all steps fail."""
+        if self._in_a_row >= IN_A_ROW:
+            raise StepsFail(
+                f"{self._in_a_row} steps in a row have failed, on several batches, so it is not the batches: "
+                f"see verl.log and {self._path}. Delete that file to try again"
+            )
+        wanted = set(names)
+        kept = [(group.task, [one for one in group.episodes if one.episode in wanted]) for group in batch.groups]
+        groups = [Group(task, tuple(episodes)) for task, episodes in kept if episodes]
+        folder = self._run_dir / "failed"
+        folder.mkdir(exist_ok=True)
+        safe = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in batch.batch)
+        path = folder / f"{safe}.json"
+        path.write_text(json.dumps(self._account(daemon, batch.batch, groups), indent=1) + "\n")
+        return path
+
+    def _account(self, daemon: str, batch: str, groups: Sequence[Group]) -> Mapping[str, Any]:
+        names = {one.episode for group in groups for one in group.episodes}
+        errors = [
+            one["why"] for one in self._tries if any(owner == daemon and n in names for owner, n in one["episodes"])
+        ]
+        rows = [
+            {"row": row.key, "tokens": row.tokens, "sampled": row.sampled, "reward": row.reward}
+            for row in to_rows(batch, groups)
+        ]
+        episodes = [_shown(one) for group in groups for one in group.episodes]
+        return {"batch": batch, "daemon": daemon, "errors": errors, "episodes": episodes, "rows": rows}
+
+    def _write(self) -> None:
+        temporary = self._path.with_name(".attempts.json.new")
+        temporary.write_text(json.dumps({"in_a_row": self._in_a_row, "tries": self._tries}) + "\n")
+        os.replace(temporary, self._path)
+
+
+def _shown(episode: BatchEpisode) -> Mapping[str, Any]:
+    samples = [
+        {"sample": sample.sample, "agent": sample.agent, "calls": list(sample.calls), "tokens": len(sample.token_ids),
+         "sampled": sum(sample.loss_mask), "policy_versions": list(map(list, sample.policy_versions))}
+        for sample in episode.samples
+    ]  # fmt: skip
+    return {"episode": episode.episode, "task": episode.task, "reward": episode.reward, "samples": samples}

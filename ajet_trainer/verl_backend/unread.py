@@ -1,0 +1,123 @@
+"""Keys of verl's that nothing reads here, and what to do instead. They are refused: a key that is accepted works.
+
+verl's own loop, its dataset, its agent loops and its rewards are not used, but their keys stand in verl's tree. A key
+may be set to verl's own default.
+
+Invariant: `FAMILIES` holds every key of verl's tree whose reader is never run. `test_unread` searches verl's sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ajet_trainer.config import flatten
+
+ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
+_AGENTS = "agents play through the proxy, which gives their requests to the engine as they are"
+_EVAL = "nothing is validated here: let agents play episodes with eval, whose rewards the owner's page shows apart"
+_REWARD = "agents give the rewards: see `ajet reward` and the SDK"
+_KEPT = "the proxy keeps every episode, and `ajet-proxy export` writes them"
+_TOKENS = "micro-batches are packed by tokens: set"
+_PROFILE = "verl's profiler starts in verl's own loop: attach one to a process of processes.json"
+_TEXT = "rows are text: leave it out"
+_EXPERTS = "no engine's routes of experts are recorded: leave it off"
+_OTHER = "verl's engines read another key: set"
+FAMILIES: Mapping[str, str] = {
+    "data": "there is no dataset, agents bring the tasks: set groups and max_tokens in [trainer]",
+    **dict.fromkeys(("reward", "reward_model", "custom_reward_function", "sandbox_fusion"), _REWARD),
+    "distillation": "there is no teacher: train on rewards",
+    "skip": "there is no rollout to skip: leave it out",
+    "global_profiler": _PROFILE,
+    "ray_kwargs.timeline_json_file": _PROFILE,
+    "critic.profiler": _PROFILE,
+    f"{ACTOR}.profiler": _PROFILE,
+    f"{REF}.profiler": _PROFILE,
+    f"{ROLLOUT}.profiler": _PROFILE,
+    "trainer.balance_batch": "batches are always balanced: leave it out",
+    "trainer.total_epochs": "set total_steps in [trainer]",
+    "trainer.save_freq": "set save_freq in [trainer]",
+    "trainer.esi_redundant_time": "set save_freq in [trainer] to what may be lost",
+    "trainer.default_hdfs_dir": "copy the checkpoints of run_dir, or name a checkpoint_callback_class",
+    "trainer.ray_wait_register_center_timeout": "verl's V1 trainer has no such limit: leave it out",
+    "trainer.use_v1": "verl's V1 trainer is always used: leave it out",
+    "trainer.v1": "set max_staleness and engine_urls in [trainer]",
+    "trainer.rollout_data_dir": _KEPT,
+    **dict.fromkeys(
+        [f"trainer.{name}" for name in
+         ("test_freq", "val_only", "val_before_train", "validation_data_dir", "log_val_generations")], _EVAL
+    ),
+    f"{ROLLOUT}.val_kwargs": _EVAL,
+    **dict.fromkeys(
+        [f"{ROLLOUT}.{name}" for name in
+         ("agent", "multi_turn", "do_sample", "ignore_eos", "over_sample_rate", "trace")], _AGENTS
+    ),
+    f"{ROLLOUT}.multi_stage_wake_up": "engines wake up in two stages as it is: leave it out",
+    f"{ROLLOUT}.enable_rollout_routing_replay": _EXPERTS,
+    f"{ROLLOUT}.moe_load_balance_metrics_interval": _EXPERTS,
+    f"{ACTOR}.megatron.router_replay": _EXPERTS,
+    f"{ACTOR}.veomni.router_replay": _EXPERTS,
+    f"{ROLLOUT}.log_prob_micro_batch_size": f"{_TOKENS} {ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": f"{_TOKENS} {ROLLOUT}.log_prob_max_token_len_per_gpu",
+    f"{REF}.log_prob_micro_batch_size": f"{_TOKENS} {REF}.log_prob_max_token_len_per_gpu",
+    f"{REF}.log_prob_micro_batch_size_per_gpu": f"{_TOKENS} {REF}.log_prob_max_token_len_per_gpu",
+    f"{ACTOR}.ppo_micro_batch_size": f"{_TOKENS} {ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu": f"{_TOKENS} {ACTOR}.ppo_max_token_len_per_gpu",
+    f"{ACTOR}.grad_clip": f"{_OTHER} {ACTOR}.optim.clip_grad",
+    f"{ACTOR}.use_prefix_grouper": "verl's V1 trainer does not group by prefix: leave it off",
+    f"{ACTOR}.calculate_sum_pi_squared": "verl's V1 trainer does not compute it: leave it off",
+    f"{ACTOR}.freeze_vision_tower": _TEXT,
+    f"{ACTOR}.qat": f"{_OTHER} {ACTOR}.fsdp_config.qat",
+    f"{ACTOR}.use_torch_compile": f"{_OTHER} {ACTOR}.fsdp_config.use_torch_compile",
+    f"{REF}.use_torch_compile": f"{_OTHER} {REF}.fsdp_config.use_torch_compile",
+    f"{MODEL}.tiled_mlp": "verl's engines do not ask for it: leave it off",
+    "critic.model.tiled_mlp": "verl's engines do not ask for it: leave it off",
+    "actor_rollout_ref.hybrid_engine": "where engines run is engine_urls in [trainer]",
+    "actor_rollout_ref.nccl_timeout": "verl's V1 workers set no such limit: leave it out",
+    **dict.fromkeys(
+        [f"critic.{name}" for name in
+         ("ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", "forward_micro_batch_size",
+          "forward_micro_batch_size_per_gpu", "forward_max_token_len_per_gpu")],
+        f"{_TOKENS} critic.ppo_max_token_len_per_gpu",
+    ),
+    "critic.grad_clip": f"{_OTHER} critic.optim.clip_grad",
+    "algorithm.pf_ppo": "verl's V1 trainer would give rows the advantages of others: leave it out",
+    "algorithm.filter_groups": "there is no dataset with other groups: set no_signal = 'drop' in [trainer]",
+    "algorithm.rollout_correction.loss_type": f"verl's V1 trainer does not read it: set {ACTOR}.policy_loss.loss_mode",
+}  # fmt: skip
+READ = (
+    "temperature", "calculate_log_probs", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz", "n",
+    "checkpoint_engine", "seed",
+)  # fmt: skip
+"""What of `ROLLOUT` is read where engines stand alone."""
+_ALONE = "the engines of engine_urls stand alone: give them this option where you start them"
+
+
+def keys(tree: DictConfig) -> dict[str, Any]:
+    """Every key of `tree` with its value as it is written: one that another key gives is no setting of its own."""
+    return dict(flatten(OmegaConf.to_container(tree, resolve=False)))
+
+
+def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iterator[tuple[str, str]]:
+    """Those of the keys `set_here` that nothing reads in `tree`, each with what to do instead."""
+    families, actor = dict(FAMILIES), tree.actor_rollout_ref.actor
+    strategy = actor.strategy
+    for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
+        if not settings.shuffle:
+            families[f"{part}.data_loader_seed"] = f"rows are not shuffled: set {part}.shuffle too, or leave it out"
+    if strategy.startswith("fsdp"):
+        for name in ("rank", "alpha", "dropout", "target_modules", "exclude_modules", "adapter_path", "dtype"):
+            families[f"{MODEL}.lora.{name}"] = f"fsdp reads lora_rank, lora_alpha and target_modules of {MODEL}"
+    if strategy == "megatron":
+        for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules"):
+            families[f"{MODEL}.{name}"] = f"megatron reads {MODEL}.lora"
+    for key in set_here:
+        parts = key.split(".")
+        above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        advice = next((families[name] for name in above if name in families), None)
+        if advice is None and attached and key.startswith(f"{ROLLOUT}.") and parts[2] not in READ:
+            advice = _ALONE
+        if advice is not None:
+            yield key, advice

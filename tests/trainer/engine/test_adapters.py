@@ -1,0 +1,65 @@
+"""LoRA: what is pushed to engines is the model with its adapter in it, and not the model that it began with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
+from tests.trainer.engine.test_settings import composed, refused
+
+LORA = {"actor_rollout_ref.model.lora_rank": 4}
+
+
+def logprobs(worker: Any, data: Any) -> Any:
+    with worker.engine.eval_mode():
+        return worker.engine.infer_batch(data, loss_function=None)["model_output"]["log_probs"].detach().values()
+
+
+def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Path, verl_here: None) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
+
+    from ajet_trainer.verl_backend.weights import SharedFolder
+
+    precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    float32 = {f"{precision}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
+    tree = composed(LORA | float32, device="cpu", model=str(tiny)).actor_rollout_ref
+    model, actor = omega_conf_to_dataclass(tree.model), omega_conf_to_dataclass(tree.actor)
+    actor.engine.infer_max_token_len_per_gpu = actor.engine.max_token_len_per_gpu = 256
+    made = TrainingWorker(
+        TrainingWorkerConfig(
+            model_type="language_model", model_config=model, engine_config=actor.engine,
+            optimizer_config=actor.optim, checkpoint_config=actor.checkpoint,
+        )
+    )
+    made.reset()
+    data = step_data(rows_of([[conversation(1, turns=3)], [conversation(2, turns=1)]]), [0.0, 0.0])
+    with torch.no_grad():
+        for name, parameter in made.engine.module.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.5)
+    moved = logprobs(made, data)
+
+    writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path))
+    found, adapter = made.engine.get_per_tensor_param(base_sync_done=True)
+    assert adapter is None
+    asyncio.run(writer.send_weights(found, global_steps=1))
+    (tmp_path / "1" / "config.json").write_text((tiny / "config.json").read_text())
+    ids = data["input_ids"].unbind()[0]
+    said = {}
+    for name, folder in (("start", tiny), ("served", tmp_path / "1")):
+        found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids.unsqueeze(0)).logits[0]
+        said[name] = found.log_softmax(-1)[torch.arange(len(ids) - 1), ids[1:]]
+    assert (said["served"] - moved[: len(ids) - 1]).abs().max() < 0.05, "pushed in bfloat16"
+    assert (said["served"] - said["start"]).abs().max() > 0.2
+    assert torch.equal(logprobs(made, data), moved), "and the adapter is still apart here"
+
+
+def test_an_adapter_is_always_merged(verl_here: None) -> None:
+    assert composed(LORA).actor_rollout_ref.model.lora.merge is True
+    said = refused({"actor_rollout_ref.model.lora.merge": False})
+    assert said.startswith("actor_rollout_ref.model.lora.merge cannot be changed: agents would be served the model")

@@ -1,0 +1,67 @@
+"""One whole step on the tiny model: rows through `AjetTrainer` to what verl's worker gets, and on to a gradient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet_trainer.batch import Row
+from tests.trainer.engine.test_estimators import a_trainer, group, padding, passed
+from tests.trainer.engine.test_gradient import close, gradient, step_data, still
+
+PUT = ("advantages", "response_mask", "rollout_is_weights", "row_weights", "old_log_probs")
+"""What the trainer adds to a row, or changes in it."""
+BETA = 0.1
+"""What `dro` does not run without."""
+TERMS = {"entropy_coeff": 0.01}
+
+
+class Steps:
+    """Steps of one `estimator`; the loss and the mean may change from step to step."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any, estimator: str = "rloo") -> None:
+        self.monkeypatch, self.worker = monkeypatch, worker
+        self.trainer = a_trainer(tiny, adv_estimator=estimator, dro_beta=BETA)
+
+    def gradient(
+        self, rows: list[Row], *, loss: str = "vanilla", mean: str = "token-mean", at_rest: bool = False
+    ) -> np.ndarray[Any, Any]:
+        """The gradient of a step on `rows`. `at_rest` it is the first update, whose ratios are all 1."""
+        import torch
+        from omegaconf import OmegaConf
+        from verl.workers.config import PolicyLossConfig
+
+        for key, value in (("loss_agg_mode", mean), ("policy_loss.loss_mode", loss)):
+            OmegaConf.update(self.trainer.config, f"actor_rollout_ref.actor.{key}", value)
+        made = passed(self.monkeypatch, self.trainer, rows)
+        data = step_data(rows, [0.0] * len(rows), pack=150)
+        for name in PUT:
+            if name in made[rows[0].key]:
+                data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows], layout=torch.jagged)
+        if at_rest:
+            data = still(self.worker, data)
+        choice = PolicyLossConfig(loss_mode=loss, dro_beta=BETA)
+        return gradient(self.worker, data, loss_agg_mode=mean, policy_loss=choice, **TERMS)
+
+    def seen(self, *, at_rest: bool = False, **choice: str) -> float:
+        """How far the gradient moves, relative to its size, when episodes split and the batch is filled up."""
+        one = self.gradient(group(False), at_rest=at_rest, **choice)
+        assert np.isfinite(one).all() and np.linalg.norm(one) > 0
+        return close(one, self.gradient([*group(True), padding(0), padding(1)], at_rest=at_rest, **choice))
+
+
+LIMIT = 5e-6
+"""How far a gradient may move that is called equal."""
+EQUAL, AT_REST, SEES = "equal", "equal while nothing has moved", "sees rows"
+
+
+def verdict(steps: Steps, loss: str, mean: str) -> tuple[str, float]:
+    """One of the three words, and how far the gradient moved at the word's condition."""
+    moved = steps.seen(loss=loss, mean=mean)
+    if moved < LIMIT:
+        return EQUAL, moved
+    first = steps.seen(loss=loss, mean=mean, at_rest=True)
+    return (AT_REST, first) if first < LIMIT else (SEES, first)

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from ajet_trainer.attempts import IN_A_ROW, KILLED, MAX_ATTEMPTS, Attempts, StepsFail
+from ajet_trainer.batch import Row
+from tests.trainer.making import batch
+from tests.trainer.scripted_learner import Killed
+from tests.trainer.test_step import Setting
+
+
+def broken(setting: Setting, how: BaseException, *, only: str = "0g1", dead_engine: bool = False) -> None:
+    """Starts one process whose learner fails on batches with the task `only`; it trains until it fails."""
+    run = setting.start()
+    tasks = setting.proxy.given
+
+    def train(rows: Sequence[Row]) -> dict[str, float]:
+        if any(tasks[row.group] == only for row in rows):
+            raise how
+        return type(setting.learner).train(setting.learner, rows)
+
+    def check() -> None:
+        if dead_engine:
+            raise RuntimeError("the engine is gone")
+
+    setting.learner.train, setting.learner.check = train, check  # type: ignore[method-assign]
+    run.start()
+    try:
+        run.loop()
+    finally:
+        if isinstance(how, Exception):
+            run.close()
+        else:
+            setting.proxy.expire()
+
+
+def tries(folder: Path) -> int:
+    return len(json.loads((folder / "attempts.json").read_text())["tries"])
+
+
+@pytest.mark.parametrize("how", [ValueError("no such shape\n(3, 4)"), Killed()], ids=["raises", "is killed"])
+def test_a_batch_that_fails_three_steps_is_set_aside_and_the_run_goes_on(tmp_path: Path, how: BaseException) -> None:
+    """Over restarts of the process, which a kill may be the reason for."""
+    setting = Setting(tmp_path, 3)
+    for _ in range(MAX_ATTEMPTS):
+        with pytest.raises(type(how)):
+            broken(setting, how)
+    broken(setting, how)
+    assert setting.learner.version == 2
+    said = "(3, 4)" if isinstance(how, ValueError) else KILLED
+    ends = f"step_failed: 3 steps with it failed, the last with: {said}"
+    assert setting.proxy.filtered == {f"0g{g}e{e}": ends for g in range(2) for e in range(2)}
+    assert sorted(setting.proxy.trained) == sorted(f"{n}g{g}" for n in range(3) for g in range(2))
+    (path,) = (tmp_path / "failed").iterdir()
+    held = json.loads(path.read_text())
+    assert (held["daemon"], len(held["errors"]), len(held["rows"])) == ("http://proxy", 3, 4)
+    assert [one["episode"] for one in held["episodes"]] == ["0g0e0", "0g0e1", "0g1e0", "0g1e1"]
+    assert any(str(path) in line for line in setting.said)
+
+
+@pytest.mark.parametrize(("how", "dead_engine"), [(KeyboardInterrupt(), False), (RuntimeError("worker died"), True)])
+def test_a_stop_or_a_lost_engine_is_not_the_batchs_fault(
+    tmp_path: Path, how: BaseException, dead_engine: bool
+) -> None:
+    setting = Setting(tmp_path, 2)
+    for _ in range(MAX_ATTEMPTS + 1):
+        with pytest.raises((KeyboardInterrupt, RuntimeError)):
+            broken(setting, how, dead_engine=dead_engine)
+        assert tries(tmp_path) == 0
+    setting.whole()
+    assert setting.proxy.filtered == {}
+    assert setting.learner.version == 2
+
+
+def test_a_step_that_works_forgets_what_failed_before(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 1)
+    for _ in range(MAX_ATTEMPTS - 1):
+        with pytest.raises(ValueError, match="once"):
+            broken(setting, ValueError("once"))
+    assert tries(tmp_path) == MAX_ATTEMPTS - 1
+    setting.whole()
+    assert tries(tmp_path) == 0 and not (tmp_path / "failed").exists()
+
+
+def test_the_same_name_at_another_daemon_is_another_episode(tmp_path: Path) -> None:
+    attempts = Attempts(tmp_path)
+    for _ in range(MAX_ATTEMPTS):
+        attempts.begin([("http://a", "e")])
+    again = Attempts(tmp_path)
+    assert set(again.given_up("http://a")) == {"e"}
+    assert again.given_up("http://b") == {}
+    again.begin([("http://b", "e")])
+    again.worked()
+    assert set(Attempts(tmp_path).given_up("http://a")) == {"e"}
+
+
+def test_where_every_step_fails_no_batch_is_to_blame(tmp_path: Path) -> None:
+    """Nothing more is thrown away then, and the run says why it does not go on."""
+    attempts = Attempts(tmp_path)
+    for number in range(IN_A_ROW):
+        attempts.begin([("d", f"e{number // MAX_ATTEMPTS}")])
+        attempts.failed("Traceback\nOutOfMemory: no room")
+    with pytest.raises(StepsFail, match="9 steps in a row have failed"):
+        attempts.set_aside("d", batch(), ["e2"])
+    attempts.begin([("d", "good")])
+    attempts.worked()
+    assert attempts.set_aside("d", batch("b/1"), []).name == "b_1.json"
+    assert attempts.given_up("d")["e2"].endswith("OutOfMemory: no room")
