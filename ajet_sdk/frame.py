@@ -2,7 +2,8 @@
 
 Token ids travel as little-endian int32 ``bin``, logprobs as little-endian float32 ``bin``. Masks are run lengths that
 begin with a run of 0 (possibly empty), policy versions are ``[version, count]`` pairs. Readers accept this version and
-the one before it, ignore unknown fields and never unpickle anything.
+the one before it, ignore unknown fields and never unpickle anything. Version 1 told neither how tokens were sampled nor
+why calls ended.
 
 Invariant: `decode_batch(encode_batch(b))` equals `b` after its logprobs are rounded to float32.
 
@@ -11,6 +12,7 @@ Next: ajet_trainer/admission.py
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from array import array
@@ -22,16 +24,16 @@ from typing import Any
 import msgpack
 
 from ajet_sdk.errors import BadRequest, TooLarge
-from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample, spans_of
+from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample, SamplingSpans, canonical, sampling_of, spans_of
 
-VERSION = 1
+VERSION = 2
 CONTENT_TYPE = "application/msgpack"
 MAX_FRAME_BYTES = 1 << 30
 FIELDS = ("version", "batch", "lease_until", "policy_version", "groups")
 """The first level of a frame."""
 OF_EPISODE = ("episode", "task", "model")
 """What a sample's episode says of it."""
-WHERE_SET = ("uncertain_tokens", "parents")
+WHERE_SET = ("uncertain_tokens", "parents", "sampling", "finish_reasons")
 
 
 class FrameError(BadRequest):
@@ -87,9 +89,15 @@ def _map(record: Any) -> dict[str, Any]:
         body["loss_mask"] = pack_mask(record.loss_mask)
         if record.parents is not None:
             body["parents"] = pack("i", record.parents)
-        for name in (*OF_EPISODE, *(name for name in WHERE_SET if body[name] in (None, 0))):
+        body["sampling"] = [(_in_order(sampling), count) for sampling, count in record.sampling]
+        for name in (*OF_EPISODE, *(name for name in WHERE_SET if not body[name] and body[name] != b"")):
             del body[name]
     return body
+
+
+def _in_order(sampling: Any) -> Any:
+    """`sampling` in the one order of its names, so that equal ones give equal bytes."""
+    return None if sampling is None else json.loads(canonical(sampling))
 
 
 def decode_batch(data: bytes, *, max_bytes: int = MAX_FRAME_BYTES) -> Batch:
@@ -211,7 +219,28 @@ def _decode_sample(body: Any, episode: str, task: str, model: str) -> Sample:
         repaired_tokens=found.get("repaired_tokens", int) if "repaired_tokens" in body else 0,
         uncertain_tokens=found.get("uncertain_tokens", int) if "uncertain_tokens" in body else 0,
         parents=None if parents is None else _parents(parents, len(token_ids), where),
+        sampling=_sampling(found.each("sampling", list), sum(loss_mask), where) if "sampling" in body else (),
+        finish_reasons=_reasons(found, where) if "finish_reasons" in body else (),
     )
+
+
+def _sampling(runs: list[list[Any]], sampled: int, where: str) -> SamplingSpans:
+    good = all(len(run) == 2 and type(run[1]) is int and run[1] > 0 for run in runs)
+    if not good or sum(run[1] for run in runs) != sampled:
+        raise FrameError(
+            f"{where}: sampling must be runs of [sampling, count] whose counts add up to {sampled} sampled tokens",
+            param="sampling",
+        )
+    return tuple((sampling_of(sampling, f"{where}: sampling"), count) for sampling, count in runs)
+
+
+def _reasons(found: _Map, where: str) -> tuple[str, ...]:
+    reasons, calls = found.each("finish_reasons", str), found.each("calls", str)
+    if len(reasons) != len(calls):
+        raise FrameError(
+            f"{where}: {len(reasons)} finish_reasons for {len(calls)} calls", param="finish_reasons"
+        )
+    return tuple(reasons)
 
 
 def _span(value: list[Any], length: int, where: str) -> tuple[str, int, int]:

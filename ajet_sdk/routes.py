@@ -227,7 +227,7 @@ def _coerce(name: str, kind: str, value: Any) -> Any:
     if value is None and kind.endswith("| None"):
         return None
     base = kind.removesuffix(" | None")
-    _check_storable(value, name)
+    check_storable(value, name)
     if base == "float" and type(value) in (int, float):
         return float(value)
     if base == "int" and type(value) is int:
@@ -247,7 +247,7 @@ def _coerce(name: str, kind: str, value: Any) -> Any:
     raise BadRequest(f"{name} must be {words.get(base, 'an object')}, not {repr(value)[:80]}", param=name)
 
 
-def _check_storable(value: Any, name: str, depth: int = 0) -> None:
+def check_storable(value: Any, name: str, depth: int = 0) -> None:
     """Refuses what cannot be written as JSON at all, or not as UTF-8, strict JSON and MessagePack."""
     if isinstance(value, float) and not math.isfinite(value):
         raise BadRequest(f"{name} must be a finite number, not {value}", param=name)
@@ -262,10 +262,10 @@ def _check_storable(value: Any, name: str, depth: int = 0) -> None:
         raise BadRequest(f"{name} is nested more than {MAX_NESTING} deep", param=name)
     if isinstance(value, Mapping):
         for key, item in value.items():
-            _check_storable(key, name, depth + 1)
-            _check_storable(item, name, depth + 1)
+            check_storable(key, name, depth + 1)
+            check_storable(item, name, depth + 1)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            _check_storable(item, name, depth + 1)
+            check_storable(item, name, depth + 1)
     elif value is not None and not isinstance(value, (str, int, float)):
         raise BadRequest(f"{name} must be what JSON can say, not a {type(value).__name__}", param=name)

@@ -10,6 +10,7 @@ exists is a record that is whole.
 
 from __future__ import annotations
 
+import json
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,16 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import check_storable
 
 LOGPROB_SLACK = 1e-3
 """A log probability is at most 0; engines that compute in half precision overshoot by less than this."""
 PolicySpans = tuple[tuple[int, int], ...]
 """Runs of ``(policy version, number of sampled tokens)``, in order."""
+Sampling = Mapping[str, Any]
+"""How tokens were sampled, in effect (contract §6.1): vLLM's own names with their values."""
+SamplingSpans = tuple[tuple[Sampling | None, int], ...]
+"""Runs of ``(sampling, number of sampled tokens)``, in order; None is not known."""
 
 
 def are_logprobs(values: Sequence[float]) -> bool:
@@ -81,6 +87,19 @@ def spans_of(value: Any, sampled: int, name: str = "policy_version") -> PolicySp
     return tuple((version, count) for version, count in spans)
 
 
+def canonical(sampling: Sampling) -> str:
+    """`sampling` as JSON text; equal ones give equal texts."""
+    return json.dumps(sampling, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def sampling_of(value: Any, name: str = "sampling") -> Sampling | None:
+    """`value` as how a call was sampled; None is not known."""
+    if value is not None and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
+        raise BadRequest(f"{name} must be an object", param="sampling")
+    check_storable(value, name)
+    return value
+
+
 def _same_text(value: Any) -> tuple[str, int] | None:
     if value is None:
         return None
@@ -119,6 +138,8 @@ class Call:
     same_text: tuple[str, int] | None = None
     """A call and a number: so many tokens at the beginning of the prompt are, as text, what that call read and sampled,
     and are other tokens."""
+    sampling: Sampling | None = None
+    """How its tokens were sampled, in effect; None where that is not known."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -155,17 +176,18 @@ class Call:
             continuity=record.get("continuity"),
             version_uncertain=record.get("version_uncertain") is True,
             same_text=_same_text(record.get("same_text")),
+            sampling=sampling_of(record.get("sampling")),
         )
 
     def to_json(self) -> dict[str, Any]:
         """The JSON object of contract §6.1."""
         lists = ("prompt_token_ids", "token_ids", "logprobs")
-        return call_json(self, self.episode, {name: list(getattr(self, name)) for name in lists})
+        return call_json(self, self.episode, {name: list(getattr(self, name)) for name in lists}, self.sampling)
 
 
-def call_json(call: Any, episode: str, tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON object of contract §6.1 for a `Call`, or for a record with its fields; `tokens` says what it read and
-    sampled."""
+def call_json(call: Any, episode: str, tokens: Mapping[str, Any], sampling: Sampling | None) -> dict[str, Any]:
+    """The JSON object of contract §6.1 for a `Call`, or for a record with its fields. `tokens` says what it read and
+    sampled, and `sampling` how."""
     versions = call.policy_versions
     out = {
         "call": call.call,
@@ -180,7 +202,7 @@ def call_json(call: Any, episode: str, tokens: Mapping[str, Any]) -> dict[str, A
     extra = {
         "parent": call.parent, "identified_by": call.identified_by, "continuity": call.continuity,
         "altered": list(call.altered) or None, "version_uncertain": call.version_uncertain or None,
-        "same_text": call.same_text and list(call.same_text),
+        "same_text": call.same_text and list(call.same_text), "sampling": sampling,
     }  # fmt: skip
     return out | {name: value for name, value in extra.items() if value is not None}
 
@@ -191,7 +213,9 @@ class Sample:
 
     ``token_ids``, ``loss_mask`` and ``logprobs`` have the same length. A mask of 1 marks a sampled token, whose logprob
     is the engine's; elsewhere the logprob is 0.0. ``spans`` gives each call's sampled tokens as ``(call, start, end)``.
-    ``parents`` (tree rows only) holds each token's predecessor by index, -1 at a root.
+    ``parents`` (tree rows only) holds each token's predecessor by index, -1 at a root. ``sampling`` and
+    ``finish_reasons`` are empty in older data, which does not tell them. Otherwise the counts of ``sampling`` add up to
+    the sampled tokens, and ``finish_reasons`` has one for each of ``calls``.
     """
 
     sample: str
@@ -211,6 +235,8 @@ class Sample:
     uncertain_tokens: int = 0
     """Sampled tokens of which `policy_versions` is a reading around the call and not the engine's own word."""
     parents: tuple[int, ...] | None = None
+    sampling: SamplingSpans = ()
+    finish_reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
@@ -219,10 +245,14 @@ class Sample:
     def to_json(self) -> dict[str, Any]:
         """The JSON object of contract §6.2."""
         out = {f.name: _listed(getattr(self, f.name)) for f in fields(self)}
-        return {name: value for name, value in out.items() if name not in _WHERE_SET or value not in (None, 0)}
+        return {name: value for name, value in out.items() if value not in _UNSET.get(name, ())}
 
 
-_WHERE_SET = ("broken_by", "repaired_tokens", "uncertain_tokens", "parents")
+_UNSET: Mapping[str, tuple[Any, ...]] = {
+    "broken_by": (None,), "repaired_tokens": (0,), "uncertain_tokens": (0,), "parents": (None,), "sampling": ([],),
+    "finish_reasons": ([],),
+}
+"""What the fields hold that are left out then."""
 
 
 def _listed(value: Any) -> Any:

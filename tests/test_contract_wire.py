@@ -175,12 +175,12 @@ def test_the_overview_and_what_stands_within_the_status() -> None:
 CALL = Call(
     call="c", episode="e", model="m", agent="", started_at=1.0, prompt_token_ids=(1,), token_ids=(2,), logprobs=(-1.0,),
     finish_reason="stop", policy_versions=((1, 1),), parent="p", identified_by="key", altered=("logprobs",),
-    continuity="exact", version_uncertain=True, same_text=("b", 1),
+    continuity="exact", version_uncertain=True, same_text=("b", 1), sampling={"logprobs": "raw"},
 )
 SAMPLE = Sample(
     sample="e/0", episode="e", task="t", model="m", agent="", token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0),
     policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0, broken_by="template", repaired_tokens=1,
-    uncertain_tokens=1, parents=(-1, 0),
+    uncertain_tokens=1, parents=(-1, 0), sampling=(({"logprobs": "raw"}, 1),), finish_reasons=("stop",),
 )
 
 
@@ -221,7 +221,7 @@ def test_the_frame() -> None:
         one = {"frame": sent, "group": group, "episode": whole}.get(of, whole["samples"][0])
         for word in words(name):
             assert isinstance(one[word], kinds[re.split(r"\W", kind)[0]]), (of, word)
-    assert sent["version"] == frame.VERSION == 1 and frame.CONTENT_TYPE in SECTIONS["7"]
+    assert sent["version"] == frame.VERSION == 2 and frame.CONTENT_TYPE in SECTIONS["7"]
 
 
 def test_what_the_trainer_refuses_for() -> None:

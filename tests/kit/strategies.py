@@ -8,7 +8,7 @@ edits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -27,13 +27,14 @@ EVENT_KINDS = tuple(
 def make_call(
     name: str, prompt: Sequence[int], sampled: Sequence[int], *, at: float = 0.0, model: str = "m", agent: str = "",
     episode: str = EPISODE, version: int = 1, versions: Sequence[tuple[int, int]] | None = None,
+    sampling: Mapping[str, Any] | None = None, finish: str = "stop",
 ) -> Call:
     """A call whose logprobs tell its tokens apart: -0.5, -1.5, …"""
     spans = tuple(versions) if versions is not None else (((version, len(sampled)),) if sampled else ())
     return Call(
         call=name, episode=episode, model=model, agent=agent, started_at=at, prompt_token_ids=tuple(prompt),
-        token_ids=tuple(sampled), logprobs=tuple(-0.5 - index for index in range(len(sampled))), finish_reason="stop",
-        policy_versions=spans,
+        token_ids=tuple(sampled), logprobs=tuple(-0.5 - index for index in range(len(sampled))), finish_reason=finish,
+        policy_versions=spans, sampling=sampling,
     )
 
 
@@ -42,6 +43,8 @@ def packed_call(*made: Any, **how: Any) -> Packed:
     return pack(make_call(*made, **how))
 
 
+RAW, COLD = {"logprobs": "raw"}, {"logprobs": "raw", "temperature": 0.5, "top_p": None}
+samplings: st.SearchStrategy[Mapping[str, Any] | None] = st.sampled_from([None, RAW, COLD])
 tokens: st.SearchStrategy[list[int]] = st.lists(st.integers(0, 1), max_size=5)
 
 
@@ -61,6 +64,7 @@ def tangled_calls(draw: st.DrawFn, max_size: int = 9) -> list[Call]:
                 f"c{index}", base + draw(tokens), draw(st.lists(st.integers(0, 1), max_size=3)),
                 at=draw(st.sampled_from([0.0, 1.0, 2.0, 3.0])), model=draw(st.sampled_from(["m", "m", "m", "n"])),
                 agent=draw(st.sampled_from(["", "", "", "b"])), version=draw(st.integers(0, 2)),
+                sampling=draw(samplings), finish=draw(st.sampled_from(["stop", "length"])),
             )
         )
     shuffled: list[Call] = draw(st.permutations(calls))
@@ -81,5 +85,5 @@ def conversations(draw: st.DrawFn, max_size: int = 12) -> list[Call]:
                 base[at] = 9
         news = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
         sampled = draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
-        calls.append(make_call(f"c{index:02d}", base + news, sampled, at=float(index)))
+        calls.append(make_call(f"c{index:02d}", base + news, sampled, at=float(index), sampling=draw(samplings)))
     return calls

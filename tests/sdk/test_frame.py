@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from ajet_sdk import frame
 from ajet_sdk.errors import TooLarge
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
+from tests.kit.strategies import samplings
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -27,6 +28,8 @@ def sample(name: str = "s1", **change: Any) -> Sample:
         "token_ids": (1, 151643, 3, 4, 5, 6), "loss_mask": (0, 0, 1, 1, 0, 1),
         "logprobs": (0.0, 0.0, -0.5, -0.25, 0.0, -1.5), "policy_versions": ((3, 2), (4, 1)),
         "calls": ("c1", "c2"), "spans": (("c1", 2, 4), ("c2", 5, 6)), "reward": 0.5,
+        "sampling": (({"logprobs": "raw", "temperature": 0.7, "top_p": None}, 2), (None, 1)),
+        "finish_reasons": ("stop", "length"),
     }
     return Sample(**fields | change)
 
@@ -35,6 +38,7 @@ def batch() -> Batch:
     tree = sample(
         "s2", token_ids=(1, 2), loss_mask=(1, 1), logprobs=(-1.0, -2.0), policy_versions=((4, 2),), calls=("c3",),
         spans=(("c3", 0, 2),), reward=None, broken_by="retokenized", repaired_tokens=1, parents=(-1, 0),
+        sampling=(), finish_reasons=(),
     )
     reward = {"id": "rew-1", "value": 0.5, "final": True, "note": "né"}
     episode = BatchEpisode("e1", "t", "m", 0.5, (reward,), (sample(), tree))
@@ -62,10 +66,27 @@ def test_tokens_of_uncertain_weights_are_said_where_there_are_any() -> None:
     assert first["uncertain_tokens"] == 2 and "uncertain_tokens" not in second
 
 
-def test_golden_frame_of_version_1() -> None:
-    golden = (GOLDEN / "batch.v1.msgpack").read_bytes()
+def test_golden_frame_of_version_2() -> None:
+    golden = (GOLDEN / "batch.v2.msgpack").read_bytes()
     assert frame.encode_batch(batch()) == golden
     assert frame.decode_batch(golden) == batch()
+
+
+def test_golden_frame_of_version_1() -> None:
+    """It tells neither how tokens were sampled nor why calls ended."""
+    (group, empty), (episode,) = batch().groups, batch().groups[0].episodes
+    untold = tuple(replace(one, sampling=(), finish_reasons=()) for one in episode.samples)
+    older = replace(batch(), groups=(replace(group, episodes=(replace(episode, samples=untold),)), empty))
+    assert frame.decode_batch((GOLDEN / "batch.v1.msgpack").read_bytes()) == older
+
+
+def test_equal_samplings_are_equal_bytes() -> None:
+    def sent(*names: str) -> bytes:
+        bias = {"logit_bias": dict.fromkeys(names, 1.5), **dict.fromkeys(names)}
+        one = BatchEpisode("e1", "t", "m", 0.5, (), (sample(sampling=((bias, 3),)),))
+        return frame.encode_batch(Batch("b", 0.0, 4, (Group("t", (one,)),)))
+
+    assert sent("a", "b") == sent("b", "a")
 
 
 def test_every_truncation_is_an_error_that_says_so() -> None:
@@ -95,15 +116,17 @@ def test_an_oversized_frame_is_not_even_parsed() -> None:
 
 def test_unknown_fields_are_ignored_at_every_level() -> None:
     def grow(value: Any) -> Any:
+        """But not how tokens were sampled, whose names the frame does not know."""
         if isinstance(value, dict):
-            return {**{name: grow(item) for name, item in value.items()}, "later": [1, {2: 3}]}
+            grown = {name: item if name == "sampling" else grow(item) for name, item in value.items()}
+            return {**grown, "later": [1, {2: 3}]}
         return [grow(item) for item in value] if isinstance(value, list) else value
 
     decoded = frame.decode_batch(msgpack.packb(grow(body())))
     assert decoded.groups[0].episodes[0].samples == batch().groups[0].episodes[0].samples
 
 
-@pytest.mark.parametrize("version", [2, -1, 99])
+@pytest.mark.parametrize("version", [0, 3, -1, 99])
 def test_another_wire_version_is_named(version: int) -> None:
     with pytest.raises(frame.FrameError, match=f"version {version}") as caught:
         frame.decode_batch(msgpack.packb({**body(), "version": version}))
@@ -160,6 +183,17 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         ("parents", b"\x00" * 4, "parents"),
         ("parents", b"\xff\xff\xff\xff" + b"\x05\x00\x00\x00" * 5, "earlier token"),
         ("parents", [0], "parents"),
+        ("sampling", [], "sampling must be runs .* add up to 3"),
+        ("sampling", [[{}, 2], [None, 0]], "sampling must be runs"),
+        ("sampling", [[{}, True], [None, 2]], "sampling must be runs"),
+        ("sampling", [[{}, 2], [None, 1, 1]], "sampling must be runs"),
+        ("sampling", [[7, 3]], "sampling must be an object"),
+        ("sampling", [[{3: 3}, 3]], "sampling must be an object"),
+        ("sampling", [[{"top_p": float("nan")}, 3]], "sampling must be a finite number"),
+        ("sampling", [7], "'sampling' holds a int"),
+        ("sampling", {}, "'sampling' has type dict"),
+        ("finish_reasons", ["stop"], "1 finish_reasons for 2 calls"),
+        ("finish_reasons", ["stop", 1], "'finish_reasons' holds a int"),
         ("sample", 7, "type int"),
         ("agent", None, "type NoneType"),
     ],
@@ -212,6 +246,8 @@ def samples(draw: st.DrawFn) -> Sample:
     return sample(
         token_ids=tuple(ids), loss_mask=mask, logprobs=tuple(logprobs), spans=(),
         policy_versions=((1, sampled),) if sampled else (),
+        sampling=((draw(samplings), sampled),) if sampled else (),
+        finish_reasons=draw(st.sampled_from([(), ("stop", "length")])),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.sample import Call, Sample, spans_of
+from ajet_sdk.sample import Call, Sample, canonical, spans_of
 
 LINE: dict[str, Any] = {
     "call": "c1", "episode": "e1", "model": "m", "agent": "a", "started_at": 1.5,
@@ -35,7 +35,8 @@ def call_lines(draw: st.DrawFn) -> dict[str, Any]:
         "logprobs": logprobs,
         "policy_version": draw(st.sampled_from([7, spans])),
     }
-    return line | draw(st.sampled_from([{}, {"parent": "c0"}, {"altered": ["seed"], "identified_by": "key"}]))
+    return line | draw(st.sampled_from([{}, {"parent": "c0"}, {"altered": ["seed"], "identified_by": "key"},
+                                        {"sampling": {"top_p": None, "logit_bias": {"7": 1.5}}}]))
 
 
 @given(call_lines())
@@ -82,6 +83,9 @@ def test_unknown_fields_are_ignored() -> None:
         ({"identified_by": 3}, "identified_by"),
         ({"altered": "seed"}, "altered"),
         ({"altered": [1]}, "altered"),
+        ({"sampling": "greedy"}, "sampling"),
+        ({"sampling": []}, "sampling"),
+        ({"sampling": {"seed": 2**64}}, "sampling"),
     ],
 )
 def test_a_call_that_is_not_whole_is_refused(change: dict[str, Any], param: str) -> None:
@@ -103,6 +107,11 @@ def test_a_call_is_an_object(line: Any) -> None:
         Call.from_json(line)
 
 
+def test_equal_samplings_are_equal_texts() -> None:
+    assert canonical({"b": {"2": 0.5, "1": 1}, "a": "é"}) == canonical({"a": "é", "b": {"1": 1, "2": 0.5}})
+    assert canonical({"b": {"2": 0.5, "1": 1}, "a": "é"}) == '{"a":"é","b":{"1":1,"2":0.5}}'
+
+
 def test_spans_of_nothing_are_none() -> None:
     assert spans_of(7, 0) == ()
     assert spans_of([], 0) == ()
@@ -116,11 +125,14 @@ def test_a_sample_has_one_length_and_leaves_out_what_it_lacks() -> None:
     line = sample.to_json()
     assert line["spans"] == [["c", 1, 2]]
     assert line["policy_versions"] == [[1, 1]]
-    assert not {"broken_by", "repaired_tokens", "uncertain_tokens", "parents"} & set(line)
+    unset = {"broken_by", "repaired_tokens", "uncertain_tokens", "parents", "sampling", "finish_reasons"}
+    assert not unset & set(line)
     more = Sample(
         **fields, token_ids=(1,), loss_mask=(1,), logprobs=(0.0,), calls=(), spans=(), broken_by="parallel",
-        repaired_tokens=2, uncertain_tokens=1, parents=(-1,),
+        repaired_tokens=2, uncertain_tokens=1, parents=(-1,), sampling=(({"top_p": 0.5}, 1), (None, 2)),
+        finish_reasons=("stop",),
     ).to_json()
+    assert (more["sampling"], more["finish_reasons"]) == ([[{"top_p": 0.5}, 1], [None, 2]], ["stop"])
     assert more["uncertain_tokens"] == 1
     assert (more["broken_by"], more["repaired_tokens"], more["parents"]) == ("parallel", 2, [-1])
     with pytest.raises(BadRequest, match="differ in length"):

@@ -1,8 +1,8 @@
 """Timelines become samples, the records that the trainer sees; with `tree_rows`, one record for each tree of them.
 
 Invariant: a sample's mask is 1 exactly where one of its calls sampled. Its logprobs are the engine's there and 0.0
-elsewhere, and its policy versions count those same tokens in order. A sample's reward is made of the rewards that
-concern it: those without a scope, those of its agent, and those of a call it holds.
+elsewhere. Its policy versions, and how it was sampled, count those same tokens in order. A sample's reward is made of
+the rewards that concern it: those without a scope, those of its agent, and those of a call it holds.
 
 A sample is named ``EPISODE/INDEX``, counted in the order of first calls, so that equal sets of calls give equal names.
 
@@ -12,13 +12,16 @@ Next: ajet_sdk/frame.py
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from ajet_proxy.core.tokens import count, cut, unpack_tokens
 from ajet_proxy.core.trajectory.call import prompt_hash
 from ajet_proxy.core.trajectory.repair import join
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
-from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge, pack
-from ajet_sdk.sample import Call, PolicySpans, Sample
+from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge, pack, told
+from ajet_sdk.sample import Call, PolicySpans, Sample, SamplingSpans
+
+T = TypeVar("T")
 
 
 def samples_of(
@@ -43,6 +46,8 @@ def samples_of(
             broken_by=timeline.broken_by,
             uncertain_tokens=_uncertain(timeline.turns),
             repaired_tokens=timeline.repaired_tokens,
+            sampling=_sampling(timeline.turns),
+            finish_reasons=tuple(turn.finish_reason for turn in timeline.turns),
         )
         for index, timeline in enumerate(join(timelines))
     )
@@ -70,13 +75,24 @@ def _logprobs(timeline: Timeline) -> tuple[float, ...]:
 
 
 def _versions(turns: Iterable[Turn]) -> PolicySpans:
-    """The turns' versions in order; equal neighbors become one."""
-    runs: list[tuple[int, int]] = []
-    for version, sampled in (span for turn in turns for span in turn.policy_versions):
-        if runs and runs[-1][0] == version:
-            runs[-1] = (version, runs[-1][1] + sampled)
+    """The turns' versions in order."""
+    return _runs(span for turn in turns for span in turn.policy_versions)
+
+
+def _sampling(turns: Iterable[Turn]) -> SamplingSpans:
+    """How the turns were sampled, in order; nothing if it is known of none."""
+    runs = _runs((turn.sampling, turn.sampled) for turn in turns if turn.sampled)
+    return () if all(text is None for text, _ in runs) else tuple((told(text), sampled) for text, sampled in runs)
+
+
+def _runs(spans: Iterable[tuple[T, int]]) -> tuple[tuple[T, int], ...]:
+    """`spans` of sampled tokens; equal neighbors become one."""
+    runs: list[tuple[T, int]] = []
+    for value, sampled in spans:
+        if runs and runs[-1][0] == value:
+            runs[-1] = (value, runs[-1][1] + sampled)
         else:
-            runs.append((version, sampled))
+            runs.append((value, sampled))
     return tuple(runs)
 
 
@@ -166,4 +182,6 @@ class _Tree:
             spans=tuple(spans),
             uncertain_tokens=_uncertain(turns),
             parents=tuple(self.parents),
+            sampling=_sampling(turns),
+            finish_reasons=tuple(turn.finish_reason for turn in turns),
         )

@@ -19,6 +19,7 @@ Next: ajet_trainer/step.py
 
 from __future__ import annotations
 
+import json
 from array import array
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
@@ -26,14 +27,15 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from operator import itemgetter
+from sys import intern
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from ajet_proxy.core.tokens import common_prefix, count, cut, is_long, pack_tokens, unpack_tokens
 from ajet_proxy.core.trajectory.drift import DRIFTED, EDITED, VAGUE, broken_by
-from ajet_sdk.sample import Call, PolicySpans, call_json
+from ajet_sdk.sample import Call, PolicySpans, Sampling, call_json, canonical
 
 Policy = Literal["strict", "repair", "off"]
 POLICIES: tuple[Policy, ...] = ("strict", "repair", "off")
@@ -43,7 +45,8 @@ POLICIES: tuple[Policy, ...] = ("strict", "repair", "off")
 class Turn(Struct, frozen=True):
     """A call without its tokens: it sampled ``[start, end)`` of the timeline (or of its own text) that holds it.
 
-    ``logprobs`` are float64 in native byte order, one for each sampled token.
+    ``logprobs`` are float64 in native byte order, one for each sampled token. ``sampling`` is the JSON text of how they
+    were sampled, which is in memory once however many turns have it.
     """
 
     call: str
@@ -61,6 +64,11 @@ class Turn(Struct, frozen=True):
     continuity: str | None = None
     version_uncertain: bool = False
     same_text: tuple[str, int] | None = None
+    sampling: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling is not None:
+            force_setattr(self, "sampling", intern(self.sampling))
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -79,18 +87,26 @@ class Turn(Struct, frozen=True):
             prompt_token_ids=unpack_tokens(cut(tokens, 0, self.start)),
             token_ids=unpack_tokens(cut(tokens, self.start, self.end)),
             logprobs=self.logprob_values(),
+            sampling=told(self.sampling),
             **{name: getattr(self, name) for name in _IN_BOTH},
         )
 
     def summary(self, episode: str) -> dict[str, Any]:
         """The call's JSON object with counts instead of ids and logprobs."""
-        return call_json(self, episode, {"prompt_tokens": self.start, "sampled_tokens": self.sampled})
+        tokens = {"prompt_tokens": self.start, "sampled_tokens": self.sampled}
+        return call_json(self, episode, tokens, told(self.sampling))
 
     def logprob_values(self) -> tuple[float, ...]:
         return tuple(memoryview(self.logprobs).cast("d"))
 
 
-_IN_BOTH = tuple(name for name in Turn.__struct_fields__ if name not in ("start", "end", "logprobs"))
+def told(sampling: str | None) -> Sampling | None:
+    """What the `sampling` of a turn says."""
+    said: Sampling | None = None if sampling is None else json.loads(sampling)
+    return said
+
+
+_IN_BOTH = tuple(name for name in Turn.__struct_fields__ if name not in ("start", "end", "logprobs", "sampling"))
 """What a `Turn` says of a call in the same words as `Call`."""
 
 
@@ -147,8 +163,9 @@ def packed(prompt: Sequence[int], sampled: Sequence[int], logprobs: Sequence[flo
 
 def pack(call: Call) -> Packed:
     """`call` as it is kept until its episode is merged."""
-    told = {name: getattr(call, name) for name in _IN_BOTH}
-    return packed(call.prompt_token_ids, call.token_ids, call.logprobs, **told)
+    same = {name: getattr(call, name) for name in _IN_BOTH}
+    sampling = None if call.sampling is None else canonical(call.sampling)
+    return packed(call.prompt_token_ids, call.token_ids, call.logprobs, sampling=sampling, **same)
 
 
 def merge(calls: Iterable[Call], policy: Policy = "strict") -> tuple[Timeline, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -62,6 +63,14 @@ def turns(rig: LedgerRig) -> str:
     return whole(rig, [make_call("c", [0] * (2 * n + 1), (0,), version=2**31 - n) for n in range(1, 500)], "t", "n")
 
 
+def sampled_otherwise(rig: LedgerRig) -> str:
+    def how(n: int) -> dict[str, Any]:
+        return {"logprobs": "raw", "top_p": 0.5, "logit_bias": {str(token): 0.5 for token in range(10)}, "seed": n}
+
+    calls = [make_call("c", [0] * (2 * n + 1), (0,), sampling=how(n), finish="tool_calls") for n in range(1, 300)]
+    return whole(rig, calls, "t", "n")
+
+
 def versions(rig: LedgerRig) -> str:
     changing = [(2**31 - 1 - n % 2, 1) for n in range(20_000)]
     return whole(rig, [make_call("c", (1,), range(20_000), versions=changing)], "t", "n")
@@ -76,7 +85,8 @@ def tokens(rig: LedgerRig) -> str:
 
 
 @pytest.mark.parametrize(
-    ("make", "slack"), [(rewards, 2), (samples, 2.5), (turns, 2), (versions, 2), (words, 1.1), (tokens, 1.1)]
+    ("make", "slack"), [(rewards, 2), (samples, 2.5), (turns, 2), (versions, 2), (words, 1.1), (tokens, 1.1),
+                       (sampled_otherwise, 3)]
 )
 def test_each_part_of_a_frame_is_counted(make: Callable[[LedgerRig], str], slack: float) -> None:
     """Where a frame is made of one thing, what is said is enough, and not too much."""

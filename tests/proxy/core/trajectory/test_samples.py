@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -45,8 +45,19 @@ def check_masks(samples: Sequence[Sample], calls: Sequence[Call]) -> None:
         assert [version for version, count in sample.policy_versions for _ in range(count)] == versions
         assert all(count > 0 for _, count in sample.policy_versions)
         assert [span[0] for span in sample.spans] == list(sample.calls)
+        assert sample.finish_reasons == tuple(by_name[name].finish_reason for name in sample.calls)
+        check_sampling(sample, by_name)
         seen += sample.calls
     assert sorted(seen) == sorted(by_name)
+
+
+def check_sampling(sample: Sample, by_name: Mapping[str, Call]) -> None:
+    """Runs of all sampled tokens, each with how its call was sampled; none where no call tells."""
+    told = [by_name[name].sampling for name in sample.calls for _ in by_name[name].token_ids]
+    said = [sampling for sampling, count in sample.sampling for _ in range(count)]
+    assert said == (told if any(one is not None for one in told) else [])
+    assert all(count > 0 for _, count in sample.sampling)
+    assert all(before != after for (before, _), (after, _) in pairwise(sample.sampling))
 
 
 @given(some_calls)

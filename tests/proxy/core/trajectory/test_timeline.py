@@ -251,3 +251,11 @@ def test_what_is_known_of_texts_is_kept_where_it_counts(policy: Policy, kept: tu
     (_, second) = merge(calls, "repair")
     assert second.turns[0].summary("ep")["same_text"] == ["a", 2]
     assert second.turns[0].to_call(second.tokens, calls[1].episode) == calls[1]
+
+
+def test_how_calls_were_sampled_is_in_memory_once() -> None:
+    one, two = (pack(make_call(name, (1,), (2,), sampling={"top_p": 0.5, "logprobs": "raw"})).turn for name in "ab")
+    assert one.sampling is two.sampling
+    assert one.sampling == '{"logprobs":"raw","top_p":0.5}'
+    assert one.summary("e")["sampling"] == {"logprobs": "raw", "top_p": 0.5}
+    assert "sampling" not in pack(make_call("c", (1,), (2,))).turn.summary("e")

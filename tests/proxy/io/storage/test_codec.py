@@ -250,3 +250,13 @@ def test_choices_of_one_request_and_forks_of_one_history_cost_what_is_said_about
 
 def test_every_event_has_a_name_of_its_own_on_disk() -> None:
     assert set(EVENTS.values()) == set(EVENT_KINDS) and len(EVENTS) == len(EVENT_KINDS)
+
+
+def test_a_call_of_which_a_journal_does_not_tell_how_it_was_sampled() -> None:
+    """As those that were written before it was known."""
+    event = ev.CallFinished(1.0, "e", pack(make_call("c", (1,), (2,), sampling={"logprobs": "raw"})))
+    assert decode(encode(event)) == event
+    name, fields = msgpack.unpackb(encode(event))
+    del fields["call"]["sampling"]
+    older = decode(msgpack.packb([name, fields]))
+    assert isinstance(older, ev.CallFinished) and older.call.turn.sampling is None
