@@ -9,8 +9,9 @@ The trainer computes logprobs of the whole vocabulary at one temperature a row. 
 - *untold* if the daemon does not say how it was sampled, or the engine not what its defaults are.
 
 `treat` leaves calls out of an episode: their tokens stay as history, with mask 0. A sample with calls at several
-temperatures becomes one sample for each. Invariant: what comes out keeps the laws that came in, and every call with
-sampled tokens is trained once, counted as left out, or refused with its episode.
+temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says what
+is trained. Invariant: what comes out keeps the laws that came in, and every call with sampled tokens is trained once,
+counted as left out, or refused with its episode.
 
 A grammar is applied to the logits before vLLM's sampler sees them. So raw logprobs are of the shaped distribution, too.
 
@@ -205,7 +206,6 @@ def _turns(sample: Sample) -> Iterator[Turn]:
 
 def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
     """`sample` once for each of the `parts`, which are some of its calls, up to the last token that is trained."""
-    finish = dict(zip(sample.calls, sample.finish_reasons, strict=False))
     for index, turns in enumerate(parts):
         end = turns[-1].end
         mask, logprobs = bytearray(end), [0.0] * end
@@ -220,8 +220,6 @@ def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
             logprobs=tuple(logprobs),
             policy_versions=_cut(sample.policy_versions, turns),
             sampling=_cut(sample.sampling, turns),
-            calls=tuple(turn.call for turn in turns),
-            finish_reasons=tuple(finish[turn.call] for turn in turns if finish),
             spans=tuple((turn.call, turn.start, turn.end) for turn in turns),
             repaired_tokens=0 if index else sample.repaired_tokens,
             uncertain_tokens=min(sample.uncertain_tokens, sum(mask)),

@@ -339,7 +339,7 @@ def batch_figures(hand: Hand, rows: Sequence[Row]) -> dict[str, Any]:
         "samples": len(rows),
         "sampled_tokens": sum(row.sampled for row in rows),
         "prompt_tokens": sum(row.tokens - row.sampled for row in rows),
-        "merged_calls": sum(len(sample.calls) - 1 for sample in samples),
+        "merged_calls": sum(len(sample.spans) - 1 for sample in samples),
         "merged_tokens": sum(sum(end for _, _, end in sample.spans) - len(sample.token_ids) for sample in samples),
         "min_policy_version": min(row.min_version for row in rows),
         "max_policy_version": max(row.max_version for row in rows),

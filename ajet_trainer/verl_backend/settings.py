@@ -143,7 +143,8 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     groups = [f"{name}={value}" for name, value in config.verl.items() if name in GROUPS]
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
-    values = everywhere(config) | off_policy(config) | (on_cpu(config) if device == "cpu" else {}) | (attached(folder) if folder else {})
+    values = everywhere(config) | off_policy(config) | (on_cpu(config) if device == "cpu" else {})
+    values |= attached(folder) if folder else {}
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)
     ours = {name: OmegaConf.select(tree, name) for name in OURS}

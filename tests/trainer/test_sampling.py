@@ -91,8 +91,9 @@ def test_a_call_that_is_left_out_stays_as_history() -> None:
     made = treat(one(PROCESSED, GREEDY, TOP_P), Rule())
     assert masks(made) == ["0000" "111" "00000" "00" "111"]
     (part,) = made.episode.samples
-    assert part.calls == ("e/0/c0", "e/0/c2") and part.sampling == ((PROCESSED, 3), (TOP_P, 3))
-    assert (part.policy_versions, part.finish_reasons) == (((0, 6),), ("stop", "stop"))
+    assert part.sampling == ((PROCESSED, 3), (TOP_P, 3)) and part.policy_versions == ((0, 6),)
+    assert [call for call, _, _ in part.spans] == ["e/0/c0", "e/0/c2"]
+    assert part.calls == ("e/0/c0", "e/0/c1", "e/0/c2"), "the reward is that of all"
     assert made.left_out == {"greedy": 1}
     assert masks(treat(one(PROCESSED, GREEDY), Rule())) == ["0000" "111"], "and what nothing follows is no history"
 
@@ -124,8 +125,6 @@ def test_what_an_older_daemon_sends_is_trained_as_before() -> None:
     assert (made.episode, made.untold, made.refused) == (old, {"untold": 1}, None)
     assert to_row("g", 0, 0, 1.0, old.samples[0], 0.6).temperature == 0.6
     assert treat(old, Rule("strict")).refused
-    mixed = replace(old, samples=(*old.samples, *one(GREEDY, PROCESSED, name="f").samples))
-    assert [part.finish_reasons for part in treat(mixed, Rule()).episode.samples] == [(), ("stop",)]
 
 
 def test_a_learner_of_one_temperature_leaves_out_the_others() -> None:
