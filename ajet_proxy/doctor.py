@@ -24,6 +24,7 @@ import aiohttp
 from ajet_proxy.core.continuity.memory import Outline
 from ajet_proxy.core.continuity.responses import Responding
 from ajet_proxy.core.conversation.history import RESPONSES
+from ajet_proxy.core.protocol import sampling
 from ajet_proxy.io.capture.pipeline import REFUSED
 from ajet_proxy.io.engines.upstream import base_url
 from ajet_proxy.io.http import keyring
@@ -279,13 +280,32 @@ class _Engine:
         logprobs, ids = _list(choice.get("logprobs") or {}, "content"), choice["token_ids"]
         if len(logprobs) != len(ids):
             return [self._fault(f"gives {len(logprobs)} logprobs for {len(ids)} tokens", GIVES_LOGPROBS)]
-        found = [self._ok("gives exact token ids and a logprob for each")]
-        if await self._sees_temperature() is False:
-            found.append(self._warning(
-                "its logprobs ignore temperature: away from 1 they are not those that the tokens were drawn with",
-                "start vLLM with --logprobs-mode processed_logprobs, or sample at temperature 1",
-            ))
-        return found
+        return [self._ok("gives exact token ids and a logprob for each"), *await self._sampling()]
+
+    async def _sampling(self) -> list[Finding]:
+        """Whether agents that name no parameter sample at temperature 1 over the whole vocabulary; and what logprobs
+        are."""
+        asked = sampling.questions(self._model)
+        known = sampling.known([await self._post_any(path, body) for path, body in asked])
+        hidden = ", ".join(f"{name} {value:g}" for name, value in known.defaults if value not in sampling.OFF[name])
+        if hidden:
+            defaults = self._fault(f"samples by hidden defaults where agents name no parameter: {hidden}",
+                                   "start vLLM with --generation-config vllm, or let agents name these parameters")
+        elif known.defaults:
+            defaults = self._ok("samples at temperature 1 over the whole vocabulary where agents name no parameter")
+        else:
+            defaults = self._warning("does not tell its defaults for sampling: they are recorded as unknown",
+                                     "use a tested vLLM, whose /v1/completions/render tells them")
+        return [defaults, self._logprobs(known.logprobs)]
+
+    def _logprobs(self, are: sampling.Logprobs) -> Finding:
+        start = "start vLLM with --logprobs-mode processed_logprobs"
+        if are == "raw":
+            return self._warning("its logprobs are raw: they ignore temperature, top_p, penalties and grammars, with "
+                                 "which tokens are drawn", f"{start}, or sample at temperature 1 and with nothing else")
+        if are == "unknown":
+            return self._warning("does not show whether its logprobs are those that tokens are drawn with", start)
+        return self._ok("its logprobs are processed: those that tokens are drawn with")
 
     async def _refusal(self, status: int, reply: dict[str, Any]) -> Finding:
         """Why a chat completion that asks for ids and logprobs was answered with an error. If one that asks for less is
@@ -319,22 +339,6 @@ class _Engine:
                                  f"use a tested vLLM, or chat completions, or {off}")
         return self._ok("takes history as exact ids")
 
-    async def _sees_temperature(self) -> bool | None:
-        """Whether logprobs are those of the distribution that was sampled from; None where it cannot be told.
-
-        The likeliest token's logprob falls as temperature rises, if temperature counts. vLLM lists the sampled token
-        and the likeliest ones, in no order to rely on.
-        """
-        likeliest = []
-        for temperature in (1.0, 2.0):
-            _, reply = await self._chat(max_tokens=1, temperature=temperature, top_logprobs=2)
-            choice = next(iter(_list(reply, "choices")), {})
-            rows = _list(next(iter(_list(choice.get("logprobs") or {}, "content")), {}), "top_logprobs")
-            if len(rows) < 2:
-                return None
-            likeliest.append(max(float(row["logprob"]) for row in rows))
-        return likeliest[0] - likeliest[1] > 1e-3
-
     async def _pause(self) -> Finding:
         if (await self._get("/is_paused"))[0] == 404:
             return self._fault("gate_mode is pause, but it has no /pause",
@@ -348,6 +352,14 @@ class _Engine:
     async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         async with self._session.post(self._url + path, json=body, allow_redirects=False) as answer:
             return answer.status, await _json(answer)
+
+    async def _post_any(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON that the engine answers; None if it refuses."""
+        async with self._session.post(self._url + path, json=body, allow_redirects=False) as answer:
+            try:
+                return json.loads(await answer.read()) if answer.status == 200 else None
+            except (ValueError, RecursionError):
+                return None
 
     async def _get(self, path: str) -> tuple[int, dict[str, Any], str | None]:
         async with self._session.get(self._url + path, allow_redirects=False) as answer:

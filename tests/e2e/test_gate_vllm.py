@@ -154,4 +154,5 @@ def test_the_doctor_finds_no_fault_in_vllm(vllm: Engine, tmp_path: Path) -> None
     said = " ".join(finding["message"] for finding in findings)
     assert "exact token ids and a logprob for each" in said
     assert "can be paused" in said
-    assert "logprobs ignore temperature" in said
+    assert "its logprobs are raw" in said
+    assert "at temperature 1 over the whole vocabulary" in said

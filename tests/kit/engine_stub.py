@@ -30,6 +30,7 @@ from tests.kit import engine_responses as responses
 from tests.kit import engine_script
 from tests.kit.engine_faults import Fault as Fault
 from tests.kit.engine_faults import aborted, as_asked, finishes, refused, spoiled, without_ids
+from tests.kit.engine_sampling import RENDER, Sampling
 from tests.kit.engine_tokens import MAX_MODEL_LEN, decode, encode, generate, render
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -59,7 +60,7 @@ class EngineStub:
     `drift` the words of a history are read as other tokens than the model samples. `renderer` is the chat template;
     `label` is that of the weights, for an engine that can tell which of them sampled a token;
     `given_ids` is what happens to prompt ids: they are read, ignored or refused; `kept` are the messages behind each
-    response, if the engine keeps any."""
+    response, if the engine keeps any; `sampling` answers questions about its defaults."""
 
     models: Sequence[str] = ("stub",)
     split_seed: int | None = None
@@ -74,6 +75,7 @@ class EngineStub:
     tokenizes: bool = True
     kept: dict[str, list[dict[str, Any]]] | None = None
     label: str | None = None
+    sampling: Sampling = field(default_factory=Sampling)
     url: str = ""
     requests: list[Received] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -115,6 +117,10 @@ class EngineStub:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         seen = await self._note(request)
+        if self.sampling.concerns(request.path, seen.body):
+            self.requests.pop()
+            status, body = await self.sampling.answer(request.path, seen.body)
+            return _json(body, status)
         fault = self._fault(request)
         try:
             if fault is not None and (answer := await self._broken(request, fault)) is not None:
@@ -270,6 +276,7 @@ class EngineStub:
         return (
             ("GET", "/v1/models", self._models), ("GET", "/health", self._health), ("GET", "/version", self._version),
             ("POST", "/tokenize", self._tokenize), ("POST", "/detokenize", self._detokenize),
+            ("POST", CHAT + RENDER, self._generate), ("POST", COMPLETIONS + RENDER, self._generate),
             ("POST", "/pause", self._pause), ("POST", "/resume", self._resume),
             ("POST", "/update_weight_version", self._label),
             ("POST", "/stub/faults", self._set_faults), ("POST", "/stub/script", self._set_script),

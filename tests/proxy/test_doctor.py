@@ -24,6 +24,7 @@ from ajet_proxy.io.http import keyring
 from ajet_proxy.settings import Config
 from ajet_sdk.untold import GIVES_LOGPROBS, GIVES_TOKEN_IDS
 from tests.kit.answering import answering
+from tests.kit.engine_sampling import Sampling
 from tests.kit.engine_stub import EngineStub, Fault
 from tests.kit.ports import free_port
 from tests.proxy.io.capture.test_continuity_responses import Deaf
@@ -271,24 +272,36 @@ async def test_a_running_proxy_is_seen_by_its_lock(tmp_path: Path) -> None:
         assert "a proxy is running" in as_text(await examine(Config(data_dir=str(tmp_path))))
 
 
-@pytest.mark.parametrize("scaled", [True, False])
-async def test_logprobs_of_another_distribution_are_noticed(tmp_path: Path, scaled: bool) -> None:
-    """vLLM's default, raw_logprobs, reports them before temperature."""
+@pytest.mark.parametrize(("sampling", "levels", "words"), [
+    (Sampling({}, processed=True), ["ok", "ok"], ["at temperature 1 over the whole vocabulary", "are processed"]),
+    (Sampling({}), ["ok", "warning"], ["at temperature 1", "logprobs are raw"]),
+    (Sampling({"temperature": 0.7, "top_k": 20}, processed=True), ["fault", "ok"],
+     ["hidden defaults where agents name no parameter: temperature 0.7, top_k 20", "are processed"]),
+    (Sampling(None, no_bias=True), ["warning", "warning"], ["does not tell its defaults", "does not show whether"]),
+])  # fmt: skip
+async def test_how_an_engine_samples(tmp_path: Path, sampling: Sampling, levels: list[str], words: list[str]) -> None:
+    async with EngineStub(sampling=sampling) as stub:
+        findings = await examine(Config(upstream=(stub.url,), data_dir=str(tmp_path)))
+    found = [item for item in findings if any(word in item.message for word in words)]
+    assert [item.level for item in found] == levels
+    assert all(bool(item.advice) is (item.level != "ok") for item in found)
+    assert ("--generation-config vllm" in as_text(found)) is ("fault" in levels)
 
+
+async def test_an_engine_that_answers_such_questions_with_no_json(tmp_path: Path) -> None:
     async def models(http: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "m"}]})
 
     async def chat(http: web.Request) -> web.Response:
-        asked = await http.json()
-        top = -0.5 * asked.get("temperature", 1.0) if scaled else -0.5
-        sampled = -3.0 - asked.get("temperature", 1.0)  # another token each time
-        row = {"token": "a", "logprob": sampled, "top_logprobs": [{"logprob": sampled}, {"logprob": top}]}
-        count = asked["max_tokens"]
-        choice = {"token_ids": [1] * count, "logprobs": {"content": [row] * count}}
+        count = (await http.json())["max_tokens"]
+        choice = {"token_ids": [1] * count, "logprobs": {"content": [{"token": "a", "logprob": -1.0}] * count}}
         return web.json_response({"prompt_token_ids": [1], "choices": [choice]})
 
+    async def other(http: web.Request) -> web.Response:
+        return web.Response(text="<html>")
+
     app = web.Application()
-    app.add_routes([web.get("/v1/models", models), web.post("/v1/chat/completions", chat)])
+    app.add_routes([web.get("/v1/models", models), web.post("/v1/chat/completions", chat), web.post("/{_:.*}", other)])
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -296,7 +309,7 @@ async def test_logprobs_of_another_distribution_are_noticed(tmp_path: Path, scal
     findings = await examine(Config(upstream=(f"http://{host}:{port}",), data_dir=str(tmp_path)))
     await runner.cleanup()
     assert faults(findings) == []
-    assert ("ignore temperature" in as_text(findings)) is not scaled
+    assert "does not tell its defaults" in as_text(findings)
 
 
 @pytest.mark.parametrize("limit", [{}, {"archive_max_age": 1.0}, {"archive_max_bytes": 1}, {"max_disk": 1}])

@@ -19,6 +19,7 @@ as if it had been left out.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -194,6 +195,18 @@ def integer(request: Mapping[str, Any], name: str) -> int | None:
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < 2**63 else None
     return int(value) if isinstance(value, int) else None
+
+
+def number(request: Mapping[str, Any], name: str) -> float | None:
+    """The number `name`; None if it is left out, null, unreadable or not finite."""
+    value = request.get(name)
+    if not isinstance(value, int | float | str) or (isinstance(value, str) and len(value) >= 100):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) else None
 
 
 def choices_of(request: Mapping[str, Any]) -> int:

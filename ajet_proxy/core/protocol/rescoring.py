@@ -23,8 +23,8 @@ from ajet_proxy.core.trajectory.call import NOT_SCORED, Captured, Lost, Unscored
 
 TARGET = "/v1/completions"
 """The engine's route that scores."""
-_UNSHAPED = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-"""In place of the defaults that the model came with, under which an engine may report the last token."""
+UNSHAPED = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+"""In place of the defaults that the model came with, under which an engine may report a token."""
 
 
 def question(choice: Unscored, *, model: str, salt: Any) -> bytes:
@@ -39,7 +39,7 @@ def question(choice: Unscored, *, model: str, salt: Any) -> bytes:
         "logprobs": 0,
         "logprob_token_ids": [last],
         "return_tokens_as_token_ids": True,
-        **_UNSHAPED,
+        **UNSHAPED,
     }
     if salt is not None:
         body["cache_salt"] = salt

@@ -37,12 +37,13 @@ from ajet_proxy.core.protocol.chat import Chat, trial, wants_no_reasoning, withh
 from ajet_proxy.core.protocol.dialect import Ask, Dialect
 from ajet_proxy.core.protocol.exchange import Exchange, question
 from ajet_proxy.core.protocol.request import Request
+from ajet_proxy.core.protocol.sampling import SHAPING, effective, plain
 from ajet_proxy.core.protocol.usage import Tail
 from ajet_proxy.core.trajectory.call import ENGINE_ERROR, NO_CHAT_ROUTE, Captured, Origin, Outcome
 from ajet_proxy.io.capture.continuity import ContinuedRequest, Continuity
-from ajet_proxy.io.capture.recorder import Recorder
+from ajet_proxy.io.capture.recorder import Recorder, Sampled
 from ajet_proxy.io.capture.relay import Relay, Sender, relaying, why_gone
-from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe
+from ajet_proxy.io.engines.probe import ChatRoutes, EngineProbe, SamplingProbe
 from ajet_proxy.io.engines.rendering import repeated
 from ajet_proxy.io.engines.rescoring import score
 from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Forwarding, Upstream
@@ -134,8 +135,9 @@ class Pipeline:
             Continuity(upstream, ledger_port=ledger_port, metrics=metrics) if settings.continuity else None
         )
         self._chat_routes = ChatRoutes(upstream, engines)
-        self._templates = EngineProbe(upstream, engines, questions, template_of, otherwise=Template())
-        self._withholds = EngineProbe(upstream, engines, trial, withholds, otherwise=True)
+        self._templates = EngineProbe(upstream, questions, template_of, otherwise=Template())
+        self._withholds = EngineProbe(upstream, trial, withholds, otherwise=True)
+        self._sampling = SamplingProbe(upstream)
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
 
@@ -223,7 +225,7 @@ class Pipeline:
         incoming.recorder = recorder = Recorder(
             origin, score=lambda choice: score(choice, self._upstream, request, exchange.cache_salt, self._metrics),
             find_same_text=partial(repeated, self._upstream, request), ledger_port=self._ledger_port,
-            marks=self._marks(incoming.history, exchange),
+            find_sampling=partial(self._sampled, incoming), marks=self._marks(incoming.history, exchange),
         )
         incoming.sender = self._upstream
         if self._continuity is not None:
@@ -247,6 +249,20 @@ class Pipeline:
             return
         incoming.translated = incoming.dialect.translate(incoming.request)
         incoming.ask = question(incoming.dialect, incoming.translated, self._settings.max_choices)
+
+    async def _sampled(self, incoming: Incoming) -> Sampled:
+        """How the calls were sampled. If the request names nothing that shapes that, it is known beforehand."""
+        exchange, model, sticky = incoming.exchange, incoming.begun.model, incoming.begun.episode
+
+        def ask(path: str, body: bytes) -> EngineRequest:
+            return self._request(incoming, path, body, model, sticky)
+
+        known = self._sampling.kept.get((model, self._upstream.standing(model)))
+        if known is None:
+            known = await self._sampling.of(model, ask)
+        if SHAPING.isdisjoint(exchange.asked.fields):
+            return partial(plain, exchange.target, known)
+        return partial(effective, exchange.target, exchange.asked.fields, known)
 
     async def _send(self, incoming: Incoming) -> Relay:
         exchange, request = incoming.exchange, incoming.upstream_request

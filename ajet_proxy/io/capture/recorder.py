@@ -33,6 +33,8 @@ from ajet_proxy.io.ledger_port.port import Ending, Gone, LedgerPort, Whole, take
 
 Finished = Callable[[Origin, Captured], Origin]
 Score = Callable[[Unscored], Awaitable[Captured | Lost]]
+Sampled = Callable[[bool], str | None]
+"""How choices were sampled, if their logprobs were scored, or if they came at once."""
 FindSameText = Callable[[Sequence[int], Sequence[Packed], str], Awaitable[Found | None]]
 
 
@@ -41,9 +43,11 @@ class Recorder:
 
     def __init__(
         self, origin: Origin, *, score: Score, find_same_text: FindSameText, ledger_port: LedgerPort,
+        find_sampling: Callable[[], Awaitable[Sampled]],
         marks: Callable[[Outcome], tuple[Mark, ...]] = lambda outcome: (),
     ) -> None:
-        """`score` and `find_same_text` ask the engine more about a choice, which few choices need."""
+        """`score` and `find_same_text` ask the engine more about a choice, which few choices need. `find_sampling` asks
+        it once how it samples."""
         self.origin = origin
         self.engine = ""
         """Who answered: the address of the engine's route."""
@@ -54,6 +58,8 @@ class Recorder:
         """The places of the choices that ended in no whole call."""
         self._score = score
         self._find_same_text = find_same_text
+        self._find_sampling = find_sampling
+        self._sampled: Sampled = lambda scored: None
         self._ledger_port = ledger_port
         self._marks = marks
         self.finished: Finished | None = None
@@ -86,6 +92,8 @@ class Recorder:
         if self._ledger_port.serving.merge_policy == "repair":
             for outcome in whole:
                 self._same_text[outcome.index] = await self._repeated(outcome)
+        if any(isinstance(outcome, Captured) for outcome in whole):
+            self._sampled = await self._find_sampling()
         self.ended = True
         self._endings = [self._ending(outcome) for outcome in whole]
         await self._ledger_port.end(self._endings)
@@ -135,5 +143,6 @@ class Recorder:
             return Gone(origin.episode, origin.calls[outcome.index], outcome.reason, marks, self.engine)
         if self.finished is not None:
             origin = self.finished(origin, outcome)
-        call = to_packed(outcome, origin, self._changes, self._same_text.get(outcome.index))
+        same_text, sampling = self._same_text.get(outcome.index), self._sampled(outcome.scored)
+        call = to_packed(outcome, origin, self._changes, same_text, sampling)
         return Whole(origin.episode, call, marks, self.engine)

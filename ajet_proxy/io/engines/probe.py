@@ -1,54 +1,65 @@
 """What each model's engines decide for themselves, such as by a chat template: asked once, when it first matters.
 
-Answers are kept as long as the model has the same engines. An engine that restarted at the same address with another
-template is asked again only when the proxy restarts. Nothing is kept of an engine that says nothing.
+Answers are kept as long as the model has the same engines, and none of them is found gone. An engine that restarts at
+the same address while no request is on its way to it is not asked again until the proxy restarts. Nothing is kept of an
+engine that says nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import aiohttp
 
+from ajet_proxy.core.protocol import sampling
 from ajet_proxy.core.protocol.dialect import Dialect
-from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Upstream, told
+from ajet_proxy.io.engines.upstream import EngineRequest, Engines, Standing, Upstream, told
+from ajet_sdk.errors import AjetError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Questions = Callable[[str], list[tuple[str, dict[str, Any]]]]
+Asking = Callable[[str, bytes], EngineRequest]
+"""Makes a request to a route, with a body, in the name of a client."""
+LIMIT_S = 2.0
+"""The end of the first answer of a model waits for it."""
+RETRY_S = 60.0
+"""An engine that kept silent about how it samples is asked again after this long."""
+SILENT: Final = object()
+"""No answer, where another time may bring one."""
+_BUSY: Final = (429, 500, 502, 503, 504)
 
 
 class EngineProbe(Generic[T]):
-    """Asks a model's engines `questions` over `upstream`. What is `read` from the answers is kept for as long as
-    `engines` are the same. `otherwise` is assumed of engines that say nothing."""
+    """Asks a model's engines `questions` over `upstream`. What is `read` from the answers is kept for as long as they
+    are the same. `otherwise` is assumed of engines that say nothing."""
 
     def __init__(
-        self, upstream: Upstream, engines: Engines, questions: Questions, read: Callable[[Sequence[Any]], T | None],
-        *, otherwise: T,
+        self, upstream: Upstream, questions: Questions, read: Callable[[Sequence[Any]], T | None], *, otherwise: T
     ) -> None:
         self._upstream = upstream
-        self._engines = engines
         self._questions = questions
         self._read = read
         self._otherwise = otherwise
-        self._known: dict[str, tuple[tuple[str, ...], T]] = {}
+        self._known: dict[str, tuple[Standing, T]] = {}
 
-    async def of(self, model: str, request: Callable[[str, bytes], EngineRequest]) -> T:
-        """What holds for `model`. `request` makes a request to a route, with a body, in the name of the client.
-
-        Raises `AjetError` if no engine can be reached.
-        """
-        urls = self._engines.candidates(model)
+    async def of(self, model: str, request: Asking) -> T:
+        """What holds for `model`. Raises `AjetError` if no engine can be reached."""
+        standing = self._upstream.standing(model)
         known = self._known.get(model)
-        if known is not None and known[0] == urls:
+        if known is not None and known[0] == standing:
             return known[1]
         answers = [await self._ask(request(path, json.dumps(body).encode())) for path, body in self._questions(model)]
         found = self._read(answers)
         if found is None:
             return self._otherwise
-        self._known[model] = (urls, found)
+        self._known[model] = (standing, found)
         return found
 
     async def _ask(self, request: EngineRequest) -> Any:
@@ -57,6 +68,51 @@ class EngineProbe(Generic[T]):
             status, body = await told(self._upstream, request)
             return json.loads(body) if status == 200 else None
         return None
+
+
+class SamplingProbe:
+    """How each model's engines sample where requests do not say (`core.protocol.sampling`). They are asked when a call
+    of the model was captured, and before it is recorded: an engine that reports no ids is never asked. Requests that
+    want to know at the same time ask together. A silent or busy engine costs `LIMIT_S` and no more, and is asked again
+    after `RETRY_S`. Until then what it did not tell is unknown.
+
+    `kept` has what is known by now, for whoever need not wait."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self.kept: dict[tuple[str, Standing], sampling.Known] = {}
+        self._asking: dict[str, asyncio.Lock] = {}
+
+    async def of(self, model: str, request: Asking) -> sampling.Known:
+        """What is known of `model`."""
+        async with self._asking.setdefault(model, asyncio.Lock()):
+            found = self.kept.get((model, self._upstream.standing(model)))
+            return await self._find(model, request) if found is None else found
+
+    async def _find(self, model: str, request: Asking) -> sampling.Known:
+        asked = [request(path, json.dumps(body).encode()) for path, body in sampling.questions(model)]
+        answers = await asyncio.gather(*map(self._ask, asked))
+        found = sampling.known([None if answer is SILENT else answer for answer in answers])
+        for key in [key for key in self.kept if key[0] == model]:
+            del self.kept[key]
+        key = (model, self._upstream.standing(model))
+        self.kept[key] = found
+        if SILENT in answers:
+            logger.warning("an engine of model %r did not say in time how it samples; until it does, some of that is "
+                           "unknown", model)
+            asyncio.get_running_loop().call_later(RETRY_S, self.kept.pop, key, None)
+        return found
+
+    async def _ask(self, request: EngineRequest) -> Any:
+        """The engine's answer; None if it refuses, which it will again."""
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                status, body = await told(self._upstream, request)
+            return json.loads(body) if status == 200 else SILENT if status in _BUSY else None
+        except (AjetError, aiohttp.ClientError, TimeoutError):
+            return SILENT
+        except (ValueError, RecursionError):
+            return None
 
 
 class ChatRoutes:

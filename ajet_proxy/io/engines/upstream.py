@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple
@@ -107,6 +108,10 @@ class EngineRequest(Struct, frozen=True):
     sticky: str
 
 
+Standing = tuple[tuple[str, int], ...]
+"""Engines, each with how often it was found gone. In another standing it may be another process that answers."""
+
+
 class _Away(NamedTuple):
     """An engine that could not be reached. Others are asked first until `until`, which is `pause` seconds later."""
 
@@ -152,6 +157,7 @@ class Upstream:
         self._pooled: aiohttp.ClientSession
         self._fresh: aiohttp.ClientSession
         self._away: dict[str, _Away] = {}
+        self._gone: Counter[str] = Counter()
 
     @asynccontextmanager
     async def connected(self, _app: web.Application | None = None) -> AsyncIterator[None]:
@@ -163,6 +169,10 @@ class Upstream:
             session(fresh, self._timeout, self._max_header) as self._fresh,
         ):
             yield
+
+    def standing(self, model: str) -> Standing:
+        """The engines that may answer for `model`, as far as is known of them by now."""
+        return tuple((url, self._gone[url]) for url in self._engines.candidates(model))
 
     def order(self, model: str, sticky: str) -> list[str]:
         """The engines to try for `sticky`, by rendezvous hash; those that could not be reached lately come last."""
@@ -231,6 +241,7 @@ class Upstream:
         if isinstance(error, TimeoutError):
             self._metrics.inc("ajet_upstream_errors_total", kind="timeout")
             return EngineTimeout(f"the engine at {url} did not answer in time", code="engine_timeout")
+        self._gone[url] += 1
         kind = "connect" if isinstance(error, aiohttp.ClientConnectorError) else "broken"
         self._metrics.inc("ajet_upstream_errors_total", kind=kind)
         what = "cannot be reached" if kind == "connect" else "closed the connection without an answer"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.protocol import request
-from ajet_proxy.core.protocol.request import Request, beyond_text, flag, integer, unread
+from ajet_proxy.core.protocol.request import Request, beyond_text, flag, integer, number, unread
 from ajet_sdk.errors import BadRequest, TooLarge
 
 
@@ -120,7 +120,18 @@ def test_whole_numbers(value: Any, expected: int | None) -> None:
     assert type(got) is type(expected)
 
 
+@pytest.mark.parametrize(("value", "expected"), [
+    (0.5, 0.5), (2, 2.0), (True, 1.0), ("0.5", 0.5), (" 1e-3 ", 0.001), ("x", None), ("", None), ("1" * 100, None),
+    (10**400, None), (float("nan"), None), ("inf", None), ([], None), (None, None),
+])  # fmt: skip
+def test_numbers(value: Any, expected: float | None) -> None:
+    got = number({"x": value}, "x")
+    assert got == expected
+    assert type(got) is type(expected)
+
+
 def test_what_is_left_out_is_none() -> None:
+    assert number({}, "x") is None
     assert flag({}, "x") is None
     assert integer({}, "x") is None
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
 from ajet_proxy.core.ledger.events import CallFinished, CallLost, TaskNamed
 from ajet_proxy.core.protocol.exchange import Exchange
 from ajet_proxy.core.protocol.request import Request
@@ -37,6 +41,10 @@ class Scoring:
         return WHOLE[choice.index]
 
 
+async def sampled() -> Callable[[bool], str]:
+    return lambda scored: '{"logprobs":"raw"}' if scored else '{"logprobs":"processed"}'
+
+
 def announce(store: MemoryStore, version: int) -> None:
     store.post(store.commands.announce(Policy("m", version), at=2.0))
 
@@ -55,7 +63,7 @@ def begun(store: MemoryStore, scoring: Scoring | None = None) -> Recorder:
     ))  # fmt: skip
     origin = Origin(("c0", "c1"), "ep", "m", "", 1.0, 0, "path", ())
     score = (scoring or Scoring(store)).score
-    return Recorder(origin, score=score, find_same_text=None, ledger_port=port_of(store))  # type: ignore[arg-type]
+    return Recorder(origin, score=score, find_same_text=None, find_sampling=sampled, ledger_port=port_of(store))  # type: ignore[arg-type]
 
 
 def ends(store: MemoryStore) -> list[str]:
@@ -118,7 +126,7 @@ async def test_losing_takes_every_choice() -> None:
 async def test_an_episode_that_nobody_knows_is_no_error() -> None:
     store = MemoryStore()
     origin = Origin(("c0",), "gone", "m", "", 1.0, 0, "path", ())
-    recorder = Recorder(origin, score=None, find_same_text=None, ledger_port=port_of(store))  # type: ignore[arg-type]
+    recorder = Recorder(origin, score=None, find_same_text=None, find_sampling=sampled, ledger_port=port_of(store))  # type: ignore[arg-type]
     await recorder.record(WHOLE[:1])
     assert recorder.ended and store.durable == []
 
@@ -129,6 +137,14 @@ async def test_tokens_without_logprobs_are_scored_before_they_count() -> None:
     await begun(store, scoring).record((WHOLE[0], RAW))
     assert scoring.asked == [RAW]
     assert ends(store) == ["c0", "c1"]
+
+
+async def test_how_choices_were_sampled_is_found_before_they_are_recorded() -> None:
+    store = MemoryStore()
+    scored = replace(WHOLE[1], scored=True)
+    await begun(store).record((WHOLE[0], scored))
+    told = [event.call.turn.sampling for event in store.durable if isinstance(event, CallFinished)]
+    assert told == ['{"logprobs":"processed"}', '{"logprobs":"raw"}']
 
 
 async def test_other_weights_cannot_score() -> None:

@@ -1,0 +1,223 @@
+"""How the tokens of a call were sampled, in effect: what its request says, over what its engine does of itself.
+
+vLLM fills in what a request leaves out with the defaults of the model's ``generation_config.json`` or of its own
+options. Nobody sees these in a request or an answer, so the engine is asked for them (`questions`), once for each
+model. Its render route tells the parameters of a request without generating anything. It also tells whether the engine
+makes a grammar of tools, which depends on its parser of tool calls.
+
+Whether logprobs are raw or processed shows in two tokens, each made certain in turn by its bias. Processed logprobs of
+both are near 0. Raw ones cannot be: these are two tokens of one distribution, so they add up to less than twice -0.69.
+
+What is told of a call has vLLM's names, and only what is not off (contract §6.1). A default that the engine did not
+tell is null.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from ajet_proxy.core.protocol.chat import CHAT
+from ajet_proxy.core.protocol.completions import COMPLETIONS
+from ajet_proxy.core.protocol.reading import UNREADABLE
+from ajet_proxy.core.protocol.request import flag, integer, number
+from ajet_proxy.core.protocol.rescoring import UNSHAPED
+from ajet_proxy.core.protocol.responses import RESPONSES
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import check_storable
+from ajet_sdk.sample import Sampling, are_logprobs, canonical
+
+Logprobs = Literal["raw", "processed", "unknown"]
+OFF: Mapping[str, tuple[float, ...]] = {
+    "temperature": (1,), "top_p": (1,), "top_k": (0, -1), "min_p": (0,), "presence_penalty": (0,),
+    "frequency_penalty": (0,), "repetition_penalty": (1,),
+}
+"""The parameters that have defaults at the engine, and what they are when they change nothing."""
+_WHOLE = ("top_k", "min_tokens", "thinking_token_budget", "seed")
+_FORMATS = ("response_format", "structured_outputs", "text", "tools")
+_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+_AS_IT_IS: Mapping[str, type] = {"bad_words": list, "allowed_token_ids": list, "vllm_xargs": dict}
+_NOT_OF_RESPONSES = ("min_p", "min_tokens", "thinking_token_budget", "bad_words", "allowed_token_ids")
+"""What ``/v1/responses`` does not read."""
+SHAPING = frozenset((*OFF, *_WHOLE, *_FORMATS, *_AS_IT_IS, "logit_bias"))
+"""The fields of a request that may change how it is sampled. Calls that name none of them are all sampled alike."""
+COLDEST = 0.01
+"""vLLM samples at no lower temperature, but for 0."""
+MOST_BIAS = 100.0
+LONGEST = 256
+"""Bytes of JSON; of a longer value a digest is told."""
+
+
+class Known(Struct, frozen=True):
+    """What an engine tells of itself, for one model: its `defaults`, by name, as far as they are known. What its
+    `logprobs` are, and whether it makes a grammar of `tools`, and of tools that are strict; None is not known."""
+
+    defaults: tuple[tuple[str, float], ...] = ()
+    logprobs: Logprobs = "unknown"
+    tools: bool | None = None
+    strict_tools: bool | None = None
+
+
+# --- what the request says
+
+
+@lru_cache
+def plain(route: str, known: Known, scored: bool) -> str:
+    """`effective` of a request that names nothing of `SHAPING`."""
+    return effective(route, {}, known, scored)
+
+
+def effective(route: str, fields: Mapping[str, Any], known: Known, scored: bool) -> str:
+    """How a request for `route` with these `fields` was sampled, as JSON text. Its logprobs may have been `scored`
+    afterwards, which gives raw ones."""
+    if route == RESPONSES.path:
+        fields = {name: value for name, value in fields.items() if name not in _NOT_OF_RESPONSES}
+    told = {
+        **_parameters(route, fields, dict(known.defaults)), **_limits(fields), **_structured(route, fields, known),
+        **{name: value for name, kind in _AS_IT_IS.items() if (value := fields.get(name)) and isinstance(value, kind)},
+    }
+    short = {name: _short(name, value) for name, value in told.items()}
+    return canonical({**short, "logprobs": "raw" if scored else known.logprobs})
+
+
+def _parameters(route: str, fields: Mapping[str, Any], defaults: Mapping[str, float]) -> Sampling:
+    """Those that have defaults. Greedy sampling leaves no choice to the ones that narrow it."""
+    told: dict[str, Any] = {}
+    for name, off in OFF.items():
+        if route == RESPONSES.path and name in _NOT_OF_RESPONSES:
+            continue
+        asked = integer(fields, name) if name in _WHOLE else number(fields, name)
+        value = defaults.get(name) if asked is None else asked
+        if value not in off:
+            told[name] = value
+    if (temperature := told.get("temperature")) is not None:
+        told["temperature"] = max(COLDEST, temperature) if temperature > 0 else 0
+        if temperature == 0:
+            told = {name: value for name, value in told.items() if name not in ("top_p", "top_k", "min_p")}
+    return {name: _as_written(value) for name, value in told.items()}
+
+
+def _limits(fields: Mapping[str, Any]) -> Sampling:
+    """Biases, the seed, and how many tokens there must be, or may be of thinking."""
+    budget, least, seed = (integer(fields, name) for name in ("thinking_token_budget", "min_tokens", "seed"))
+    told: dict[str, Any] = {"seed": None if seed == -1 else seed, "min_tokens": least if least and least > 0 else None}
+    told |= {"thinking_token_budget": None if budget is None or budget < 0 else budget}
+    bias = fields.get("logit_bias")
+    if isinstance(bias, dict):
+        values = {token: number(bias, token) or 0.0 for token in bias}
+        bounded = {token: min(MOST_BIAS, max(-MOST_BIAS, value)) for token, value in values.items() if value}
+        told["logit_bias"] = {token: _as_written(value) for token, value in bounded.items()} or None
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _structured(route: str, fields: Mapping[str, Any], known: Known) -> Sampling:
+    """What kind of grammar limits the text, if any does."""
+    of_tools = None if route == COMPLETIONS.path else _of_tools(route, fields, known)
+    kind = "tools" if of_tools == "yes" else _format(route, fields)
+    return {} if kind is None and of_tools != "unknown" else {"structured": kind}
+
+
+def _of_tools(route: str, fields: Mapping[str, Any], known: Known) -> Literal["yes", "unknown"] | None:
+    """Whether a grammar is made of the tools: of those that must be called, else if the engine does that."""
+    tools, choice = fields.get("tools"), fields.get("tool_choice", "auto")
+    if not tools or not isinstance(tools, list):
+        return None
+    if choice == "required" or (isinstance(choice, dict) and choice.get("type", "function") == "function"):
+        return "yes"
+    if choice != "auto":
+        return None
+    own = [tool if route == RESPONSES.path else tool.get("function") for tool in tools if isinstance(tool, dict)]
+    strict = any(isinstance(tool, dict) and flag(tool, "strict") for tool in own)
+    made = known.strict_tools if strict else known.tools
+    return "unknown" if made is None else "yes" if made else None
+
+
+def _format(route: str, fields: Mapping[str, Any]) -> str | None:
+    """The kind of format that the request asks for in words of its own."""
+    form = fields.get("response_format")
+    if route == RESPONSES.path:
+        text = fields.get("text")
+        form = text.get("format") if isinstance(text, dict) else None
+    if isinstance(form, dict) and form.get("type") in ("json_schema", "json_object", "structural_tag"):
+        return str(form["type"])
+    asked = fields.get("structured_outputs")
+    named = [name for name in _KINDS if asked.get(name) is not None] if isinstance(asked, dict) else []
+    return ("json_schema" if named[0] == "json" else named[0]) if named else None
+
+
+def _as_written(value: Any) -> Any:
+    """A number as JSON says it shortest."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _short(name: str, value: Any) -> Any:
+    """`value`, or a digest of it if it is long; None for what cannot be written down."""
+    try:
+        check_storable(value, name)
+    except BadRequest:
+        return None
+    text = canonical(value).encode()
+    return value if len(text) <= LONGEST else f"sha256:{hashlib.sha256(text).hexdigest()[:24]}"
+
+
+# --- what the engine tells
+
+_PROMPT, _TOKENS = [10], (11, 12)
+"""Ids that every vocabulary has."""
+
+
+def questions(model: str) -> list[tuple[str, dict[str, Any]]]:
+    """What to ask the engine about `model`: routes and bodies. `known` reads the answers."""
+    named = {"model": model} if model else {}
+    says = {**named, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
+    empty = {"type": "object", "properties": {}, "additionalProperties": False}
+    functions = ({"name": "f", "parameters": empty, **strict} for strict in ({}, {"strict": True}))
+    render = "/render"
+    return [
+        (COMPLETIONS.path + render, {**named, "prompt": _PROMPT, "max_tokens": 1}),
+        *((CHAT.path + render, {**says, "tools": [{"type": "function", "function": one}]}) for one in functions),
+        *((COMPLETIONS.path, {**named, "prompt": _PROMPT, "max_tokens": 1, "logprobs": 0, "return_token_ids": True,
+                              "logit_bias": {str(token): MOST_BIAS}, **UNSHAPED}) for token in _TOKENS),
+    ]  # fmt: skip
+
+
+def known(answers: Sequence[Any]) -> Known:
+    """What the `answers` to `questions` tell; None is no answer."""
+    plain, tools, strict, *biased = answers
+    rendered = [_rendered(answer) for answer in (plain, tools, strict)]
+    defaults = next((_defaults(found) for found in rendered if found is not None), ())
+    made = [None if found is None else bool(found.get("structured_outputs")) for found in rendered[1:]]
+    return Known(defaults, _logprobs(biased), *made)
+
+
+def _rendered(answer: Any) -> Mapping[str, Any] | None:
+    """The parameters that a render route tells. It leaves out those that are vLLM's own defaults."""
+    one = answer[0] if isinstance(answer, list) and answer else answer
+    found = one.get("sampling_params") if isinstance(one, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def _defaults(found: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """The defaults that are `found`. vLLM drops what narrows the choice if the default is greedy, so that is not
+    known."""
+    told = {name: off[0] if found.get(name) is None else number(found, name) for name, off in OFF.items()}
+    greedy = told["temperature"] == 0
+    hidden = ("top_p", "top_k", "min_p") if greedy else ()
+    return tuple((name, value) for name, value in told.items() if value is not None and name not in hidden)
+
+
+def _logprobs(answers: Sequence[Any]) -> Logprobs:
+    """What logprobs are, by those of two tokens that were certain. What is above 0 is a logit."""
+    try:
+        told = [answer["choices"][0] for answer in answers]
+        values = [choice["logprobs"]["token_logprobs"][0] for choice in told]
+        if [choice["token_ids"] for choice in told] != [[token] for token in _TOKENS] or not are_logprobs(values):
+            return "unknown"
+    except (*UNREADABLE, OverflowError):
+        return "unknown"
+    both = sum(values)
+    return "processed" if both > -0.5 else "raw" if both < -1.3 else "unknown"

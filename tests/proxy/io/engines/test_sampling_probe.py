@@ -1,0 +1,150 @@
+"""How engines sample of themselves is asked once for each model, when a call was captured, and costs no agent much."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.protocol.sampling import OFF
+from ajet_proxy.io.engines import probe
+from ajet_sdk.routes import Policy
+from tests.kit.engine_sampling import Sampling
+from tests.kit.engine_stub import EngineStub, Fault
+from tests.kit.ports import free_port
+from tests.kit.wire import Answer, send
+from tests.proxy.io.capture.test_relay_responses import ONE_CALL
+from tests.proxy.io.front import CHAT, COMPLETIONS, Front
+
+QUESTIONS, RESPONSES = 5, "/v1/responses"
+UNTOLD = dict.fromkeys(OFF)
+
+
+async def ask(front: Front, route: str = CHAT, **more: Any) -> Answer:
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
+    if route in (COMPLETIONS, RESPONSES):
+        said = {"prompt": "hi", "max_tokens": 9} if route == COMPLETIONS else {"input": "hi"}
+    return await send(f"{front.url}/e/x{route}", body={"model": "stub", **said, **more})
+
+
+def told(front: Front) -> list[Any]:
+    """How each call was sampled."""
+    return [call.sampling for call in front.calls]
+
+
+async def test_an_engine_is_asked_once_and_what_it_says_counts_for_all_calls() -> None:
+    async with EngineStub(sampling=Sampling({"temperature": 0.7, "top_k": 20})) as stub, Front(stub.url) as front:
+        await ask(front)
+        assert len(stub.sampling.asked) == QUESTIONS
+        await ask(front, stream=True)
+        await ask(front, COMPLETIONS, temperature=1, top_p=0.9)
+        await ask(front, "/v1/messages", top_k=0)
+        await ask(front, RESPONSES, temperature=0, seed=7)
+        assert len(stub.sampling.asked) == QUESTIONS
+        assert [request.path for request in stub.llm_requests()] == [
+            CHAT, CHAT, COMPLETIONS, CHAT, RESPONSES,
+        ]
+    raw = {"logprobs": "raw"}
+    assert told(front) == [
+        *[raw | {"temperature": 0.7, "top_k": 20}] * 2, raw | {"top_k": 20, "top_p": 0.9},
+        raw | {"temperature": 0.7}, raw | {"temperature": 0, "seed": 7},
+    ]
+
+
+async def test_calls_that_come_at_once_ask_together() -> None:
+    async with EngineStub(sampling=Sampling(processed=True, delay_s=0.05)) as stub, Front(stub.url) as front:
+        await asyncio.gather(*(ask(front, n=2) for _ in range(5)))
+        assert len(stub.sampling.asked) == QUESTIONS
+    assert told(front) == [{"logprobs": "processed"}] * 10
+
+
+async def test_it_is_asked_in_the_clients_name() -> None:
+    async with EngineStub() as stub, Front(stub.url, upstream_key="theirs") as front:
+        await ask(front)
+        assert stub.llm_requests()[0].headers["authorization"] == "Bearer theirs"
+    assert told(front) == [{"logprobs": "raw"}]
+
+
+@pytest.mark.parametrize("kind", ["no_token_ids", "no_logprobs", "refuses_ids", "status"])
+async def test_an_engine_of_which_nothing_is_captured_is_never_asked(kind: str) -> None:
+    async with EngineStub() as stub, Front(stub.url) as front:
+        stub.faults.append(Fault(kind, times=9))
+        for stream in (False, True):
+            await ask(front, stream=stream)
+        assert stub.sampling.asked == []
+    assert not front.calls and len(front.lost) == 2
+
+
+async def test_an_engine_that_refuses_is_not_asked_again() -> None:
+    async with EngineStub(sampling=Sampling(None, no_bias=True)) as stub, Front(stub.url) as front:
+        for more in ({}, {"temperature": 0.5, "top_p": 1}):
+            assert (await ask(front, **more)).status == 200
+        assert len(stub.sampling.asked) == QUESTIONS
+    del (named := UNTOLD | {"temperature": 0.5})["top_p"]
+    assert told(front) == [UNTOLD | {"logprobs": "unknown"}, named | {"logprobs": "unknown"}]
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_a_silent_or_busy_engine_costs_little_and_is_asked_again_later(
+    monkeypatch: pytest.MonkeyPatch, silent: bool
+) -> None:
+    sampling = Sampling(delay_s=30.0) if silent else Sampling(None, no_bias=True, status=503)
+    monkeypatch.setattr(probe, "LIMIT_S", 0.2)
+    monkeypatch.setattr(probe, "RETRY_S", 1.0)
+    async with EngineStub(sampling=sampling) as stub, Front(stub.url) as front:
+        began = time.perf_counter()
+        assert (await ask(front)).status == 200
+        assert time.perf_counter() - began < 5
+        await ask(front)
+        assert len(stub.sampling.asked) == QUESTIONS, "not for each call"
+        sampling.delay_s, sampling.defaults, sampling.no_bias = 0.0, {}, False
+        await asyncio.sleep(1.1)
+        await ask(front)
+        assert len(stub.sampling.asked) == 2 * QUESTIONS
+    assert told(front) == [*[UNTOLD | {"logprobs": "unknown"}] * 2, {"logprobs": "raw"}]
+
+
+async def test_an_engine_that_came_back_is_asked_again() -> None:
+    port = free_port()
+    async with Front(f"http://127.0.0.1:{port}") as front:
+        async with EngineStub(port=port, sampling=Sampling({"top_p": 0.5})):
+            await ask(front)
+        assert (await ask(front)).status == 502
+        async with EngineStub(port=port, sampling=Sampling(processed=True)):
+            await ask(front)
+    assert told(front) == [{"logprobs": "raw", "top_p": 0.5}, {"logprobs": "processed"}]
+
+
+async def test_other_engines_are_asked_anew_and_new_weights_are_no_reason() -> None:
+    async with EngineStub() as one, EngineStub(sampling=Sampling({"min_p": 0.5})) as two, Front(one.url) as front:
+        await ask(front)
+        for version, engine in ((1, one), (2, one), (3, two)):
+            policy = Policy("stub", version, (engine.url,))
+            front.store.post(front.store.commands.announce(policy, at=front.clock.now()))
+            await ask(front)
+        assert (len(one.sampling.asked), len(two.sampling.asked)) == (QUESTIONS, QUESTIONS)
+    assert told(front) == [{"logprobs": "raw"}] * 3 + [{"logprobs": "raw", "min_p": 0.5}]
+
+
+async def test_a_call_whose_logprobs_were_asked_for_has_those_of_the_model() -> None:
+    tool = {"type": "function", "name": "guess", "parameters": {"type": "object"}}
+    said = {"input": f"say: {ONE_CALL}", "tools": [tool], "tool_choice": "required", "max_output_tokens": 200}
+    async with EngineStub(sampling=Sampling(processed=True)) as stub, Front(stub.url) as front:
+        await ask(front, RESPONSES, **said)
+        await ask(front, RESPONSES)
+    assert ["scored_logprobs" in call.altered for call in front.calls] == [True, False]
+    assert told(front) == [{"logprobs": "raw", "structured": "tools"}, {"logprobs": "processed"}]
+
+
+async def test_a_client_that_leaves_meanwhile_loses_its_call_and_others_ask() -> None:
+    async with EngineStub(sampling=Sampling(delay_s=1.0)) as stub, Front(stub.url) as front:
+        gone = asyncio.create_task(ask(front))
+        while not stub.sampling.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        stub.sampling.delay_s = 0.0
+        await ask(front)
+    assert front.lost == ["disconnected"] and told(front) == [{"logprobs": "raw"}]
