@@ -46,10 +46,15 @@ def verl_here() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def worker(tiny: Path, verl_here: None) -> Any:
-    """verl's training worker with the tiny model, packing on, everything in float32."""
+    return training_worker(tiny)
+
+
+def training_worker(tiny: Path) -> Any:
+    """Our training worker, which is verl's, with the tiny model, packing on, everything in float32."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
-    from verl.workers.engine_workers import TrainingWorker
+
+    from ajet_trainer.verl_backend.worker import RowWorker
 
     model = HFModelConfig(
         path=str(tiny),
@@ -65,7 +70,7 @@ def worker(tiny: Path, verl_here: None) -> Any:
         use_torch_compile=False,
         mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
     )
-    made = TrainingWorker(
+    made = RowWorker(
         TrainingWorkerConfig(
             model_type="language_model",
             model_config=model,
