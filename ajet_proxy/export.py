@@ -21,7 +21,7 @@ from ajet_proxy.core.trajectory.samples import samples_of
 from ajet_proxy.io.storage.archive import ArchiveFile
 from ajet_proxy.offline import read_state
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.sample import Sample
+from ajet_sdk.sample import Sample, canonical
 
 FORMS = ("samples", "sft", "preferences")
 ROWS_AT_ONCE = 500
@@ -124,12 +124,17 @@ def _schema(arrow: Any, form: str) -> Any:
             "episode": text, "token_ids": ids, "loss_mask": mask, "logprobs": arrow.list_(number),
             "policy_versions": arrow.list_(versions), "calls": arrow.list_(text), "spans": arrow.list_(span),
             "reward": number, "broken_by": text, "repaired_tokens": arrow.int64(), "uncertain_tokens": arrow.int64(),
+            "sampling": arrow.list_(arrow.struct([("sampling", text), ("count", arrow.int64())])),
+            "finish_reasons": arrow.list_(text),
         }
     return arrow.schema(list({"sample": text, "task": text, "model": text, "agent": text, **own}.items()))
 
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:
-    """`row` with pairs and triples as structs."""
+    """`row` with pairs and triples as structs. How tokens were sampled is JSON text, since its names differ."""
     structs = {"policy_versions": ("version", "count"), "spans": ("call", "start", "end")}
+    if "sampling" in row:
+        told = [(None if sampling is None else canonical(sampling), count) for sampling, count in row["sampling"]]
+        row = row | {"sampling": [{"sampling": text, "count": count} for text, count in told]}
     found = {name: [dict(zip(structs[name], item, strict=True)) for item in row[name]] for name in structs & row.keys()}
     return row | found

@@ -58,7 +58,7 @@ def episode_view(record: Mapping[str, Any]) -> str:
     calls = record.get("calls") or []
     lines.append("\n" + counted(calls, "call"))
     if calls:
-        head = ("  call", "prompt", "sampled", "finish", "policy", "identified by", "")
+        head = ("  call", "prompt", "sampled", "finish", "policy", "identified by", "sampling", "")
         lines.append(align([head, *map(_call, calls)]))
     timelines = record.get("timelines") or []
     if timelines:
@@ -78,8 +78,26 @@ def _call(call: Mapping[str, Any]) -> tuple[str, ...]:
         str(call.get("finish_reason") or "-"),
         _brief(call.get("policy_version", "-")),
         str(call.get("identified_by") or "-"),
+        sampling_text(call.get("sampling")),
         lost,
     )
+
+
+def sampling_text(sampling: Any) -> str:
+    """How a call was sampled, in short: ``T=0.7 top_p=0.9, raw logprobs``."""
+    if not isinstance(sampling, Mapping):
+        return "-"
+    named = {"T" if name == "temperature" else name: value for name, value in sampling.items() if name != "logprobs"}
+    unknown = sum(value is None for value in named.values())
+    told = " ".join(_setting(name, value) for name, value in named.items() if value is not None)
+    parts = (told, f"{unknown} unknown" if unknown else "", f"{sampling.get('logprobs', 'unknown')} logprobs")
+    return ", ".join(part for part in parts if part)
+
+
+def _setting(name: str, value: Any) -> str:
+    """A list, or a long value, is told by its name."""
+    is_long = isinstance(value, (list, Mapping)) or str(value).startswith("sha256:")
+    return name if is_long else f"{name}={_brief(value)}"
 
 
 def _timeline(timeline: Any) -> str:

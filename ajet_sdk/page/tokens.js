@@ -35,6 +35,18 @@ function versionsOf(timeline) {
   return (timeline.policy_versions || []).map(([version, count]) => ({ version, count }));
 }
 
+function samplingText(sampling) {
+  // As `ajet show` says it: T=0.7 top_p=0.9, raw logprobs.
+  if (!sampling) return "sampling unknown";
+  const named = Object.entries(sampling).filter(([name]) => name !== "logprobs");
+  const unknown = named.filter(([, value]) => value === null).length;
+  const told = named.filter(([, value]) => value !== null).map(([name, value]) => {
+    const long = typeof value === "object" || String(value).startsWith("sha256:");
+    return (name === "temperature" ? "T" : name) + (long ? "" : `=${value}`);
+  });
+  return [told.join(" "), unknown ? `${unknown} unknown` : "", `${sampling.logprobs || "unknown"} logprobs`].filter((part) => part).join(", ");
+}
+
 function treeOf(timelines) {
   // For each timeline the earlier one of its model and agent that shares the most with it, and how much that is.
   return timelines.map((one, index) => {
@@ -71,11 +83,11 @@ function tokenNode(id, text, sampled) {
   return node;
 }
 
-function windowOf(timeline, from, texts) {
+function windowOf(timeline, from, texts, samplingOf) {
   // `texts` gives a model's texts of tokens by their ids.
   // `WINDOW` tokens from `from`, with a mark wherever a call begins to sample.
   const to = Math.min(timeline.token_ids.length, from + WINDOW), out = h("div", { class: "tokens" }), textOf = texts(timeline.model);
-  const versions = versionsOf(timeline), begins = new Map(timeline.spans.map(([call, start]) => [start, call]));
+  const versions = versionsOf(timeline), begins = new Map(timeline.spans.map(([call, start]) => [start, call])), reasons = timeline.finish_reasons || [];
   let run = 0, left = versions.length ? versions[0].count : 0;
   for (let at = 0; at < to; at++) {
     let sampled = null;
@@ -86,8 +98,9 @@ function windowOf(timeline, from, texts) {
     }
     if (at < from) continue;
     if (begins.has(at)) {
-      const number = timeline.calls.indexOf(begins.get(at)) + 1;
-      out.append(h("span", { class: "chip", "data-t": begins.get(at) }, `call ${number}` + (sampled ? ` · v${sampled.version}` : "")));
+      const name = begins.get(at), number = timeline.calls.indexOf(name) + 1;
+      const about = [name, samplingText(samplingOf(name)), reasons[number - 1] ? `ended by ${reasons[number - 1]}` : ""].filter((part) => part).join(" · ");
+      out.append(h("span", { class: "chip", "data-t": about }, `call ${number}` + (sampled ? ` · v${sampled.version}` : "")));
     }
     out.append(tokenNode(timeline.token_ids[at], textOf.get(timeline.token_ids[at]), sampled));
   }
@@ -118,7 +131,7 @@ function treeView(timelines, nodes, chosen, from, choose) {
   return grid;
 }
 
-function viewer(timelines, texts) {
+function viewer(timelines, texts, samplingOf) {
   // The tree of timelines above the tokens of the chosen one.
   const box = h("div", { class: "viewer" }), nodes = treeOf(timelines);
   const show = (index, wanted) => {
@@ -130,7 +143,7 @@ function viewer(timelines, texts) {
       why ? h("p", { class: "note" }, h("b", {}, why), `: ${REASONS[why] || "a reason of a newer proxy"}; `, `the first ${whole(nodes[index].at)} tokens are those of timeline ${nodes[index].parent + 1 || "none"}.`) : "",
       timeline.repaired_tokens ? h("p", { class: "note" }, `${whole(timeline.repaired_tokens)} tokens of prompts were replaced by those that were sampled.`) : "",
       length > WINDOW ? h("div", { class: "bar" }, turn("earlier", from - WINDOW, from > 0), turn("later", from + WINDOW, from + WINDOW < length), h("span", { class: "quiet" }, `tokens ${whole(from + 1)} to ${whole(Math.min(length, from + WINDOW))} of ${whole(length)}`)) : "",
-      windowOf(timeline, from, texts),
+      windowOf(timeline, from, texts, samplingOf),
     );
   };
   if (timelines.length) show(0, 0);
@@ -150,18 +163,19 @@ function episodeCard(record, texts) {
   const timelines = (record.timelines || []).filter((timeline) => timeline.token_ids), seen = new Set();
   for (const timeline of timelines) for (const { version } of versionsOf(timeline)) seen.add(version);
   const sum = (of) => timelines.reduce((total, timeline) => total + of(timeline), 0);
-  const lost = record.calls.filter((call) => !call.complete);
+  const lost = record.calls.filter((call) => !call.complete), sampling = new Map(record.calls.map((call) => [call.call, call.sampling]));
+  const sampled = [...new Set(record.calls.filter((call) => call.complete).map((call) => samplingText(call.sampling)))];
   const facts = {
     task: record.task, agent: record.agent, model: record.model, state: record.state + (record.reason ? ` (${record.reason})` : ""),
     "policy version": [...seen].join(", ") || "none", calls: record.calls.length + (lost.length ? `, ${lost.length} lost or running: ${[...new Set(lost.map((call) => call.reason || "running"))].join(", ")}` : ""),
     timelines: timelines.length, tokens: `${whole(sum((one) => one.token_ids.length))}, ${whole(sum((one) => one.loss_mask.reduce((a, b) => a + b, 0)))} sampled`,
-    "identified by": record.identified_by, note: record.detail, episode: record.episode,
+    sampling: sampled.slice(0, 3).join("; ") + (sampled.length > 3 ? `; ${sampled.length - 3} more` : ""), "identified by": record.identified_by, note: record.detail, episode: record.episode,
   };
   return h("article", { class: "card" },
     h("div", { class: "head" }, h("p", {}, h("span", { class: "quiet" }, "reward "), figure(record.reward)), h("div", { class: "meter" }, h("i", { "--share": Math.min(1, Math.max(0, record.reward || 0)) }))),
     h("dl", {}, ...Object.entries(facts).filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value))))),
     record.rewards && record.rewards.some((given, index) => index || given.note || given.agent || given.call) ? h("p", { class: "note" }, "rewards: " + record.rewards.map((given) => `${figure(given.value)}${given.agent ? ` to ${given.agent}` : ""}${given.call ? ` for ${given.call}` : ""}${given.note ? ` (${given.note})` : ""}`).join(" · ")) : null,
-    viewer(timelines, texts));
+    viewer(timelines, texts, (call) => sampling.get(call)));
 }
 
 function tips() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def test_every_column_that_a_row_can_have_is_there(form: str) -> None:
         sample="e/1", episode="e", task="t", model="m", agent="a", token_ids=(1, 2), loss_mask=(0, 1),
         logprobs=(0.0, -0.1), policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0,
         broken_by="parallel", repaired_tokens=3, uncertain_tokens=1,
+        sampling=(({"logprobs": "raw", "top_p": 0.5}, 1), (None, 1)), finish_reasons=("stop",),
     )  # fmt: skip
     told = [field.name for field in dataclasses.fields(full) if getattr(full, field.name) != field.default]
     assert {field.name for field in dataclasses.fields(full)} - set(told) == {"parents"}
@@ -65,4 +67,7 @@ def written(found: Any, form: str) -> list[Mapping[str, Any]]:
         for name in ("spans", "policy_versions"):
             if name in row:
                 row[name] = [list(item.values()) for item in row[name]]
+        if "sampling" in row:
+            told = [(item["sampling"], item["count"]) for item in row["sampling"]]
+            row["sampling"] = [[None if text is None else json.loads(text), count] for text, count in told]
     return read

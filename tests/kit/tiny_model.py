@@ -10,9 +10,11 @@ only; other text falls apart into bytes, which keeps outputs short to look at an
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tests.kit.tiny_templates import CALL_MARKS, FAMILIES
@@ -57,10 +59,12 @@ def build_tokenizer(family: str = "chatml", more: Sequence[str] = ()) -> Any:
 
 
 def build(
-    directory: str | Path, *, family: str = "chatml", seed: int = 0, max_position: int = 2048, more: Sequence[str] = ()
+    directory: str | Path, *, family: str = "chatml", seed: int = 0, max_position: int = 2048, more: Sequence[str] = (),
+    defaults: Mapping[str, float] = MappingProxyType({}),
 ) -> Path:
     """Writes model and tokenizer into `directory` (made if missing) and returns it; a second call does nothing. `more`
-    tokens are never what text is encoded to, but can be sampled: a reasoning parser's marks."""
+    tokens are never what text is encoded to, but can be sampled: a reasoning parser's marks. `defaults` are how it is
+    sampled where nobody says how."""
     path = Path(directory)
     if (path / "model.safetensors").exists():
         return path
@@ -87,6 +91,9 @@ def build(
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(path)
     model.save_pretrained(path)
+    if defaults:
+        own = path / "generation_config.json"
+        own.write_text(json.dumps(json.loads(own.read_text()) | {"do_sample": True, **defaults}))
     return path
 
 

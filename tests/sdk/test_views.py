@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ajet_sdk.views import episode_view, status_view
+from ajet_sdk.views import episode_view, sampling_text, status_view
 
 STATUS: dict[str, Any] = {
     "version": "0.1.0",
@@ -21,7 +21,7 @@ RECORD: dict[str, Any] = {
     "opened_at": 1.79525e9, "metadata": {},
     "calls": [
         {"call": "c1", "prompt_tokens": 10, "sampled_tokens": 3, "finish_reason": "stop", "policy_version": 3,
-         "identified_by": "key", "complete": True},
+         "identified_by": "key", "complete": True, "sampling": {"logprobs": "raw", "temperature": 0.7, "top_p": 0.9}},
         {"call": "c2", "prompt_token_ids": [1, 2], "token_ids": [3], "policy_version": [[3, 1]], "complete": False,
          "reason": "disconnected"},
     ],
@@ -61,8 +61,8 @@ def test_an_episode() -> None:
     ):
         assert words in view
     rows = [line.split() for line in view.splitlines()]
-    assert ["c1", "10", "3", "stop", "3", "key"] in rows
-    assert ["c2", "2", "1", "-", "3,", "1", "-", "lost:", "disconnected"] in rows
+    assert ["c1", "10", "3", "stop", "3", "key", "T=0.7", "top_p=0.9,", "raw", "logprobs"] in rows
+    assert ["c2", "2", "1", "-", "3,", "1", "-", "-", "lost:", "disconnected"] in rows
     assert "metadata" not in view
 
 
@@ -78,3 +78,12 @@ def test_an_agents_words_do_not_steer_the_terminal() -> None:
     view = episode_view({"episode": "ep-2", "state": "open", "task": "\x1b[2J\x07 naïve 模型"})
     assert "\\x1b[2J\\x07 naïve 模型" in view
     assert "\x1b" not in view
+
+
+def test_how_a_call_was_sampled_in_short() -> None:
+    assert sampling_text({"logprobs": "processed"}) == "processed logprobs"
+    unknown = {"logprobs": "unknown", "temperature": 0, "top_p": None, "min_p": None}
+    assert sampling_text(unknown) == "T=0, 2 unknown, unknown logprobs"
+    long = {"bad_words": ["a"], "logit_bias": "sha256:0", "logprobs": "raw", "seed": 1790000000, "structured": "regex"}
+    assert sampling_text(long) == "bad_words logit_bias seed=1790000000 structured=regex, raw logprobs"
+    assert sampling_text({}) == "unknown logprobs" and sampling_text(None) == "-"

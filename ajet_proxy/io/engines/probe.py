@@ -76,7 +76,7 @@ class SamplingProbe:
     want to know at the same time ask together. A silent or busy engine costs `LIMIT_S` and no more, and is asked again
     after `RETRY_S`. Until then what it did not tell is unknown.
 
-    `kept` has what is known by now, for whoever need not wait."""
+    `kept` has what is known by now, for a request that need not wait."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream

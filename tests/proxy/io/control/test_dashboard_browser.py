@@ -86,6 +86,9 @@ async def check_tokens(page: Page, client: Client, episode: str) -> None:
     about = await page.run("document.querySelector('.tokens .s').dataset.t")
     assert f"id {first['token_ids'][at]} · mask 1 · logprob {first['logprobs'][at]:.3f}" in about
     assert about.endswith("policy version 7")
+    chip = await page.run("document.querySelector('.tokens .chip').dataset.t")
+    assert chip == f"{first['calls'][0]} · raw logprobs · ended by {first['finish_reasons'][0]}"
+    assert "raw logprobs" in await page.text()
     point = "document.querySelector('.tokens .s').dispatchEvent(new MouseEvent('mouseover', {bubbles: true}))"
     await page.run(point)
     assert await page.run("document.getElementById('tip').textContent") == about
