@@ -13,9 +13,9 @@ import numpy as np
 
 from ajet_trainer.verl_backend.cpu_worker import start_gloo
 from ajet_trainer.verl_backend.worker import at_own_temperature
-from tests.trainer.engine.conftest import training_worker
+from tests.kit.learner import old_logprobs, training_worker
 from tests.trainer.engine.test_gradient import gradient
-from tests.trainer.engine.test_temperature import FOUR, data_of, four, old_logprobs
+from tests.trainer.engine.test_temperature import FOUR, data_of, four
 
 
 def main(folder: Path, out: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +15,8 @@ import pytest
 
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from tests.kit.learner import old_logprobs
+from tests.kit.ports import free_port
 from tests.kit.source import ROOT
 from tests.trainer.engine.test_estimators import MemoryQueue, padding
 from tests.trainer.engine.test_gradient import close, conversation, gradient, rows_of, step_data
@@ -82,17 +83,6 @@ def data_of(rows: list[Row], advantages: list[float]) -> Any:
     return data
 
 
-def old_logprobs(worker: Any, rows: list[Row]) -> list[Any]:
-    """As verl's trainer has them computed."""
-    from verl.utils import tensordict_utils as tu
-    from verl.workers.utils.padding import response_from_nested
-
-    data = data_of(rows, [0.0] * 4)
-    tu.assign_non_tensor(data, compute_loss=False)
-    found = worker.infer_batch(data)
-    return list(response_from_nested(found["log_probs"], data["response_mask"]).unbind())
-
-
 def test_old_logprobs_are_those_of_each_rows_temperature(worker: Any, tiny: Path) -> None:
     rows = mixed()
     for row, found in zip(rows, old_logprobs(worker, rows), strict=True):
@@ -125,10 +115,7 @@ def test_the_gradient_is_that_of_each_rows_temperature(worker: Any, tiny: Path) 
 
 def test_two_processes_have_the_gradient_of_one(worker: Any, tiny: Path, tmp_path: Path) -> None:
     """Of four rows at three temperatures, two to each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     started = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.trainer.engine.one_of_two", str(tiny), str(tmp_path)], cwd=ROOT,
