@@ -9,9 +9,9 @@ The trainer computes logprobs of the whole vocabulary at one temperature a row. 
 - *untold* if the daemon does not say how it was sampled, or the engine not what its defaults are.
 
 `treat` leaves calls out of an episode: their tokens stay as history, with mask 0. A sample with calls at several
-temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says what
-is trained. Invariant: what comes out keeps the laws that came in, and every call with sampled tokens is trained once,
-counted as left out, or refused with its episode.
+temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says
+what is trained. Invariant: what comes out keeps the laws that came in, and every call with sampled tokens is trained
+once, counted as left out, or refused with its episode.
 
 A grammar is applied to the logits before vLLM's sampler sees them. So raw logprobs are of the shaped distribution, too.
 
