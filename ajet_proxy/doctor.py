@@ -285,17 +285,24 @@ class _Engine:
     async def _sampling(self) -> list[Finding]:
         """Whether agents that name no parameter sample at temperature 1 over the whole vocabulary; and what logprobs
         are."""
-        asked = sampling.questions(self._model)
-        known = sampling.known([await self._post_any(path, body) for path, body in asked])
-        hidden = ", ".join(f"{name} {value:g}" for name, value in known.defaults if value not in sampling.OFF[name])
+        answers = [await self._post_any(path, body) for path, body in sampling.questions(self._model)]
+        known = sampling.known(answers)
+        more = sampling.more_questions(self._model, known, answers)
+        draws = [await self._post_any(path, body) for path, body in more]
+        known = sampling.with_draws(known, draws)
+        told = dict(known.defaults)
+        untold = [name for name in sampling.OFF if name not in told]
+        hidden = [f"{name} {value:g}" for name, value in told.items() if value not in sampling.OFF[name]]
+        hidden += [f"{name} (perhaps)" for name in untold if any(draws)]
         if hidden:
-            defaults = self._fault(f"samples by hidden defaults where agents name no parameter: {hidden}",
+            defaults = self._fault(f"samples by hidden defaults where agents name no parameter: {', '.join(hidden)}",
                                    "start vLLM with --generation-config vllm, or let agents name these parameters")
-        elif known.defaults:
-            defaults = self._ok("samples at temperature 1 over the whole vocabulary where agents name no parameter")
+        elif untold:
+            unknown = ", ".join(untold)
+            defaults = self._warning(f"does not tell its defaults, so these are recorded as unknown: {unknown}",
+                                     "start vLLM with --enable-scale-out: its render routes tell them")
         else:
-            defaults = self._warning("does not tell its defaults for sampling: they are recorded as unknown",
-                                     "use a tested vLLM, whose /v1/completions/render tells them")
+            defaults = self._ok("samples at temperature 1 over the whole vocabulary where agents name no parameter")
         return [defaults, self._logprobs(known.logprobs)]
 
     def _logprobs(self, are: sampling.Logprobs) -> Finding:

@@ -87,9 +87,9 @@ def spans_of(value: Any, sampled: int, name: str = "policy_version") -> PolicySp
     return tuple((version, count) for version, count in spans)
 
 
-def canonical(sampling: Sampling) -> str:
-    """`sampling` as JSON text; equal ones give equal texts."""
-    return json.dumps(sampling, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def canonical(value: Any) -> str:
+    """`value` as JSON text; equal ones give equal texts. `ValueError` for a number that JSON does not know."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def sampling_of(value: Any, name: str = "sampling") -> Sampling | None:

@@ -61,7 +61,8 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
     folder = tmp_path_factory.mktemp("shaped")
     model = build(folder / "tiny", defaults=OWN)
-    with vllm_server(model, folder / "vllm.log", options=("--logprobs-mode", "processed_logprobs")) as url:
+    options = ("--logprobs-mode", "processed_logprobs", "--enable-scale-out")
+    with vllm_server(model, folder / "vllm.log", options=options) as url:
         yield Engine(url, model)
 
 

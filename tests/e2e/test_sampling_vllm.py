@@ -1,7 +1,8 @@
 """How calls were sampled, as the proxy records it, beside what a real vLLM says of the same requests.
 
-One engine is as it comes. The other has a model with defaults of its own, and reports processed logprobs. vLLM's render
-routes tell the parameters that it makes of a request, defaults included: they are asked about each request.
+One engine is as it comes. Another has a model with defaults of its own, reports processed logprobs, and has render
+routes. They tell the parameters that vLLM makes of a request, defaults included: they are asked about each request. The
+third has such defaults too, and no render routes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,13 @@ from ajet_sdk.frame import decode_batch
 from ajet_sdk.sample import spans_of
 from tests.e2e.conftest import OWN, Engine, Pair
 from tests.kit.proxy_process import PROXY, ProxyProcess
+from tests.kit.vllm_process import vllm_server
 
 pytestmark = pytest.mark.slow
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
+HIDDEN = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
+"""The defaults of the third engine's model."""
 SAID = [{"role": "user", "content": "Hello"}]
 ANY = {"type": "object"}
 FUNCTION = {"name": "guess", "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}}}
@@ -94,7 +99,11 @@ def own_and_plain(
 ) -> Iterator[dict[str, Pair]]:
     folder = tmp_path_factory.mktemp("sampling")
     with ProxyProcess(vllm.url, folder / "plain") as plain, ProxyProcess(shaped.url, folder / "own") as own:
-        yield {"plain": Pair(vllm, plain), "own": Pair(shaped, own)}
+        pairs = {"plain": Pair(vllm, plain), "own": Pair(shaped, own)}
+        for name, pair in pairs.items():
+            asked(pair, f"first-{name}", CHAT, body_of(CHAT, "nothing"))
+        time.sleep(8)  # an engine that has just started may take long for its first tokens
+        yield pairs
         assert "Traceback" not in plain.errors() + own.errors()
 
 
@@ -107,20 +116,19 @@ def asked(pair: Pair, episode: str, route: str, body: dict[str, Any]) -> Any:
     return call
 
 
-@pytest.mark.parametrize("engine", ["plain", "own"])
 @pytest.mark.parametrize(("route", "name"), CASES)
 def test_what_is_recorded_is_what_the_engine_says_of_the_request(
-    own_and_plain: dict[str, Pair], engine: str, route: str, name: str
+    own_and_plain: dict[str, Pair], route: str, name: str
 ) -> None:
-    pair, body = own_and_plain[engine], body_of(route, name)
+    pair, body = own_and_plain["own"], body_of(route, name)
     rendered = httpx.post(f"{pair.engine.url}{route}/render", json=body, timeout=120)
     assert rendered.status_code == 200, rendered.text
     told = rendered.json()
     params = (told[0] if isinstance(told, list) else told)["sampling_params"]
-    call = asked(pair, f"{engine}-{route[4:].replace('/', '-')}-{name.replace(' ', '-')}", route, body)
+    call = asked(pair, f"own-{route[4:].replace('/', '-')}-{name.replace(' ', '-')}", route, body)
     found = dict(call["sampling"])
     scored = "scored_logprobs" in call["altered"]
-    assert found.pop("logprobs") == ("raw" if scored or engine == "plain" else "processed")
+    assert found.pop("logprobs") == ("raw" if scored else "processed")
     assert (found.pop("structured", None) is not None) == bool(params.get("structured_outputs"))
     assert {name: found.pop(name) for name in OFF if name in found} == pytest.approx({
         name: params[name] for name, off in OFF.items() if params.get(name, off[0]) not in off
@@ -135,8 +143,40 @@ def test_the_defaults_of_the_model_count_and_a_request_overrides_them(own_and_pl
     processed = {"logprobs": "processed"}
     assert asked(pair, "by-default", CHAT, body_of(CHAT, "nothing"))["sampling"] == {**processed, **OWN}
     assert asked(pair, "as-trained", CHAT, body_of(CHAT, "as trained"))["sampling"] == processed
-    plain = asked(own_and_plain["plain"], "by-default", CHAT, body_of(CHAT, "nothing"))
-    assert plain["sampling"] == {"logprobs": "raw"}
+
+
+@pytest.mark.parametrize(("route", "name", "expected"), [
+    (CHAT, "nothing", {}), (CHAT, "as trained", {}), (COMPLETIONS, "nothing", {}), (MESSAGES, "nothing", {}),
+    (RESPONSES, "nothing", {}), (CHAT, "cold", {"temperature": 0.5, "top_k": 7}), (CHAT, "greedy", {"temperature": 0}),
+    (CHAT, "tools", {}), (CHAT, "must", {"structured": "tools"}), (CHAT, "strict tools", {"structured": None}),
+    (RESPONSES, "must", {"structured": "tools"}), (COMPLETIONS, "regex", {"structured": "regex"}),
+])  # fmt: skip
+def test_an_engine_without_render_routes_is_seen_to_have_no_defaults(
+    own_and_plain: dict[str, Pair], route: str, name: str, expected: Any
+) -> None:
+    episode = f"plain-{route[4:].replace('/', '-')}-{name.replace(' ', '-')}"
+    call = asked(own_and_plain["plain"], episode, route, body_of(route, name))
+    assert call["sampling"] == {"logprobs": "raw", **expected}
+
+
+def test_its_hidden_defaults_are_found_or_known_to_be_unknown(tmp_path: Path) -> None:
+    from tests.kit.tiny_model import build
+
+    with vllm_server(build(tmp_path / "tiny", defaults=HIDDEN), tmp_path / "vllm.log") as url:
+        with ProxyProcess(url, tmp_path / "data") as proxy:
+            pair = Pair(Engine(url, tmp_path / "tiny"), proxy)
+            for _ in range(30):  # how long the engine takes for its first tokens is nobody's promise
+                found = asked(pair, f"ep-{time.monotonic_ns()}", CHAT, body_of(CHAT, "nothing"))["sampling"]
+                if found["logprobs"] != "unknown":
+                    break
+                time.sleep(1)
+            named = asked(pair, "named", CHAT, body_of(CHAT, "as trained") | {"repetition_penalty": 1, "top_k": -1})
+        faults = [item for item in doctor(url, tmp_path) if item["level"] == "fault"]
+    assert found == {
+        "logprobs": "raw", "temperature": 0.6, "top_k": None, "min_p": None, "repetition_penalty": None,
+    }
+    assert named["sampling"] == {"logprobs": "raw", "min_p": None}
+    assert "temperature 0.6, top_k (perhaps), min_p (perhaps), repetition_penalty (perhaps)" in faults[0]["message"]
 
 
 @pytest.mark.parametrize(("engine", "narrowed"), [("own", True), ("plain", False)])
@@ -172,13 +212,19 @@ def test_a_trainer_is_told_in_runs(own_and_plain: dict[str, Pair]) -> None:
     assert len(sample.finish_reasons) == len(sample.calls) == 3
 
 
-def test_the_doctor_calls_hidden_defaults_a_fault(shaped: Engine, tmp_path: Path) -> None:
+def doctor(url: str, folder: Path) -> list[dict[str, str]]:
     done = subprocess.run(
-        [str(PROXY), "doctor", "--json", "--upstream", shaped.url, "--data-dir", str(tmp_path)],
+        [str(PROXY), "doctor", "--json", "--upstream", url, "--data-dir", str(folder / "none")],
         capture_output=True, text=True, timeout=120, check=False,
     )
-    found = json.loads(done.stdout)["findings"]
+    found: list[dict[str, str]] = json.loads(done.stdout)["findings"]
+    assert done.returncode == any(item["level"] == "fault" for item in found)
+    return found
+
+
+def test_the_doctor_calls_hidden_defaults_a_fault(shaped: Engine, tmp_path: Path) -> None:
+    found = doctor(shaped.url, tmp_path)
     (fault,) = (item for item in found if item["level"] == "fault")
-    assert done.returncode == 1 and "temperature 0.7, top_p 0.9" in fault["message"]
+    assert "temperature 0.7, top_p 0.9" in fault["message"]
     assert "--generation-config vllm" in fault["advice"]
     assert any("its logprobs are processed" in item["message"] for item in found)

@@ -274,10 +274,12 @@ async def test_a_running_proxy_is_seen_by_its_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("sampling", "levels", "words"), [
     (Sampling({}, processed=True), ["ok", "ok"], ["at temperature 1 over the whole vocabulary", "are processed"]),
-    (Sampling({}), ["ok", "warning"], ["at temperature 1", "logprobs are raw"]),
+    (Sampling({}, renders=False), ["ok", "warning"], ["at temperature 1", "logprobs are raw"]),
     (Sampling({"temperature": 0.7, "top_k": 20}, processed=True), ["fault", "ok"],
      ["hidden defaults where agents name no parameter: temperature 0.7, top_k 20", "are processed"]),
-    (Sampling(None, no_bias=True), ["warning", "warning"], ["does not tell its defaults", "does not show whether"]),
+    (Sampling({"temperature": 0.7, "top_k": 20}, renders=False), ["fault", "warning"],
+     ["no parameter: temperature 0.7, top_k (perhaps), min_p (perhaps)", "logprobs are raw"]),
+    (Sampling(status=404), ["warning", "warning"], ["does not tell its defaults", "does not show whether"]),
 ])  # fmt: skip
 async def test_how_an_engine_samples(tmp_path: Path, sampling: Sampling, levels: list[str], words: list[str]) -> None:
     async with EngineStub(sampling=sampling) as stub:

@@ -1,25 +1,29 @@
 """How the tokens of a call were sampled, in effect: what its request says, over what its engine does of itself.
 
 vLLM fills in what a request leaves out with the defaults of the model's ``generation_config.json`` or of its own
-options. Nobody sees these in a request or an answer, so the engine is asked for them (`questions`), once for each
-model. Its render route tells the parameters of a request without generating anything. It also tells whether the engine
-makes a grammar of tools, which depends on its parser of tool calls.
+options. Nobody sees these in a request, so the engine is asked, once for each model. With ``--enable-scale-out`` it has
+render routes, which tell the parameters of a request without generating anything. They also tell whether a grammar is
+made of strict tools, which depends on the parser of tool calls. Without them a response tells four defaults
+(`questions`). Whether the others are off shows in what is drawn (`more_questions`). The logprobs of some tokens are
+known, and biases make any distribution over these. If tokens are drawn that a ``top_k`` or ``min_p`` would have taken
+away, there is none. If a token of the prompt wins and loses by a hair, it is not penalized for being there.
 
 Whether logprobs are raw or processed shows in two tokens, each made certain in turn by its bias. Processed logprobs of
 both are near 0. Raw ones cannot be: these are two tokens of one distribution, so they add up to less than twice -0.69.
 
-What is told of a call has vLLM's names, and only what is not off (contract §6.1). A default that the engine did not
-tell is null.
+What is told of a call has vLLM's names, and only what is not off (contract §6.1). A default that is not known is null.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.completions import COMPLETIONS
@@ -54,7 +58,8 @@ LONGEST = 256
 
 class Known(Struct, frozen=True):
     """What an engine tells of itself, for one model: its `defaults`, by name, as far as they are known. What its
-    `logprobs` are, and whether it makes a grammar of `tools`, and of tools that are strict; None is not known."""
+    `logprobs` are, and whether it makes a grammar of `tools`, and of tools that are strict; None is not known. If it is
+    not known of tools, none is made of those that are not strict: vLLM does that only if an option says so."""
 
     defaults: tuple[tuple[str, float], ...] = ()
     logprobs: Logprobs = "unknown"
@@ -132,8 +137,9 @@ def _of_tools(route: str, fields: Mapping[str, Any], known: Known) -> Literal["y
         return None
     own = [tool if route == RESPONSES.path else tool.get("function") for tool in tools if isinstance(tool, dict)]
     strict = any(isinstance(tool, dict) and flag(tool, "strict") for tool in own)
-    made = known.strict_tools if strict else known.tools
-    return "unknown" if made is None else "yes" if made else None
+    if not strict:
+        return "yes" if known.tools else None
+    return "unknown" if known.strict_tools is None else "yes" if known.strict_tools else None
 
 
 def _format(route: str, fields: Mapping[str, Any]) -> str | None:
@@ -157,41 +163,106 @@ def _as_written(value: Any) -> Any:
 def _short(name: str, value: Any) -> Any:
     """`value`, or a digest of it if it is long; None for what cannot be written down."""
     try:
+        text = canonical(value).encode("utf-8", "surrogatepass")
+        if len(text) > LONGEST:
+            return f"sha256:{hashlib.sha256(text).hexdigest()[:24]}"
         check_storable(value, name)
-    except BadRequest:
+    except (ValueError, RecursionError, BadRequest):
         return None
-    text = canonical(value).encode()
-    return value if len(text) <= LONGEST else f"sha256:{hashlib.sha256(text).hexdigest()[:24]}"
+    return value
 
 
 # --- what the engine tells
 
-_PROMPT, _TOKENS = [10], (11, 12)
-"""Ids that every vocabulary has."""
+Questions = list[tuple[str, dict[str, Any]]]
+"""What to ask an engine: routes and bodies."""
+_IDS = range(11, 139)
+"""Tokens that every vocabulary has, as many as vLLM reports by name."""
+_PROMPT, _OTHER = _IDS[0], _IDS[1]
+"""The prompt, and a token that is not in it."""
+_DRAWS = 256
+RARE, STEP = 0.02, 0.01
+"""The second likeliest token against the likeliest, and by how much the logprob of each falls below the one before it.
+(Tokens of equal logits pass ``top_k`` together.)"""
+ENOUGH = 64
+"""If more tokens than this are drawn, there is no ``top_k`` of as many or less. Nor is there a ``min_p`` of more than
+0.011, which is less likely than the last of them."""
+_HIGH, _HAIR, _WIDEST = 60.0, 0.25, 34.0
+"""A bias that leaves no other token a chance, and a lead that a ``repetition_penalty`` of 1.005 would turn. If logprobs
+differ by more than the last one, biases would be too large."""
+_TESTED = ("top_k", "min_p", "repetition_penalty")
+RENDER = "/render"
 
 
-def questions(model: str) -> list[tuple[str, dict[str, Any]]]:
-    """What to ask the engine about `model`: routes and bodies. `known` reads the answers."""
-    named = {"model": model} if model else {}
+def questions(model: str) -> Questions:
+    """What to ask the engine about `model` first. `known` reads the answers."""
+    named = _named(model)
     says = {**named, "messages": [{"role": "user", "content": "?"}], "max_tokens": 1}
     empty = {"type": "object", "properties": {}, "additionalProperties": False}
     functions = ({"name": "f", "parameters": empty, **strict} for strict in ({}, {"strict": True}))
-    render = "/render"
     return [
-        (COMPLETIONS.path + render, {**named, "prompt": _PROMPT, "max_tokens": 1}),
-        *((CHAT.path + render, {**says, "tools": [{"type": "function", "function": one}]}) for one in functions),
-        *((COMPLETIONS.path, {**named, "prompt": _PROMPT, "max_tokens": 1, "logprobs": 0, "return_token_ids": True,
-                              "logit_bias": {str(token): MOST_BIAS}, **UNSHAPED}) for token in _TOKENS),
-    ]  # fmt: skip
+        (COMPLETIONS.path + RENDER, {**named, "prompt": [_PROMPT], "max_tokens": 1}),
+        *((CHAT.path + RENDER, {**says, "tools": [{"type": "function", "function": one}]}) for one in functions),
+        (RESPONSES.path, {**named, "input": "?", "max_output_tokens": 1, "store": False}),
+        *(_one_token(model, {token: MOST_BIAS}, **UNSHAPED) for token in (_PROMPT, _OTHER)),
+        _one_token(model, {}, **UNSHAPED, logprob_token_ids=[*_IDS], return_tokens_as_token_ids=True),
+    ]
 
 
 def known(answers: Sequence[Any]) -> Known:
     """What the `answers` to `questions` tell; None is no answer."""
-    plain, tools, strict, *biased = answers
-    rendered = [_rendered(answer) for answer in (plain, tools, strict)]
-    defaults = next((_defaults(found) for found in rendered if found is not None), ())
+    *rendering, response, first, second, _ = answers
+    rendered = [_rendered(answer) for answer in rendering]
+    found = next((found for found in rendered if found is not None), None)
+    defaults = _echoed(response) if found is None else _defaults(found)
     made = [None if found is None else bool(found.get("structured_outputs")) for found in rendered[1:]]
-    return Known(defaults, _logprobs(biased), *made)
+    return Known(defaults, _logprobs((first, second)), *made)
+
+
+def more_questions(model: str, found: Known, answers: Sequence[Any]) -> Questions:
+    """What to ask about defaults that are not `found` in the `answers` to `questions`; see `with_draws`."""
+    measured = _measured(answers[-1])
+    if {*_TESTED} <= dict(found.defaults).keys() or measured is None:
+        return []
+    steps = {token: math.log(RARE) - STEP * place for place, token in enumerate(_IDS)} | {_OTHER: 0.0}
+    drawn = {token: steps[token] - measured[token] for token in _IDS}
+    ahead, behind = ({_PROMPT: lead - measured[_PROMPT], _OTHER: -measured[_OTHER]} for lead in (_HAIR, -_HAIR))
+    neutral = {"temperature": 1, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1}
+    return [
+        _one_token(model, _raised(drawn), **neutral, n=_DRAWS),
+        *(_one_token(model, _raised(biases), temperature=0) for biases in (ahead, behind)),
+    ]
+
+
+def with_draws(found: Known, answers: Sequence[Any]) -> Known:
+    """`found`, with the defaults that the `answers` to `more_questions` show to be off."""
+    if len(answers) != 3:
+        return found
+    draws, ahead, behind = (_tokens(answer) for answer in answers)
+    off = {}
+    if len({*draws}) > ENOUGH and {*draws} <= {*_IDS}:
+        off = {"top_k": 0.0, "min_p": 0.0}
+    if (ahead, behind) == ([_PROMPT], [_OTHER]):
+        off["repetition_penalty"] = 1.0
+    return replace(found, defaults=tuple({**off, **dict(found.defaults)}.items()))
+
+
+def _named(model: str) -> dict[str, Any]:
+    return {"model": model} if model else {}
+
+
+def _one_token(model: str, biases: Mapping[int, float], **more: Any) -> tuple[str, dict[str, Any]]:
+    """Asks for one token under these `biases`."""
+    body = {**_named(model), "prompt": [_PROMPT], "max_tokens": 1, "logprobs": 0, "return_token_ids": True, **more}
+    if biases:
+        body["logit_bias"] = {str(token): bias for token, bias in biases.items()}
+    return COMPLETIONS.path, body
+
+
+def _raised(biases: Mapping[int, float]) -> Mapping[int, float]:
+    """`biases` that leave the same differences and are far above 0, so that nothing but their tokens is drawn."""
+    by = _HIGH - sum(biases.values()) / len(biases)
+    return {token: bias + by for token, bias in biases.items()}
 
 
 def _rendered(answer: Any) -> Mapping[str, Any] | None:
@@ -210,14 +281,40 @@ def _defaults(found: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     return tuple((name, value) for name, value in told.items() if value is not None and name not in hidden)
 
 
+def _echoed(response: Any) -> tuple[tuple[str, float], ...]:
+    """The defaults that a response tells."""
+    told = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+    if not isinstance(response, dict) or any(number(response, name) is None for name in told):
+        return ()
+    return tuple((name, value) for name, value in _defaults(response) if name in told)
+
+
 def _logprobs(answers: Sequence[Any]) -> Logprobs:
     """What logprobs are, by those of two tokens that were certain. What is above 0 is a logit."""
     try:
-        told = [answer["choices"][0] for answer in answers]
-        values = [choice["logprobs"]["token_logprobs"][0] for choice in told]
-        if [choice["token_ids"] for choice in told] != [[token] for token in _TOKENS] or not are_logprobs(values):
+        values = [answer["choices"][0]["logprobs"]["token_logprobs"][0] for answer in answers]
+        if [_tokens(answer) for answer in answers] != [[_PROMPT], [_OTHER]] or not are_logprobs(values):
             return "unknown"
     except (*UNREADABLE, OverflowError):
         return "unknown"
     both = sum(values)
     return "processed" if both > -0.5 else "raw" if both < -1.3 else "unknown"
+
+
+def _tokens(answer: Any) -> list[Any]:
+    """The one token of each choice; none if the answer is not of the dialect."""
+    try:
+        return [token for choice in answer["choices"] for token in choice["token_ids"]]
+    except UNREADABLE:
+        return []
+
+
+def _measured(answer: Any) -> Mapping[int, float] | None:
+    """The logprobs of `_IDS` after the prompt; None if they are not told, or too far apart for a bias to make up."""
+    try:
+        told = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+        found = {token: float(told[f"token_id:{token}"]) for token in _IDS}
+    except UNREADABLE:
+        return None
+    spread = max(found.values()) - min(found.values())
+    return found if math.isfinite(spread) and spread < _WIDEST else None

@@ -92,6 +92,7 @@ class HttpFront:
     def add_routes(self, app: web.Application) -> None:
         """Register the front for all paths that no earlier route takes, and its connections for the app's lifetime."""
         app.cleanup_ctx.append(self._upstream.connected)
+        app.on_shutdown.append(self._pipeline.close)
         app.on_response_prepare.append(relay.leave_out)
         app.on_response_prepare.append(body_of.close_unread)
         app.on_response_prepare.append(self._began)

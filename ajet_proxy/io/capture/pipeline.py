@@ -141,6 +141,10 @@ class Pipeline:
         self._tell_versions: set[str] = set()
         """The routes on which an engine has shown that it can say which weights sampled each token."""
 
+    async def close(self, _app: web.Application | None = None) -> None:
+        """Ask engines nothing more of our own."""
+        await self._sampling.close()
+
     async def capture(self, incoming: Incoming) -> web.StreamResponse:
         """Ask the engine on the agent's behalf, and record the calls that come of it."""
         await self._identify(incoming)
@@ -259,7 +263,7 @@ class Pipeline:
 
         known = self._sampling.kept.get((model, self._upstream.standing(model)))
         if known is None:
-            known = await self._sampling.of(model, ask)
+            known = await self._sampling.of(model, ask, partial(self._ledger_port.enter, model))
         if SHAPING.isdisjoint(exchange.asked.fields):
             return partial(plain, exchange.target, known)
         return partial(effective, exchange.target, exchange.asked.fields, known)

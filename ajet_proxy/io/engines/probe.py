@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final, Generic, TypeVar
 
 import aiohttp
@@ -27,8 +27,12 @@ T = TypeVar("T")
 Questions = Callable[[str], list[tuple[str, dict[str, Any]]]]
 Asking = Callable[[str, bytes], EngineRequest]
 """Makes a request to a route, with a body, in the name of a client."""
-LIMIT_S = 2.0
+Entering = Callable[[], AbstractAsyncContextManager[None]]
+"""Waits at the gate, and holds it open."""
+PATIENCE_S = 2.0
 """The end of the first answer of a model waits for it."""
+LIMIT_S = 20.0
+"""For all questions about how a model is sampled."""
 RETRY_S = 60.0
 """An engine that kept silent about how it samples is asked again after this long."""
 SILENT: Final = object()
@@ -73,41 +77,64 @@ class EngineProbe(Generic[T]):
 class SamplingProbe:
     """How each model's engines sample where requests do not say (`core.protocol.sampling`). They are asked when a call
     of the model was captured, and before it is recorded: an engine that reports no ids is never asked. Requests that
-    want to know at the same time ask together. A silent or busy engine costs `LIMIT_S` and no more, and is asked again
-    after `RETRY_S`. Until then what it did not tell is unknown.
+    want to know at the same time ask together. They wait `PATIENCE_S` and no longer. The questions go on without them,
+    and wait at the gate as requests do. What a silent or busy engine did not tell is asked again after `RETRY_S`.
+    Until then it is unknown.
 
     `kept` has what is known by now, for a request that need not wait."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self.kept: dict[tuple[str, Standing], sampling.Known] = {}
-        self._asking: dict[str, asyncio.Lock] = {}
+        self._asking: dict[str, tuple[asyncio.Task[sampling.Known], float]] = {}
 
-    async def of(self, model: str, request: Asking) -> sampling.Known:
-        """What is known of `model`."""
-        async with self._asking.setdefault(model, asyncio.Lock()):
-            found = self.kept.get((model, self._upstream.standing(model)))
-            return await self._find(model, request) if found is None else found
+    async def of(self, model: str, request: Asking, enter: Entering) -> sampling.Known:
+        """What is known of `model`. `enter` lets the questions through the gate."""
+        now = asyncio.get_running_loop().time()
+        if model not in self._asking:
+            asking = asyncio.create_task(self._find(model, request, enter))
+            asking.add_done_callback(lambda _: self._asking.pop(model))
+            self._asking[model] = asking, now
+        task, began = self._asking[model]
+        await asyncio.wait([task], timeout=max(0.0, began + PATIENCE_S - now))
+        return task.result() if task.done() and not task.cancelled() else sampling.Known()
 
-    async def _find(self, model: str, request: Asking) -> sampling.Known:
-        asked = [request(path, json.dumps(body).encode()) for path, body in sampling.questions(model)]
-        answers = await asyncio.gather(*map(self._ask, asked))
-        found = sampling.known([None if answer is SILENT else answer for answer in answers])
+    async def close(self) -> None:
+        """Ask no more."""
+        tasks = [task for task, _ in self._asking.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _find(self, model: str, request: Asking, enter: Entering) -> sampling.Known:
+        found, whole = sampling.Known(), False
+        try:
+            async with enter(), asyncio.timeout(LIMIT_S):
+                answers = await self._answers(request, sampling.questions(model))
+                found = sampling.known([None if answer is SILENT else answer for answer in answers])
+                more = await self._answers(request, sampling.more_questions(model, found, answers))
+                found = sampling.with_draws(found, more)
+                whole = SILENT not in answers + more
+        except (AjetError, TimeoutError):
+            pass
         for key in [key for key in self.kept if key[0] == model]:
             del self.kept[key]
         key = (model, self._upstream.standing(model))
         self.kept[key] = found
-        if SILENT in answers:
+        if not whole:
             logger.warning("an engine of model %r did not say in time how it samples; until it does, some of that is "
                            "unknown", model)
             asyncio.get_running_loop().call_later(RETRY_S, self.kept.pop, key, None)
         return found
 
+    async def _answers(self, request: Asking, questions: sampling.Questions) -> list[Any]:
+        asked = (request(path, json.dumps(body).encode()) for path, body in questions)
+        return await asyncio.gather(*map(self._ask, asked))
+
     async def _ask(self, request: EngineRequest) -> Any:
         """The engine's answer; None if it refuses, which it will again."""
         try:
-            async with asyncio.timeout(LIMIT_S):
-                status, body = await told(self._upstream, request)
+            status, body = await told(self._upstream, request)
             return json.loads(body) if status == 200 else SILENT if status in _BUSY else None
         except (AjetError, aiohttp.ClientError, TimeoutError):
             return SILENT

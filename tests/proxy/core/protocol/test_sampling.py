@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,19 @@ from ajet_proxy.core.protocol.chat import CHAT
 from ajet_proxy.core.protocol.completions import COMPLETIONS
 from ajet_proxy.core.protocol.request import Request
 from ajet_proxy.core.protocol.responses import RESPONSES
-from ajet_proxy.core.protocol.sampling import OFF, SHAPING, Known, effective, known, plain, questions
+from ajet_proxy.core.protocol.sampling import (
+    ENOUGH,
+    MOST_BIAS,
+    OFF,
+    SHAPING,
+    Known,
+    effective,
+    known,
+    more_questions,
+    plain,
+    questions,
+    with_draws,
+)
 
 NEUTRAL = tuple((name, off[0]) for name, off in OFF.items())
 PLAIN = Known(NEUTRAL, "processed", False, False)
@@ -112,7 +125,7 @@ def test_the_format_of_a_response() -> None:
 @pytest.mark.parametrize(("tools", "strict", "of_plain", "of_strict"), [
     (False, False, {}, {}), (False, True, {}, {"structured": "tools"}),
     (True, True, {"structured": "tools"}, {"structured": "tools"}),
-    (None, None, {"structured": None}, {"structured": None}),
+    (None, None, {}, {"structured": None}),
 ])  # fmt: skip
 @pytest.mark.parametrize("route", [CHAT.path, RESPONSES.path])
 def test_whether_an_engine_makes_a_grammar_of_tools(
@@ -179,18 +192,21 @@ def biased(token: int, logprob: Any) -> Any:
     return {"choices": [{"token_ids": [token], "logprobs": {"token_logprobs": [logprob]}}]}
 
 
-def answers(first: Any = None, second: Any = None, *rendered: Any) -> list[Any]:
-    return [*(rendered or (None, None, None)), first, second]
+def answers(
+    first: Any = None, second: Any = None, *rendered: Any, response: Any = None, all: Any = None
+) -> list[Any]:
+    return [*(rendered or (None, None, None)), response, first, second, all]
 
 
 def test_the_questions_name_no_parameter_but_for_the_logprobs() -> None:
     asked = questions("m")
     assert [path for path, _ in asked] == [
-        "/v1/completions/render", *["/v1/chat/completions/render"] * 2, *["/v1/completions"] * 2,
+        "/v1/completions/render", *["/v1/chat/completions/render"] * 2, "/v1/responses", *["/v1/completions"] * 3,
     ]
-    assert all(body["model"] == "m" and body["max_tokens"] == 1 for _, body in asked)
-    assert [SHAPING & body.keys() for _, body in asked[:3]] == [set(), {"tools"}, {"tools"}]
-    assert [body["logit_bias"] for _, body in asked[3:]] == [{"11": 100}, {"12": 100}]
+    limits = [body.get("max_tokens", body.get("max_output_tokens")) for _, body in asked]
+    assert set(limits) == {1} and all(body["model"] == "m" for _, body in asked)
+    assert [SHAPING & body.keys() for _, body in asked[:4]] == [set(), {"tools"}, {"tools"}, set()]
+    assert [body.get("logit_bias") for _, body in asked[4:]] == [{"11": 100}, {"12": 100}, None]
     assert all("model" not in body for _, body in questions("")), "the engine's only model"
 
 
@@ -230,3 +246,73 @@ def test_a_greedy_default_hides_what_narrows_the_choice() -> None:
     found = known(answers(None, None, rendered, None, None))
     assert told({}, by=found) == {"temperature": 0, "repetition_penalty": 1.5}
     assert told({"temperature": 1, "min_p": 0}, by=found) == {"top_p": None, "top_k": None, "repetition_penalty": 1.5}
+
+
+RESPONSE = {"temperature": 0.7, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+def measured(**change: Any) -> Any:
+    """The logprobs of the tokens that biases are about."""
+    top = {f"token_id:{token}": -5.0 - token % 7 for token in range(11, 139)}
+    return {"choices": [{"logprobs": {"top_logprobs": [{**top, **change}]}}]}
+
+
+def drawn(*tokens: int) -> Any:
+    return {"choices": [{"token_ids": [token]} for token in tokens]}
+
+
+def test_a_response_tells_four_defaults() -> None:
+    found = known(answers(response=RESPONSE))
+    assert dict(found.defaults) == RESPONSE
+    assert told({}, by=found) == {"temperature": 0.7, "top_k": None, "min_p": None, "repetition_penalty": None}
+    greedy = known(answers(response=RESPONSE | {"temperature": 0.0}))
+    assert "top_p" not in dict(greedy.defaults)
+    for response in (7, {}, RESPONSE | {"top_p": None}):
+        assert known(answers(response=response)) == Known()
+
+
+def test_what_is_asked_of_the_others() -> None:
+    first = answers(response=RESPONSE, all=measured())
+    draws, ahead, behind = (body for _, body in more_questions("m", known(first), first))
+    assert not {"top_k", "min_p"} & draws.keys() and draws["n"] == 256 and draws["repetition_penalty"] == 1
+    for body in (ahead, behind):
+        assert body["temperature"] == 0 and "repetition_penalty" not in body
+        assert body["logit_bias"].keys() == {"11", "12"}
+    raw = {token: -5.0 - token % 7 for token in range(11, 139)}
+    for body, lead in ((ahead, 0.25), (behind, -0.25)):
+        logits = {token: raw[token] + body["logit_bias"][str(token)] for token in (11, 12)}
+        assert logits[11] - logits[12] == pytest.approx(lead)
+    logits = sorted((raw[token] + draws["logit_bias"][str(token)] for token in raw), reverse=True)
+    assert all(before - after > 0.009 for before, after in pairwise(logits)), "no two pass together"
+    assert all(abs(bias) <= MOST_BIAS for body in (draws, ahead, behind) for bias in body["logit_bias"].values())
+
+
+@pytest.mark.parametrize("all", [
+    None, 7, {}, measured(**{"token_id:11": None}), measured(**{"token_id:11": -9999.0}),
+    measured(**{"token_id:11": float("-inf")}),
+])  # fmt: skip
+def test_nothing_more_is_asked_where_logprobs_are_not_known(all: Any) -> None:
+    first = answers(response=RESPONSE, all=all)
+    assert more_questions("m", known(first), first) == []
+    assert with_draws(known(first), []) == known(first)
+
+
+def test_nothing_more_is_asked_where_all_is_told() -> None:
+    first = answers(None, None, [{"sampling_params": {}}], None, None, all=measured())
+    assert more_questions("m", known(first), first) == []
+
+
+MANY, FEW = range(11, 12 + ENOUGH), range(11, 11 + ENOUGH)
+
+
+@pytest.mark.parametrize(("more", "off"), [
+    ((drawn(*MANY), drawn(11), drawn(12)), {"top_k", "min_p", "repetition_penalty"}),
+    ((drawn(*FEW), drawn(11), drawn(12)), {"repetition_penalty"}),
+    ((drawn(*MANY), drawn(12), drawn(12)), {"top_k", "min_p"}),
+    ((drawn(*MANY), drawn(11), drawn(11)), {"top_k", "min_p"}),
+    ((drawn(*MANY, 500), None, {}), set()), ((None, None, None), set()),
+])  # fmt: skip
+def test_defaults_that_are_shown_to_be_off(more: Any, off: set[str]) -> None:
+    found = with_draws(Known((("temperature", 0.7),), "raw"), more)
+    assert dict(found.defaults) == {"temperature": 0.7, **{name: OFF[name][0] for name in off}}
+    assert found.logprobs == "raw"

@@ -18,7 +18,8 @@ from tests.kit.wire import Answer, send
 from tests.proxy.io.capture.test_relay_responses import ONE_CALL
 from tests.proxy.io.front import CHAT, COMPLETIONS, Front
 
-QUESTIONS, RESPONSES = 5, "/v1/responses"
+QUESTIONS, RESPONSES = 7, "/v1/responses"
+MORE = 3
 UNTOLD = dict.fromkeys(OFF)
 
 
@@ -78,7 +79,7 @@ async def test_an_engine_of_which_nothing_is_captured_is_never_asked(kind: str) 
 
 
 async def test_an_engine_that_refuses_is_not_asked_again() -> None:
-    async with EngineStub(sampling=Sampling(None, no_bias=True)) as stub, Front(stub.url) as front:
+    async with EngineStub(sampling=Sampling(status=404)) as stub, Front(stub.url) as front:
         for more in ({}, {"temperature": 0.5, "top_p": 1}):
             assert (await ask(front, **more)).status == 200
         assert len(stub.sampling.asked) == QUESTIONS
@@ -86,12 +87,32 @@ async def test_an_engine_that_refuses_is_not_asked_again() -> None:
     assert told(front) == [UNTOLD | {"logprobs": "unknown"}, named | {"logprobs": "unknown"}]
 
 
+@pytest.mark.parametrize(("defaults", "expected"), [
+    ({}, {}), ({"temperature": 0.7, "top_p": 0.9}, {"temperature": 0.7, "top_p": 0.9}),
+    ({"top_k": 20}, {"top_k": None, "min_p": None}), ({"min_p": 0.05}, {"top_k": None, "min_p": None}),
+    ({"repetition_penalty": 1.02}, {"repetition_penalty": None}),
+    ({"repetition_penalty": 0.98}, {"repetition_penalty": None}),
+    ({"temperature": 0, "presence_penalty": 0.5}, {"temperature": 0, "presence_penalty": 0.5}),
+])  # fmt: skip
+@pytest.mark.parametrize("processed", [False, True])
+async def test_an_engine_without_render_routes_shows_which_defaults_are_off(
+    defaults: dict[str, float], expected: dict[str, Any], processed: bool
+) -> None:
+    sampling = Sampling(defaults, renders=False, processed=processed)
+    async with EngineStub(sampling=sampling) as stub, Front(stub.url) as front:
+        for _ in range(2):
+            await ask(front)
+        assert len(sampling.asked) == QUESTIONS + MORE
+    assert told(front) == [{"logprobs": "processed" if processed else "raw", **expected}] * 2
+
+
 @pytest.mark.parametrize("silent", [True, False])
 async def test_a_silent_or_busy_engine_costs_little_and_is_asked_again_later(
     monkeypatch: pytest.MonkeyPatch, silent: bool
 ) -> None:
-    sampling = Sampling(delay_s=30.0) if silent else Sampling(None, no_bias=True, status=503)
-    monkeypatch.setattr(probe, "LIMIT_S", 0.2)
+    sampling = Sampling(delay_s=30.0) if silent else Sampling(status=503)
+    monkeypatch.setattr(probe, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(probe, "LIMIT_S", 0.5)
     monkeypatch.setattr(probe, "RETRY_S", 1.0)
     async with EngineStub(sampling=sampling) as stub, Front(stub.url) as front:
         began = time.perf_counter()
@@ -99,11 +120,35 @@ async def test_a_silent_or_busy_engine_costs_little_and_is_asked_again_later(
         assert time.perf_counter() - began < 5
         await ask(front)
         assert len(stub.sampling.asked) == QUESTIONS, "not for each call"
-        sampling.delay_s, sampling.defaults, sampling.no_bias = 0.0, {}, False
-        await asyncio.sleep(1.1)
+        sampling.delay_s, sampling.status = 0.0, 200
+        await asyncio.sleep(2.0)
         await ask(front)
         assert len(stub.sampling.asked) == 2 * QUESTIONS
     assert told(front) == [*[UNTOLD | {"logprobs": "unknown"}] * 2, {"logprobs": "raw"}]
+
+
+async def test_what_a_slow_engine_says_counts_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "PATIENCE_S", 0.1)
+    async with EngineStub(sampling=Sampling(delay_s=0.5)) as stub, Front(stub.url) as front:
+        await ask(front)
+        front.close_gate()
+        front.open_gate(1)
+        await asyncio.sleep(1.0)
+        await ask(front)
+        assert len(stub.sampling.asked) == QUESTIONS
+    assert told(front) == [UNTOLD | {"logprobs": "unknown"}, {"logprobs": "raw"}]
+
+
+async def test_questions_wait_at_the_gate_and_end_with_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "PATIENCE_S", 0.1)
+    async with EngineStub(delay_s=0.1) as stub, Front(stub.url, hold_s=30.0) as front:
+        asking = asyncio.create_task(ask(front))
+        while front.running == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        front.close_gate()
+        assert (await asking).status == 200
+        assert stub.sampling.asked == [], "weights change, and only what is under way may go on"
+    assert told(front) == [UNTOLD | {"logprobs": "unknown"}]
 
 
 async def test_an_engine_that_came_back_is_asked_again() -> None:
@@ -138,13 +183,13 @@ async def test_a_call_whose_logprobs_were_asked_for_has_those_of_the_model() -> 
     assert told(front) == [{"logprobs": "raw", "structured": "tools"}, {"logprobs": "processed"}]
 
 
-async def test_a_client_that_leaves_meanwhile_loses_its_call_and_others_ask() -> None:
+async def test_a_client_that_leaves_meanwhile_loses_its_call_and_the_questions_go_on() -> None:
     async with EngineStub(sampling=Sampling(delay_s=1.0)) as stub, Front(stub.url) as front:
         gone = asyncio.create_task(ask(front))
         while not stub.sampling.asked:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
-        stub.sampling.delay_s = 0.0
         await ask(front)
+        assert len(stub.sampling.asked) == QUESTIONS
     assert front.lost == ["disconnected"] and told(front) == [{"logprobs": "raw"}]
