@@ -186,7 +186,7 @@ class Run:
         for reason in admission.left_out:
             self.say_once(f"calls are left out ({reason}): {advice(reason)}")
         for reason in admission.untold:
-            self.say_once(f"calls are trained at temperature {self.learner.temperature:g} ({reason}): {advice(reason)}")
+            self.say_once(f"calls are trained without a word on how they were sampled ({reason}): {advice(reason)}")
         return admission
 
     def rows(self, leased: Leased, admission: Admission) -> list[Row]:

@@ -189,7 +189,7 @@ def test_what_is_left_out_or_corrected_is_said_once_and_counted_in_each_step(tmp
     assert counted == [(4 * 3, 4 * 3, {"greedy": 4})] * 2
     said = [line for line in setting.said if line.startswith("calls ")]
     assert [line.partition(":")[0] for line in said] == [
-        "calls are left out (greedy)", "calls are trained at temperature 1 (untold)",
+        "calls are left out (greedy)", "calls are trained without a word on how they were sampled (untold)",
     ]  # fmt: skip
 
 

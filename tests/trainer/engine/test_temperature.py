@@ -163,6 +163,24 @@ def test_rows_bring_temperatures_only_where_one_is_not_the_learners(monkeypatch:
         assert found == [None if value is None else pytest.approx(value) for value in brought]
 
 
+@pytest.mark.parametrize(
+    ("verl", "several"),
+    [
+        ({}, True), ({"model_engine": "megatron"}, True), ({"model_engine": "torchtitan"}, False),
+        ({"actor_rollout_ref.model.use_fused_kernels": True}, False),
+    ],
+)  # fmt: skip
+def test_a_learner_whose_kernels_take_one_temperature_says_so(
+    verl: dict[str, Any], several: bool, tiny: Path, verl_here: None
+) -> None:
+    from ajet_trainer.verl_backend import settings, trainer
+
+    made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
+    warm = {"actor_rollout_ref.rollout.temperature": 0.7}
+    made.config = settings.compose(Config(model=str(tiny), verl=verl | warm), "cuda", None)
+    assert (made.several_temperatures, made.temperature) == (several, 0.7)
+
+
 def weights_of(
     worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **verl: Any
 ) -> list[np.ndarray[Any, Any]]:
