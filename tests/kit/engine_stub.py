@@ -30,7 +30,7 @@ from tests.kit import engine_responses as responses
 from tests.kit import engine_script
 from tests.kit.engine_faults import Fault as Fault
 from tests.kit.engine_faults import aborted, as_asked, finishes, refused, spoiled, without_ids
-from tests.kit.engine_sampling import RENDER, Sampling
+from tests.kit.engine_sampling import Sampling
 from tests.kit.engine_tokens import MAX_MODEL_LEN, decode, encode, generate, render
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -276,7 +276,7 @@ class EngineStub:
         return (
             ("GET", "/v1/models", self._models), ("GET", "/health", self._health), ("GET", "/version", self._version),
             ("POST", "/tokenize", self._tokenize), ("POST", "/detokenize", self._detokenize),
-            ("POST", CHAT + RENDER, self._generate), ("POST", COMPLETIONS + RENDER, self._generate),
+            ("POST", CHAT + "/render", self._generate), ("POST", COMPLETIONS + "/render", self._generate),
             ("POST", "/pause", self._pause), ("POST", "/resume", self._resume),
             ("POST", "/update_weight_version", self._label),
             ("POST", "/stub/faults", self._set_faults), ("POST", "/stub/script", self._set_script),
