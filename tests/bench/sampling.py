@@ -21,7 +21,7 @@ from ajet_trainer.verl_backend.packaged_model import unpack
 from tests.bench import table
 from tests.kit import learner
 from tests.kit.proxy_process import ProxyProcess
-from tests.kit.shaped import SHAPES, ByHand, leased, play
+from tests.kit.shaped import RAW, SHAPES, ByHand, leased, play
 from tests.kit.truth import Truth, measure
 from tests.kit.vllm_process import vllm_server
 
@@ -42,10 +42,9 @@ def main() -> None:
         model = given.model or folder / "smollm2"
         if not model.exists():
             unpack(model)
-        shapes = list(SHAPES)[: given.shapes]
         with learner.verl_here():
             worker, by_hand = learner.training_worker(model), ByHand.of(model)
-            for kind in ("processed", "raw"):
+            for kind, shapes in (("processed", SHAPES), ("raw", RAW)):
                 options = ("--logprobs-mode", f"{kind}_logprobs", "--generation-config", "vllm")
                 with (
                     vllm_server(model, folder / f"{kind}.log", name=MODEL, options=options) as url,
@@ -53,7 +52,7 @@ def main() -> None:
                     closing(Link(proxy.url)) as link,
                 ):
                     truths = {}
-                    for shape in shapes:
+                    for shape in list(shapes)[: given.shapes]:
                         play(proxy.url, shape, model=MODEL)
                         truths[shape] = measure(worker, by_hand, leased(link, model=MODEL), Rule())
                 table.show(f"{kind} logprobs", HEAD, [row(shape, truth) for shape, truth in truths.items()])

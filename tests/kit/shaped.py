@@ -38,6 +38,8 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
     "a grammar, temperature 0.7": {"structured_outputs": {"regex": PATTERN}, "temperature": 0.7},
     "greedy": {"temperature": 0},
 }
+RAW = ("temperature 1", "temperature 0.7", "top_p 0.8", "a grammar", "a grammar, temperature 0.7", "greedy")
+"""Those of `SHAPES` for which raw logprobs make a difference of their own."""
 NEUTRAL = {
     "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -95,11 +97,10 @@ class ByHand:
             return self.policy(input_ids=torch.tensor([list(ids)])).logits[0]
 
     def logprobs(
-        self, ids: Sequence[int], start: int, end: int, shape: Mapping[str, Any]
+        self, ids: Sequence[int], logits: Any, start: int, end: int, shape: Mapping[str, Any]
     ) -> Iterator[tuple[float, float]]:
         """For each token of ``ids[start:end]``, sampled by `shape` after the rest: its logprob at the temperature
-        alone, and in what it was sampled from."""
-        logits = self.logits(ids)
+        alone, and in what it was sampled from. `logits` are those of `ids`."""
         heat = shape.get("temperature", 1.0)
         for place in range(start, end):
             plain = (logits[place - 1] / heat).log_softmax(dim=-1)

@@ -46,22 +46,24 @@ def measure(worker: Any, by_hand: ByHand, batch: Batch, rule: Rule) -> Truth:
     samples = [sample for one in batch.groups[0].episodes for sample in one.samples]
     untold = [replace(one, samples=tuple(replace(sample, sampling=()) for sample in one.samples))
               for one in batch.groups[0].episodes]  # fmt: skip
-    before = gap(worker, to_rows("b", [replace(batch.groups[0], episodes=tuple(untold))]))
+    plain = to_rows("b", [replace(batch.groups[0], episodes=tuple(untold))])
+    before = gap(plain, old_logprobs(worker, plain))
     admission = admit(batch, rule=rule)
     rows = to_rows("b", admission.groups)
     if not rows:
         return Truth(f"left out: {' '.join(admission.left_out)}", before)
     kinds = [kind for kind in ("exact", "corrected", "untold") if any(tokens_that_are(kind, one) for one in samples)]
-    errors = [compared(by_hand, row, old, shape) for row, old in zip(rows, old_logprobs(worker, rows), strict=True)]
+    after = old_logprobs(worker, rows)
+    errors = [compared(by_hand, row, old, shape) for row, old in zip(rows, after, strict=True)]
     engine, weights, used = (np.concatenate(column) for column in zip(*errors, strict=True))
     assert all(facts is not None for sample in samples for facts, _ in runs_of(sample))
     worst = float(engine.max()), float(weights.max())
-    return Truth(" ".join(kinds), before, gap(worker, rows), *worst, float(used.mean()))
+    return Truth(" ".join(kinds), before, gap(rows, after), *worst, float(used.mean()))
 
 
-def gap(worker: Any, rows: Sequence[Row]) -> Gap:
-    """Between the trainer's probabilities of sampled tokens and the engine's."""
-    old = np.concatenate([found.numpy() for found in old_logprobs(worker, rows)])
+def gap(rows: Sequence[Row], found: Sequence[Any]) -> Gap:
+    """Between the trainer's probabilities of sampled tokens, whose logprobs were `found`, and the engine's."""
+    old = np.concatenate([one.numpy() for one in found])
     mask = np.concatenate([row.mask for row in rows]).astype(bool)
     told = np.concatenate([row.logprobs for row in rows])
     return Gap(float(np.abs(np.exp(old) - np.exp(told))[mask].mean()), float(np.abs(old - told)[mask].mean()))
@@ -76,12 +78,12 @@ def compared(by_hand: ByHand, row: Row, old: Any, shape: Any) -> tuple[Any, Any,
     ids = [*row.prompt.tolist(), *row.response.tolist()]
     told, mask = torch.from_numpy(row.logprobs), torch.from_numpy(row.mask)
     weights, _ = compute_rollout_correction_weights((old - told).unsqueeze(0), mask.unsqueeze(0), "token", 2.0)
-    places = np.flatnonzero(row.mask)
+    places, logits = np.flatnonzero(row.mask), by_hand.logits(ids)
     engine, weight = [], []
     for turn in np.split(places, np.flatnonzero(np.diff(places) > 1) + 1):
         first, last = int(turn[0]), int(turn[-1]) + 1
         start = len(row.prompt)
-        pairs = by_hand.logprobs(ids, start + first, start + last, shape)
+        pairs = by_hand.logprobs(ids, logits, start + first, start + last, shape)
         for place, (plain, drawn) in zip(range(first, last), pairs, strict=True):
             engine.append(abs(float(told[place].exp()) - np.exp(drawn)))
             weight.append(abs(float(weights[0, place]) - min(np.exp(plain - drawn), 2.0)))
