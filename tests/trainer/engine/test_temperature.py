@@ -163,6 +163,18 @@ def test_rows_bring_temperatures_only_where_one_is_not_the_learners(monkeypatch:
         assert found == [None if value is None else pytest.approx(value) for value in brought]
 
 
+def test_padding_is_at_the_temperature_of_the_row_it_is_made_of(verl_here: None) -> None:
+    """verl copies a row with all its fields, and packs the copies."""
+    from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
+    from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
+
+    filling, _ = construct_minimal_padding_template(data_of(mixed(), [0.0] * 3)[0], {}, 0)
+    packed = list_of_dict_to_tensordict([{ROW_TEMPERATURE: filling[ROW_TEMPERATURE]}] * 2)
+    assert packed[ROW_TEMPERATURE].tolist() == pytest.approx([HEATS[0]] * 2)
+
+
 @pytest.mark.parametrize(
     ("verl", "several"),
     [
