@@ -11,6 +11,7 @@ takes every call for one at temperature 1. *After* is `sampling = "correct"`. Al
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -55,6 +56,7 @@ def main() -> None:
                     for shape in list(shapes)[: given.shapes]:
                         play(proxy.url, shape, model=MODEL)
                         truths[shape] = measure(worker, by_hand, leased(link, model=MODEL), Rule())
+                        sys.stderr.write(" | ".join([kind, *row(shape, truths[shape])]) + "\n")
                 table.show(f"{kind} logprobs", HEAD, [row(shape, truth) for shape, truth in truths.items()])
 
 

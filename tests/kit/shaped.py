@@ -18,7 +18,7 @@ from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch
 from ajet_trainer.link import Link
 
-EPISODES, TURNS, TOKENS = 4, 2, 24
+EPISODES, TURNS, TOKENS = 2, 2, 16
 PATTERN = "[ab ]{12}"
 SHAPES: Mapping[str, Mapping[str, Any]] = {
     "temperature 1": {},
