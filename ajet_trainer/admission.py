@@ -5,24 +5,27 @@ before it can reach a gradient. One bad sample takes its whole episode with it: 
 episode that earned the reward. A refused episode is never an error of the run. It is recorded, and its batch is
 acknowledged like any other, so that it does not come back. The daemon gets the reason and discards it for that.
 
-A sample that nobody has rewarded, or in which nothing was sampled, is lawful and gives no row.
+A sample that nobody has rewarded, or in which nothing was sampled, is lawful and gives no row. Of a lawful episode,
+calls whose distribution the trainer cannot compute are left out (`ajet_trainer.sampling`).
 
 `no_signal` groups (all rewards that are compared are equal) give no group-relative advantage. They are kept by default:
 a KL term, an entropy bonus, a critic and every estimator with a baseline over the batch still learn from them. Where
 none of these is on, dropping them saves their share of the compute. The mean over tokens then runs over fewer.
 
-Next: ajet_trainer/advantage.py
+Next: ajet_trainer/sampling.py
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
 from ajet_trainer.advantage import compared, trainable
 from ajet_trainer.attempts import REASON
+from ajet_trainer.sampling import CORRECT, Rule, run_fault, treat
 
 ALREADY_TRAINED = "already_trained"
 TOLD = 200
@@ -40,10 +43,13 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The groups to train (with refused episodes left out) and the refused episodes."""
+    """The groups to train (with refused episodes left out) and the refused episodes. Of the others, `left_out` counts
+    the calls that are not trained, and `untold` those that nobody knows the sampling of, by reason."""
 
     groups: tuple[Group, ...]
     rejected: tuple[Rejection, ...]
+    left_out: Counter[str] = field(default_factory=Counter)
+    untold: Counter[str] = field(default_factory=Counter)
 
     @property
     def filtered(self) -> dict[str, str]:
@@ -60,26 +66,33 @@ class Admission:
 
 def admit(
     batch: Batch, *, trained: Collection[str] = (), failed: Mapping[str, str] = {}, max_tokens: int | None = None,
-    no_signal: str = "keep",
+    no_signal: str = "keep", rule: Rule = CORRECT,
 ) -> Admission:
     """Sorts `batch` into what is trained and what is not.
 
     `trained` holds ids of episodes that are in the weights already, `failed` those that are not tried again and why;
-    `max_tokens` is the longest sample the learner takes. A group of several that shrinks to one has lost its baseline
-    and is refused too.
+    `max_tokens` is the longest sample the learner takes. `rule` says which calls are left out for how they were
+    sampled. A group of several that shrinks to one has lost its baseline and is refused too.
     """
     groups: list[Group] = []
     rejected: list[Rejection] = []
+    left_out, untold = Counter[str](), Counter[str]()
     for group in batch.groups:
         kept: list[BatchEpisode] = []
         for episode in group.episodes:
             fault = episode_fault(episode, trained, max_tokens)
             if fault is None and episode.episode in failed:
                 fault = REASON, failed[episode.episode]
-            if fault is None:
-                kept.append(episode)
-            else:
+            if fault is not None:
                 rejected.append(Rejection(episode.episode, *fault))
+                continue
+            treated = treat(episode, rule)
+            left_out += treated.left_out
+            untold += treated.untold
+            if treated.refused is not None:
+                rejected.append(Rejection(episode.episode, "sampling", treated.refused))
+            else:
+                kept.append(treated.episode)
         if len(kept) == 1 < len(group.episodes):
             rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
         if no_signal == "drop" and len(kept) > 1 and not has_signal(Group(group.task, tuple(kept))):
@@ -90,7 +103,7 @@ def admit(
             kept = []
         if kept:
             groups.append(Group(group.task, tuple(kept)))
-    return Admission(tuple(groups), tuple(rejected))
+    return Admission(tuple(groups), tuple(rejected), left_out, untold)
 
 
 def has_signal(group: Group) -> bool:
@@ -144,3 +157,5 @@ def sample_faults(sample: Sample) -> Iterator[str]:
         covered[start:end] = b"\x01" * (end - start)
     if tuple(covered) != tuple(sample.loss_mask):
         yield "the spans are not the tokens of the loss mask"
+    elif (fault := run_fault(sample)) is not None:
+        yield fault

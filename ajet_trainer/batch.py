@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ajet_sdk.sample import Group, Sample
 from ajet_trainer.advantage import compared
+from ajet_trainer.sampling import temperature_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +28,8 @@ class Row:
     """One sample. ``P`` prompt tokens and ``R`` response tokens; arrays over the response are aligned with it.
 
     `group` is a name without ``_``, equal for the rows whose rewards are compared. `session` counts the sessions of a
-    group (see `advantage.Session`), and `index` the samples of a session, each from 0.
+    group (see `advantage.Session`), and `index` the samples of a session, each from 0. The trainer's logprobs are those
+    at `temperature`.
     """
 
     group: str
@@ -41,6 +43,7 @@ class Row:
     turns: int
     min_version: int
     max_version: int
+    temperature: float = 1.0
 
     @property
     def key(self) -> str:
@@ -56,10 +59,11 @@ class Row:
         return int(self.mask.sum())
 
 
-def to_rows(batch: str, groups: Sequence[Group]) -> list[Row]:
-    """The rows of `groups`, in their order; names depend on nothing but the batch's id."""
+def to_rows(batch: str, groups: Sequence[Group], assumed: float = 1.0) -> list[Row]:
+    """The rows of `groups`, in their order; names depend on nothing but the batch's id. `assumed` is the temperature of
+    calls that do not tell theirs."""
     return [
-        to_row(group_name(batch, place, part), number, index, session.reward, sample)
+        to_row(group_name(batch, place, part), number, index, session.reward, sample, assumed)
         for place, group in enumerate(groups)
         for part, sessions in enumerate(compared(group))
         for number, session in enumerate(sessions)
@@ -73,7 +77,7 @@ def group_name(batch: str, place: int, part: int = 0) -> str:
     return hashlib.sha256(f"{batch}/{place}/{part}".encode()).hexdigest()[:32]
 
 
-def to_row(group: str, session: int, index: int, reward: float, sample: Sample) -> Row:
+def to_row(group: str, session: int, index: int, reward: float, sample: Sample, assumed: float = 1.0) -> Row:
     """One sample with a sampled token as a row."""
     first, end = sample.loss_mask.index(1), len(sample.loss_mask) - sample.loss_mask[::-1].index(1)
     token_ids = np.asarray(sample.token_ids, dtype=np.int64)
@@ -87,7 +91,8 @@ def to_row(group: str, session: int, index: int, reward: float, sample: Sample) 
         mask=np.asarray(sample.loss_mask[first:end], dtype=np.int64),
         logprobs=np.asarray(sample.logprobs[first:end], dtype=np.float32),
         reward=reward,
-        turns=len(sample.calls),
+        turns=len(sample.spans),
         min_version=min(versions),
         max_version=max(versions),
+        temperature=temperature_of(sample, assumed),
     )

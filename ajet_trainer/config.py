@@ -25,6 +25,8 @@ from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Sett
 
 DEVICE = "trainer.device"
 """verl's key for what it trains on."""
+KEEP = "trainer.max_actor_ckpt_to_keep"
+"""verl's key for how many checkpoints stay on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,12 @@ class Config:
         "Groups whose rewards are all equal: keep them (KL, entropy, batch baselines still use them) or drop them.",
         choices=("keep", "drop"),
     )
+    sampling: str = option(
+        "correct",
+        "Calls that were sampled otherwise than the trainer computes: correct them where both distributions are known, "
+        "train exact ones alone, or be strict, and refuse their episodes.",
+        choices=("correct", "exact", "strict"),
+    )
     max_tokens: int = option(
         4096, "Longest sample that is trained, in tokens; also the context length of an engine launched here."
     )
@@ -79,7 +87,6 @@ class Config:
         10, "Checkpoint every so many steps; batches are acknowledged with the checkpoint that holds them. 0: at the "
         "end alone.", zero=True,
     )
-    keep_checkpoints: int = option(2, "How many checkpoints stay on disk.")
     verl: Mapping[str, Any] = field(default_factory=dict)
     """verl's own keys, as dotted names."""
 
@@ -87,6 +94,12 @@ class Config:
     def attached(self) -> bool:
         """Whether the engines stand alone, and verl launches none."""
         return bool(self.engine_urls)
+
+    @property
+    def keep_checkpoints(self) -> int:
+        """How many checkpoints stay on disk."""
+        kept: int = self.verl.get(KEEP, 2)
+        return kept
 
 
 DERIVED = "engine_urls alone says it: with one, engines stand alone, and without, verl launches its own"
@@ -98,6 +111,7 @@ SETTINGS = Settings(Config, prefix="AJET_TRAINER_", removed={
     "tls_key": "put the private key into the file that tls_cert names, behind the certificate",
     "tls_ca": "name the file of the CA in the variable SSL_CERT_FILE",
     "placement": DERIVED,
+    "keep_checkpoints": f"set {KEEP} in [verl]",
     "device": f"set {DEVICE} in [verl] to cpu or cuda; without it GPUs are used where there are any",
     "seed": "set actor_rollout_ref.rollout.seed in [verl]",
 })  # fmt: skip
@@ -175,6 +189,8 @@ def check(config: Config) -> Config:
         raise ConfigError(
             f"key must be one for all daemons or one for each: {len(config.key)} for {len(urls)} daemons", param="key"
         )
+    if type(config.keep_checkpoints) is not int or config.keep_checkpoints < 1:
+        raise ConfigError(f"{KEEP} must be an integer above 0, not {config.keep_checkpoints!r}", param=KEEP)
     if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
         raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
     return config

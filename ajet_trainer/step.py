@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import traceback
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -31,6 +32,7 @@ from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
 from ajet_trainer.progress import Progress, line_of, timed
+from ajet_trainer.sampling import Rule, advice, tokens_that_are
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 
 CLOSE_S = 10.0
@@ -52,6 +54,10 @@ class Learner(Protocol):
     colocated: bool
     """True when the engine gives up its devices for the time of `train`."""
     max_tokens: int
+    temperature: float
+    """Of calls that do not tell theirs."""
+    several_temperatures: bool
+    """Whether the rows of a step may have any temperatures."""
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         """One step on `rows`; raises `version` by one. Returns the learner's own metrics and ``timing_s/…``."""
@@ -96,6 +102,7 @@ class Run:
         self.served = learner.version
         self.gate_closed = False
         self.timing: dict[str, float] = {}
+        self.said: set[str] = set()
 
     def start(self) -> None:
         """Acknowledges what the checkpoint holds, and tells the proxy where the engines are and what they serve."""
@@ -124,7 +131,7 @@ class Run:
         """Waits for a batch and trains on it. Returns early when asked to stop, or when there is nothing to train."""
         self.timing = {}
         hand = [(leased, self.admit(leased)) for leased in self.lease()]
-        rows = [row for leased, admission in hand for row in to_rows(leased.batch.batch, admission.groups)]
+        rows = [row for leased, admission in hand for row in self.rows(leased, admission)]
         if not rows:
             self.dismiss(hand)
             return
@@ -177,6 +184,7 @@ class Run:
             failed=self.attempts.given_up(leased.daemon),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
             no_signal=self.config.no_signal,
+            rule=Rule(self.config.sampling, self.learner.temperature, self.learner.several_temperatures),
         )
         for rejection in admission.rejected:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
@@ -184,7 +192,21 @@ class Run:
             path = self.attempts.set_aside(leased.daemon, leased.batch, given_up)
             self.progress.say(f"set aside after {MAX_ATTEMPTS} failed steps: what batch {leased.batch.batch} held of "
                               f"them is in {path}")  # fmt: skip
+        for reason in admission.left_out:
+            self.say_once(f"calls are left out ({reason}): {advice(reason)}")
+        for reason in admission.untold:
+            self.say_once(f"calls are trained without a word on how they were sampled ({reason}): {advice(reason)}")
         return admission
+
+    def rows(self, leased: Leased, admission: Admission) -> list[Row]:
+        """The rows of what is trained of a batch."""
+        return to_rows(leased.batch.batch, admission.groups, self.learner.temperature)
+
+    def say_once(self, line: str) -> None:
+        """Says `line` the first time in a run. `metrics.jsonl` counts in each step what it is about."""
+        if line not in self.said:
+            self.said.add(line)
+            self.progress.say(line)
 
     def dismiss(self, hand: Hand) -> None:
         """Acknowledges batches that hold nothing to train, so that they do not come back. While there are weights that
@@ -344,12 +366,15 @@ def batch_figures(hand: Hand, rows: Sequence[Row]) -> dict[str, Any]:
         "samples": len(rows),
         "sampled_tokens": sum(row.sampled for row in rows),
         "prompt_tokens": sum(row.tokens - row.sampled for row in rows),
-        "merged_calls": sum(len(sample.calls) - 1 for sample in samples),
+        "merged_calls": sum(len(sample.spans) - 1 for sample in samples),
         "merged_tokens": sum(sum(end for _, _, end in sample.spans) - len(sample.token_ids) for sample in samples),
         "min_policy_version": min(row.min_version for row in rows),
         "max_policy_version": max(row.max_version for row in rows),
         "uncertain_tokens": sum(sample.uncertain_tokens for sample in samples),
         "repaired_tokens": sum(sample.repaired_tokens for sample in samples),
+        "corrected_tokens": sum(tokens_that_are("corrected", sample) for sample in samples),
+        "untold_tokens": sum(tokens_that_are("untold", sample) for sample in samples),
+        "left_out_calls": dict(sum((admission.left_out for _, admission in hand), Counter[str]())),
     }
 
 

@@ -90,6 +90,8 @@ class Learner:
 
     colocated = False
     max_tokens = 100_000
+    temperature = 1.0
+    several_temperatures = True
     version = 0
     rows = 0
 

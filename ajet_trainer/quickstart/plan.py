@@ -58,13 +58,12 @@ class Plan:
             "group_size": self.group_size,
             "max_tokens": 256,
             "save_freq": 0,
-            "keep_checkpoints": 1,
         }
         verl = {
             "trainer.device": "cpu",
+            "trainer.max_actor_ckpt_to_keep": 1,
             "actor_rollout_ref.rollout.seed": self.seed,
             "actor_rollout_ref.actor.optim.lr": self.lr,
-            "algorithm.rollout_correction.rollout_is": "token",
         }
         lines = ["[trainer]", *(f"{key} = {json.dumps(value)}" for key, value in ours.items()), "", "[verl]"]
         return "\n".join([*lines, *(f"{key} = {json.dumps(value)}" for key, value in verl.items()), ""])

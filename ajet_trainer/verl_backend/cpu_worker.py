@@ -18,7 +18,9 @@ from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.utils.torch_dtypes import PrecisionType
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead, FSDPEngineWithValueHead
-from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+from verl.workers.engine_workers import TrainingWorker
+
+from ajet_trainer.verl_backend.worker import ActorWorker
 
 
 @EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")
@@ -62,8 +64,8 @@ def start_gloo() -> None:
         dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
 
 
-class CpuActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
-    """verl's actor, rollout and reference worker."""
+class CpuActorWorker(ActorWorker):
+    """Our actor, rollout and reference worker."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         start_gloo()

@@ -14,11 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from ajet_sdk.settings import ConfigError, nearest
-from ajet_trainer.config import Config, flatten
+from ajet_trainer.config import KEEP, Config, flatten
 from ajet_trainer.verl_backend import refused
 from ajet_trainer.verl_backend.unread import keys, unread
 from ajet_trainer.verl_backend.weights import BACKEND
 
+CORRECTION = "algorithm.rollout_correction"
 FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.")
 """Parts of verl's tree that take any key."""
 RANKS = "actor_rollout_ref.rollout.tensor_model_parallel_size"
@@ -29,15 +30,14 @@ GROUPS = ("model_engine",)
 """Keys that choose among verl's configuration files and so must be known before these are read."""
 NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
 PACKED = "rows differ in number and length, so micro-batches are packed by tokens; set {}"
-KEEP = "set keep_checkpoints in [trainer]"
 OURS = {
     "actor_rollout_ref.rollout.n": "set group_size in [trainer]",
     "data.train_batch_size": "set groups in [trainer]",
     "trainer.total_training_steps": "set total_steps in [trainer]",
     "reward.num_workers": "agents give the rewards",
     "trainer.default_local_dir": "set run_dir in [trainer]",
-    "trainer.max_actor_ckpt_to_keep": KEEP,
-    "trainer.max_critic_ckpt_to_keep": KEEP,
+    KEEP: "set it in [verl] by this very name",
+    "trainer.max_critic_ckpt_to_keep": f"it follows the actor's: set {KEEP}",
     "trainer.resume_mode": "a run continues from its last checkpoint; for a new one set another run_dir in [trainer]",
     "trainer.resume_from_path": "a run continues from its last checkpoint; set run_dir in [trainer] to its folder",
     "actor_rollout_ref.actor.checkpoint.async_save": NOT_ASYNC,
@@ -92,12 +92,20 @@ def everywhere(config: Config) -> dict[str, Any]:
         "trainer.project_name": "ajet",
         "trainer.experiment_name": Path(config.run_dir).name,
         "trainer.default_local_dir": str(checkpoints(config)),
-        "trainer.max_actor_ckpt_to_keep": max(2, config.keep_checkpoints),
+        KEEP: max(2, config.keep_checkpoints),
         "trainer.max_critic_ckpt_to_keep": max(2, config.keep_checkpoints),
         "trainer.total_training_steps": config.total_steps or refused.UNLIMITED,
         "trainer.val_before_train": False,
         "trainer.v1.trainer_mode": "ajet",
     }
+
+
+def off_policy(config: Config) -> dict[str, Any]:
+    """Importance correction by token, where a token may not be of the distribution that is trained: shaped otherwise,
+    or older. In bypass mode the engine's logprobs are the old ones, and the loss corrects by itself."""
+    bypass = config.verl.get(f"{CORRECTION}.bypass_mode") is True
+    wanted = config.sampling == "correct" or config.max_staleness != 0
+    return {f"{CORRECTION}.rollout_is": "token"} if wanted and not bypass else {}
 
 
 def on_cpu(config: Config) -> dict[str, Any]:
@@ -163,11 +171,12 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
     theirs = keys(tree)
-    values = everywhere(config) | (on_cpu(config) if device == "cpu" else {}) | (attached(folder) if folder else {})
+    values = everywhere(config) | off_policy(config) | (on_cpu(config) if device == "cpu" else {})
+    values |= attached(folder) if folder else {}
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)
     ours, before = {name: OmegaConf.select(tree, name) for name in OURS}, keys(tree)
-    apply(tree, {name: value for name, value in config.verl.items() if name not in GROUPS})
+    apply(tree, {name: value for name, value in config.verl.items() if name not in (*GROUPS, KEEP)})
     set_here = [
         name for name, value in keys(tree).items() if value not in (before.get(name, ...), theirs.get(name, ...))
     ]
@@ -177,9 +186,17 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
             raise ConfigError(f"{name} cannot be changed: {OURS[name]}", param=name)
     for key, advice in unread(set_here, tree, attached=folder is not None):
         raise ConfigError(f"{key} is read by nothing here: {advice}", param=key)
+    if config.sampling == "correct" and not corrects(tree.algorithm.rollout_correction):
+        said = "leaves nothing to correct with: set sampling in [trainer] to exact or strict"
+        raise ConfigError(f"{CORRECTION}.rollout_is = None {said}", param=f"{CORRECTION}.rollout_is")
     for key, said in refused.faults(tree, config.group_size):
         raise ConfigError(f"{key} {said}", param=key)
     return tree
+
+
+def corrects(correction: DictConfig | None) -> bool:
+    """Whether tokens are weighed by how likely the trainer thinks they are, compared with the engine."""
+    return correction is not None and bool(correction.rollout_is or correction.bypass_mode)
 
 
 def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:

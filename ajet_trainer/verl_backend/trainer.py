@@ -45,12 +45,16 @@ from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
 from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
+from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
 
 PARTITION = "train"
 GROUPED = (
     "grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo", "gpg", "reinforce_plus_plus_baseline",
 )  # fmt: skip
 """Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
+
+MANY = ("fsdp", "fsdp2", "megatron", "veomni", "automodel")
+"""Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
 
 MEANS = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
 """Losses of verl that are a mean of their own, whatever ``loss_agg_mode`` says."""
@@ -95,11 +99,15 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         if self.config.trainer.device == "cpu":
-            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker, CpuCriticWorker
+            from ajet_trainer.verl_backend.cpu_worker import CpuActorWorker as Worker
+            from ajet_trainer.verl_backend.cpu_worker import CpuCriticWorker
 
-            for role in self.role_worker_mapping:
-                worker = CpuCriticWorker if role == Role.Critic else CpuActorWorker
-                self.role_worker_mapping[role] = ray.remote(worker)
+            if Role.Critic in self.role_worker_mapping:
+                self.role_worker_mapping[Role.Critic] = ray.remote(CpuCriticWorker)
+        else:
+            from ajet_trainer.verl_backend.worker import ActorWorker as Worker
+        for role in set(self.role_worker_mapping) - {Role.Critic}:
+            self.role_worker_mapping[role] = ray.remote(Worker)
 
     def prepare_step(self) -> dict[str, Any]:
         return {}
@@ -160,6 +168,15 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return min(limits)
 
     @property
+    def temperature(self) -> float:
+        return float(self.config.actor_rollout_ref.rollout.temperature)
+
+    @property
+    def several_temperatures(self) -> bool:
+        model, actor = self.config.actor_rollout_ref.model, self.config.actor_rollout_ref.actor
+        return actor.strategy in MANY and not model.use_fused_kernels
+
+    @property
     def batches(self) -> Mapping[str, Any]:
         """What the checkpoint that this trainer started from holds; empty for a new run."""
         batches: Mapping[str, Any] = self.train_dataloader.batches
@@ -183,7 +200,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self._fit_to(rows)
         with marked_timer("step", self.timing_raw):
             with marked_timer("put", self.timing_raw):
-                put_rows(rows, self.global_steps)
+                put_rows(rows, self.global_steps, self.temperature)
             batch = self.step(metrics, self.timing_raw)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
@@ -293,9 +310,12 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return {name: session.batch[name][index, :1] * mask for name in ("advantages", "returns")}
 
 
-def put_rows(rows: Sequence[Row], step: int) -> None:
-    """Rows into TransferQueue: trajectories and groups that are finished, so that verl's sampler takes them at once."""
+def put_rows(rows: Sequence[Row], step: int, temperature: float = 1.0) -> None:
+    """Rows into TransferQueue: trajectories and groups that are finished, so that verl's sampler takes them at once.
+    They have temperatures of their own only if some row's is not the learner's `temperature`."""
     fields = list_of_dict_to_tensordict([row_fields(row) for row in rows])
+    if any(row.temperature != temperature for row in rows):
+        fields[ROW_TEMPERATURE] = torch.tensor([row.temperature for row in rows])
     tags = [row_tag(row, step) for row in rows]
     tq.kv_batch_put(keys=[row.key for row in rows], fields=fields, tags=tags, partition_id=PARTITION)
     groups = list(dict.fromkeys(row.group for row in rows))

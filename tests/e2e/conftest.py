@@ -50,6 +50,22 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield Engine(url, model)
 
 
+OWN = {"temperature": 0.7, "top_p": 0.9}
+"""The defaults of the model of `shaped`."""
+
+
+@pytest.fixture(scope="session")
+def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """An engine with defaults of its model, and with processed logprobs."""
+    from tests.kit.tiny_model import build
+
+    folder = tmp_path_factory.mktemp("shaped")
+    model = build(folder / "tiny", defaults=OWN)
+    options = ("--logprobs-mode", "processed_logprobs", "--enable-scale-out")
+    with vllm_server(model, folder / "vllm.log", options=options) as url:
+        yield Engine(url, model)
+
+
 @pytest.fixture(scope="module")
 def pairs(vllm: Engine, thinker: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pair, Pair]]:
     """The plain engine and the one that reasons, each behind a proxy of its own."""

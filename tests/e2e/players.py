@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 from types import TracebackType
 
 import httpx
@@ -15,14 +16,21 @@ import ajet_sdk
 from ajet_sdk.errors import AjetError
 
 HALF = 275
+UNSHAPED = {
+    "top_p": 1.0, "top_k": 0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0
+}
+"""So that no default of the engine counts."""
 TOKENS = 8
 
 
 class Players:
-    """Plays in `parallel` threads while inside; every `group_size` games in a row share a task."""
+    """Plays in `parallel` threads while inside; every `group_size` games in a row share a task. Each turn is sampled at
+    its own of `temperatures`."""
 
-    def __init__(self, url: str, *, model: str, group_size: int, parallel: int) -> None:
-        self.url, self.model, self.group_size = url, model, group_size
+    def __init__(
+        self, url: str, *, model: str, group_size: int, parallel: int, temperatures: Sequence[float] = (1.0, 1.0)
+    ) -> None:
+        self.url, self.model, self.group_size, self.temperatures = url, model, group_size, temperatures
         self._games = itertools.count()
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -54,13 +62,13 @@ class Players:
         with ajet_sdk.episode(task=task, model=self.model, proxy_url=self.url) as episode:
             messages = [{"role": "user", "content": "say the number"}]
             tokens: list[int] = []
-            for _ in range(2):
+            for temperature in self.temperatures:
                 answer = httpx.post(
                     f"{episode.base_url}/chat/completions",
                     headers={"Authorization": f"Bearer {episode.api_key}"},
                     json={
-                        "model": self.model, "messages": messages, "max_tokens": TOKENS, "temperature": 1.0,
-                        "return_token_ids": True,
+                        "model": self.model, "messages": messages, "max_tokens": TOKENS, "temperature": temperature,
+                        "return_token_ids": True, **UNSHAPED,
                     },
                     timeout=600.0,
                 ).raise_for_status().json()  # fmt: skip

@@ -21,14 +21,13 @@ import pytest
 from ajet_proxy.core.protocol.sampling import OFF
 from ajet_sdk.frame import decode_batch
 from ajet_sdk.sample import spans_of
-from tests.e2e.conftest import Engine, Pair
+from tests.e2e.conftest import OWN, Engine, Pair
 from tests.kit.proxy_process import PROXY, ProxyProcess
 from tests.kit.vllm_process import vllm_server
 
 pytestmark = pytest.mark.slow
 
 CHAT, COMPLETIONS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"
-OWN = {"temperature": 0.7, "top_p": 0.9}
 HIDDEN = {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.05}
 """The defaults of the third engine's model."""
 SAID = [{"role": "user", "content": "Hello"}]
@@ -92,18 +91,6 @@ def body_of(route: str, name: str) -> dict[str, Any]:
     elif route == RESPONSES:
         plain = {"input": "Hello", "max_output_tokens": 16}
     return {"model": "tiny", **plain, **BY_ROUTE[route][name]}
-
-
-@pytest.fixture(scope="module")
-def shaped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """An engine with defaults of its model, and with processed logprobs."""
-    from tests.kit.tiny_model import build
-
-    folder = tmp_path_factory.mktemp("shaped")
-    model = build(folder / "tiny", defaults=OWN)
-    options = ("--logprobs-mode", "processed_logprobs", "--enable-scale-out")
-    with vllm_server(model, folder / "vllm.log", options=options) as url:
-        yield Engine(url, model)
 
 
 @pytest.fixture(scope="module")

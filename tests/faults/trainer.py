@@ -43,6 +43,8 @@ class Stub:
 
     colocated = False
     max_tokens = 100_000
+    temperature = 1.0
+    several_temperatures = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ajet_sdk.sample import Batch, BatchEpisode, Group, Sample
 
+PROCESSED = {"logprobs": "processed"}
+"""How a call was sampled where nothing shaped it, and the engine reports what it sampled from."""
 
-def sample(name: str = "s", turns: int = 1, *, sampled: int = 3, between: int = 2, version: int = 0) -> Sample:
-    """`turns` calls merged: a prompt of four tokens, `sampled` tokens a call, `between` tokens from the environment."""
+
+def sample(
+    name: str = "s", turns: int = 1, *, sampled: int = 3, between: int = 2, version: int = 0,
+    facts: tuple[Mapping[str, Any] | None, ...] = (),
+) -> Sample:
+    """`turns` calls merged: a prompt of four tokens, `sampled` tokens a call, `between` tokens from the environment.
+    `facts` tell for each call how it was sampled."""
     ids, mask, spans = [1, 2, 3, 4], [0, 0, 0, 0], []
     for turn in range(turns):
         if turn:
@@ -30,6 +38,8 @@ def sample(name: str = "s", turns: int = 1, *, sampled: int = 3, between: int = 
         policy_versions=((version, sampled * turns),),
         calls=tuple(call for call, _, _ in spans),
         spans=tuple(spans),
+        sampling=tuple((fact, sampled) for fact in facts or (PROCESSED,) * turns),
+        finish_reasons=("stop",) * turns,
     )
 
 

@@ -50,6 +50,8 @@ class Disk:
 class ScriptedLearner:
     colocated = True
     max_tokens = 1000
+    temperature = 1.0
+    several_temperatures = True
 
     def __init__(self, disk: Disk, instants: Instants, *, fail_push: Exception | None = None) -> None:
         self.disk, self.instants, self.fail_push = disk, instants, fail_push

@@ -7,7 +7,8 @@ import pytest
 
 from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.admission import TOLD, Admission, Rejection, admit, episode_fault, sample_faults
-from tests.trainer.making import batch, duel, episode, sample
+from ajet_trainer.sampling import Rule
+from tests.trainer.making import PROCESSED, batch, duel, episode, sample
 
 GOOD = sample("e/0", turns=2)
 
@@ -42,6 +43,8 @@ def changed(values: tuple[float, ...], index: int, value: float) -> tuple[float,
         (broken(spans=(("e/0/c0", 4, 7), ("other", 9, 12))), "outside the sample"),
         (broken(spans=(("e/0/c0", 4, 7), ("e/0/c1", 9, 99))), "outside the sample"),
         (broken(spans=(("e/0/c0", 4, 7),)), "not the tokens of the loss mask"),
+        (broken(sampling=((PROCESSED, 5),)), "sampling do not add up to the 6"),
+        (broken(sampling=((PROCESSED, 4), (None, 2))), "change within a call"),
     ],
 )
 def test_every_broken_law_is_named(bad: Sample, words: str) -> None:
@@ -60,7 +63,7 @@ def test_a_call_may_stand_in_one_sample_only() -> None:
 
 SILENT = broken(
     sample="e/1", loss_mask=(0,) * 12, logprobs=(0.0,) * 12, calls=("quiet",), spans=(("quiet", 12, 12),),
-    policy_versions=(),
+    policy_versions=(), sampling=(),
 )
 
 
@@ -128,3 +131,22 @@ def test_groups_without_signal_are_kept_or_dropped_as_told() -> None:
     admission = admit(batch("b", flat, steep), no_signal="drop")
     assert [group.task for group in admission.groups] == ["t1"]
     assert {rejection.reason for rejection in admission.rejected} == {"no_signal"}
+
+
+HOT, GREEDY = {"logprobs": "processed", "temperature": 0.7}, {"logprobs": "processed", "temperature": 0}
+
+
+def test_what_cannot_be_computed_is_left_out_and_counted() -> None:
+    mixed = Group("t", (episode("a", 1.0, turns=2, facts=(HOT, GREEDY)), episode("b", 0.0, turns=2)))
+    admission = admit(batch("b", mixed))
+    assert [sum(one.loss_mask) for one in admission.episodes[0].samples] == [3]
+    assert (admission.left_out, admission.rejected) == ({"greedy": 1}, ())
+
+
+def test_an_episode_of_which_nothing_is_left_is_refused_by_name() -> None:
+    group = Group("t", (episode("a", facts=(GREEDY,)), episode("b"), episode("c", 0.0)))
+    admission = admit(batch("b", group))
+    assert [one.episode for one in admission.episodes] == ["b", "c"]
+    assert admission.filtered["a"].startswith("sampling: every call that was rewarded is left out: greedy (nothing was")
+    refused = admit(batch("b", group), rule=Rule("strict")).filtered["a"]
+    assert refused.startswith("sampling: call a/0/c0: greedy (")

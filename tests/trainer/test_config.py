@@ -44,6 +44,11 @@ def test_words_of_the_command_line_become_values(file: Path) -> None:
     }  # fmt: skip
 
 
+def test_verls_key_says_how_many_checkpoints_stay(file: Path) -> None:
+    assert load(str(file)).keep_checkpoints == 2
+    assert load(str(file), ["trainer.max_actor_ckpt_to_keep=5"]).keep_checkpoints == 5
+
+
 def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
     assert load(str(file), ["proxy_url=http://a, http://b"]).proxy_url == ("http://a", "http://b")
     assert load(str(file), [], {"AJET_PROXY_URL": "http://a,http://b"}).proxy_url == ("http://a", "http://b")
@@ -67,6 +72,9 @@ def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
         (["max_staleness=-1"], {}, "max_staleness must be at least 0, not -1"),
         (["max_staleness=1.5"], {}, "max_staleness must be an integer"),
         (["no_signal=maybe"], {}, "no_signal must be one of keep, drop, not 'maybe'"),
+        (["sampling=any"], {}, "sampling must be one of correct, exact, strict, not 'any'"),
+        (["trainer.max_actor_ckpt_to_keep=0"], {}, "trainer.max_actor_ckpt_to_keep must be an integer above 0, not 0"),
+        (["trainer.max_actor_ckpt_to_keep=null"], {}, "must be an integer above 0, not None"),
         (["trainer.device=npu"], {}, "trainer.device must be cpu or cuda, not 'npu'"),
         (["engine_urls=http://a,b:1"], {}, "engine_urls must be http://HOST:PORT, not 'b:1'"),
         (["model="], {}, "model is required"),

@@ -15,7 +15,7 @@ from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
-from tests.trainer.making import episode
+from tests.trainer.making import PROCESSED, episode
 from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
 from tests.trainer.test_link import Clock
 
@@ -172,8 +172,47 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
         "prompt_tokens": 2 * (12 + 4),
         "merged_calls": 4, "merged_tokens": 2 * (2 * 7), "min_policy_version": 0, "max_policy_version": 0,
         "uncertain_tokens": 0, "repaired_tokens": 0,
+        "corrected_tokens": 0, "untold_tokens": 0, "left_out_calls": {},
         "pg_loss": 0.5, "learner": {"actor/something": 2.0},
     }  # fmt: skip
+
+
+MIXED = (PROCESSED | {"top_p": 0.8}, PROCESSED | {"temperature": 0}, None, PROCESSED)
+
+
+def test_what_is_left_out_or_corrected_is_said_once_and_counted_in_each_step(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 2)
+    setting.proxy.make = lambda task: tuple(episode(f"{task}e{i}", i, turns=4, facts=MIXED) for i in range(2))
+    setting.whole()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    counted = [(line["corrected_tokens"], line["untold_tokens"], line["left_out_calls"]) for line in lines]
+    assert counted == [(4 * 3, 4 * 3, {"greedy": 4})] * 2
+    said = [line for line in setting.said if line.startswith("calls ")]
+    assert [line.partition(":")[0] for line in said] == [
+        "calls are left out (greedy)", "calls are trained without a word on how they were sampled (untold)",
+    ]  # fmt: skip
+
+
+def test_the_learner_says_which_temperatures_it_computes(tmp_path: Path) -> None:
+    warm = PROCESSED | {"temperature": 0.7}
+    setting = Setting(tmp_path, 1, group_size=2)
+    setting.proxy.make = lambda task: tuple(
+        episode(f"{task}e{i}", i, turns=3, facts=(PROCESSED, warm, None)) for i in range(2)
+    )
+    for several, temperatures in ((True, [1.0, 0.7]), (False, [0.7])):
+        run = setting.start(temperature=0.7, several_temperatures=several)
+        leased = run.lease()[0]
+        rows = run.rows(leased, run.admit(leased))
+        assert [row.temperature for row in rows] == temperatures * 4
+        setting.proxy.nack(leased.batch.batch)
+
+
+def test_strict_trains_exact_calls_alone(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, 1, sampling="strict")
+    setting.proxy.make = lambda task: tuple(episode(f"{task}e{i}", i, facts=MIXED[i : i + 1]) for i in range(2))
+    setting.whole()
+    assert setting.learner.version == 0 and len(setting.proxy.filtered) == 4
+    assert all(why.startswith("sampling: call 0g") for why in setting.proxy.filtered.values())
 
 
 def test_a_batch_with_nothing_to_train_is_acknowledged_and_makes_no_step(tmp_path: Path) -> None:

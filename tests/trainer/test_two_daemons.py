@@ -32,6 +32,8 @@ class Learner:
     """Remembers the tokens of each row; what stands first in `at_train` or `at_push` is done within such a step."""
 
     max_tokens = 100_000
+    temperature = 1.0
+    several_temperatures = True
 
     def __init__(self, *, colocated: bool = False) -> None:
         self.colocated = colocated

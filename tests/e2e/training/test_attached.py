@@ -18,31 +18,36 @@ FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")  # verl, imported to restore the engine, warns of engines it lacks
-def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, vllm: Engine) -> None:
-    """With a learning rate that moves the policy far, trainer and engine still agree: the weights did arrive."""
+def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, shaped: Engine) -> None:
+    """With a learning rate that moves the policy far, trainer and engine still agree: the weights did arrive. So they
+    do at both temperatures at which the players sample, and each is a row of its own."""
     ours = {
-        "model": str(vllm.model), "model_name": "tiny", "engine_urls": [vllm.url],
+        "model": str(shaped.model), "model_name": "tiny", "engine_urls": [shaped.url],
         "groups": GROUPS, "group_size": SIZE, "max_tokens": 256, "max_staleness": 0, "total_steps": STEPS,
         "save_freq": 0,
     }  # fmt: skip
     verl = {f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{k}": v for k, v in FLOAT32.items()}
     verl |= {"actor_rollout_ref.actor.optim.lr": 5e-3}
-    with ProxyProcess(f"tiny={vllm.url}", tmp_path / "proxy") as proxy:
+    with ProxyProcess(f"tiny={shaped.url}", tmp_path / "proxy") as proxy:
         try:
             with (
                 TrainerProcess(tmp_path, {"proxy_url": proxy.url, **ours}, verl) as trainer,
-                Players(proxy.url, model="tiny", group_size=SIZE, parallel=GROUPS * SIZE),
+                Players(proxy.url, model="tiny", group_size=SIZE, parallel=GROUPS * SIZE, temperatures=(1.0, 0.5)),
             ):
                 trainer.until(lambda: bool(trainer.metrics()), 400)
                 below = trainer.below()
                 assert not any("EngineCore" in " ".join(process.cmdline()) for process in below)
                 assert trainer.wait(200) == 0, trainer.words()
         finally:
-            restore(vllm, tmp_path / "weights")
+            restore(shaped, tmp_path / "weights")
     metrics = trainer.metrics()
     assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
     assert all(line["min_policy_version"] >= line["step"] - 1 for line in metrics)
     assert max(line["rollout_probs_diff_max"] for line in metrics) < 1e-3
+    assert all(line["samples"] == 2 * line["episodes"] and line["merged_calls"] == 0 for line in metrics)
+    first = metrics[0]["learner"]
+    assert all(first[f"rollout_corr/rollout_is_{end}"] == pytest.approx(1.0, abs=1e-4) for end in ("min", "max"))
+    assert not any(line[name] for line in metrics for name in ("left_out_calls", "corrected_tokens", "untold_tokens"))
     assert metrics[-1]["entropy"] < metrics[0]["entropy"]
     assert living(below, 20) == []
 

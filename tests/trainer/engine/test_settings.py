@@ -11,6 +11,8 @@ from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
 
 ACTOR = "actor_rollout_ref.actor"
+CORRECTION = "algorithm.rollout_correction"
+IS = f"{CORRECTION}.rollout_is"
 
 
 def composed(verl: dict[str, Any], *, device: str = "cuda", **ours: Any) -> Any:
@@ -32,8 +34,7 @@ def refused(verl: dict[str, Any], **ours: Any) -> str:
         ("actor_rollout_ref.rollout.n", 8, "group_size"),
         ("data.train_batch_size", 64, "groups"),
         ("trainer.default_local_dir", "/elsewhere", "run_dir"),
-        ("trainer.max_actor_ckpt_to_keep", 1, "keep_checkpoints"),
-        ("trainer.max_critic_ckpt_to_keep", None, "keep_checkpoints"),
+        ("trainer.max_critic_ckpt_to_keep", None, "trainer.max_actor_ckpt_to_keep"),
         ("trainer.resume_mode", "disable", "run_dir"),
         ("trainer.resume_from_path", "/elsewhere/global_step_3", "run_dir"),
         (f"{ACTOR}.checkpoint.async_save", True, "whole"),
@@ -54,6 +55,39 @@ def test_neither_a_plus_nor_a_table_is_a_way_around_it(verl_here: None) -> None:
     assert refused({"+data.train_batch_size": 64}) == refused({"++data.train_batch_size": 64})
     assert refused({"+trainer.v1": {"trainer_mode": "sync"}}).startswith("trainer.v1.trainer_mode cannot be changed")
     assert refused({"trainer.v1": None}).startswith("trainer.v1.trainer_mode cannot be changed")
+
+
+def test_verls_key_for_checkpoints_says_how_many_stay(verl_here: None) -> None:
+    """verl itself never keeps fewer than two, because it removes one before the next is whole."""
+    for kept, verls in ((1, 2), (5, 5)):
+        tree = composed({"trainer.max_actor_ckpt_to_keep": kept})
+        assert (tree.trainer.max_actor_ckpt_to_keep, tree.trainer.max_critic_ckpt_to_keep) == (verls, verls)
+    assert "by this very name" in refused({"+trainer.max_actor_ckpt_to_keep": 1})
+
+
+@pytest.mark.parametrize(
+    ("sampling", "max_staleness", "on"),
+    [
+        ("correct", None, True), ("correct", 0, True), ("exact", None, True), ("strict", 1, True), ("exact", 0, False),
+        ("strict", 0, False),
+    ],
+)  # fmt: skip
+def test_what_may_be_off_policy_is_corrected_by_token(
+    sampling: str, max_staleness: int | None, on: bool, verl_here: None
+) -> None:
+    ours = {"sampling": sampling, "max_staleness": max_staleness}
+    assert composed({}, **ours).algorithm.rollout_correction.rollout_is == ("token" if on else None)
+    for own in ("sequence", "token"):
+        assert composed({IS: own}, **ours).algorithm.rollout_correction.rollout_is == own
+    bypass = composed({f"{CORRECTION}.bypass_mode": True}, **ours).algorithm.rollout_correction
+    assert bypass.rollout_is is None, "the loss compares with the engine by itself"
+
+
+def test_correct_needs_a_correction(verl_here: None) -> None:
+    said = f"{IS} = None leaves nothing to correct with: set sampling in [trainer] to exact or strict"
+    assert refused({IS: None}) == refused({CORRECTION: None}) == said
+    for sampling in ("exact", "strict"):
+        composed({IS: None}, sampling=sampling)
 
 
 @pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])

@@ -40,8 +40,7 @@ def test_the_trainer_reads_the_configuration_that_is_written(tmp_path: Path) -> 
     assert (config.groups, config.group_size, config.save_freq) == (plan.groups, plan.group_size, 0)
     assert config.verl == {
         "trainer.device": "cpu", "actor_rollout_ref.actor.optim.lr": 0.0,
-        "actor_rollout_ref.rollout.seed": 3,
-        "algorithm.rollout_correction.rollout_is": "token",
+        "actor_rollout_ref.rollout.seed": 3, "trainer.max_actor_ckpt_to_keep": 1,
     }  # fmt: skip
 
 

@@ -1,0 +1,233 @@
+"""Whether a call can be trained for the distribution that it was sampled from. What cannot is left out by name.
+
+The trainer computes logprobs of the whole vocabulary at one temperature a row. A call is
+
+- *exact* if it was sampled from just that, and its logprobs are of what it was sampled from;
+- *corrected* if something else shaped the distribution, and its logprobs are of the shaped one. Then the token-level
+  weight, which is the trainer's probability over the engine's, is defined;
+- *left out* if neither holds, or nothing was sampled at all;
+- *untold* if the daemon does not say how it was sampled, or the engine not what its defaults are.
+
+`treat` leaves calls out of an episode: their tokens stay as history, with mask 0. A sample with calls at several
+temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says
+what is trained. Invariant: what comes out keeps the laws that came in, and every call with sampled tokens is trained
+once, counted as left out, or refused with its episode.
+
+A grammar is applied to the logits before vLLM's sampler sees them. So raw logprobs are of the shaped distribution, too.
+
+Next: ajet_trainer/advantage.py
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
+from operator import itemgetter
+from typing import Any, Literal, TypeVar
+
+from ajet_sdk.sample import BatchEpisode, Sample
+from ajet_trainer.advantage import trainable
+
+T = TypeVar("T")
+Runs = tuple[tuple[T, int], ...]
+"""Values with the number of sampled tokens that each holds for, in order."""
+Kind = Literal["exact", "corrected", "untold", "left out"]
+
+GRAMMAR = "structured"
+CORRECTED = (
+    GRAMMAR, "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+    "bad_words", "allowed_token_ids", "min_tokens", "thinking_token_budget",
+)  # fmt: skip
+"""What may shape a corrected call. vLLM applies each before it takes processed logprobs."""
+PLAIN = ("temperature", "logprobs", "seed")
+"""Facts that shape nothing, or that the trainer follows itself."""
+
+PROCESSED = "start the engine with --logprobs-mode processed_logprobs"
+DEFAULTS = "start the engine with --generation-config vllm, or have agents send the value"
+ADVICE = {
+    "greedy": "nothing was sampled: have agents ask for a temperature above 0",
+    "raw_logprobs": f"the logprobs are not of the distribution that was sampled from: {PROCESSED}",
+    "unknown_logprobs": f"nobody knows what distribution the logprobs are of: {PROCESSED}",
+    "untold": "the daemon does not say how they were sampled: it needs this release, and an engine that it can ask",
+    "temperature": "this learner computes one temperature: set actor_rollout_ref.rollout.temperature in [verl] to it, "
+    "or actor_rollout_ref.model.use_fused_kernels to false",
+}
+"""What to do about a reason. The others are the names of what shaped the distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What is trained: `sampling` of the settings; the `temperature` of calls that do not tell theirs; and whether the
+    learner computes any other (`several`)."""
+
+    sampling: str = "correct"
+    temperature: float = 1.0
+    several: bool = True
+
+    def verdict(self, facts: Mapping[str, Any] | None) -> Verdict:
+        """What becomes of a call under this rule."""
+        found = judge(facts, self.temperature)
+        if found.kind != "exact" and self.sampling != "correct":
+            return replace(found, kind="left out")
+        if not self.several and found.kind != "left out" and found.temperature != self.temperature:
+            return replace(found, kind="left out", reason="temperature")
+        return found
+
+
+CORRECT = Rule()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a call is, the temperature under which it is trained, and in one word why it is not exact."""
+
+    kind: Kind
+    temperature: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Treated:
+    """An episode as it is trained, and how many of its calls were left out, and are untold, by reason. With `refused`
+    none of it is trained."""
+
+    episode: BatchEpisode
+    left_out: Counter[str] = field(default_factory=Counter)
+    untold: Counter[str] = field(default_factory=Counter)
+    refused: str | None = None
+
+
+def judge(facts: Mapping[str, Any] | None, assumed: float) -> Verdict:
+    """What a call with these `facts` is; `assumed` is the temperature of one that does not tell its own. What is known
+    decides first: a call that is wrong whatever the engine's defaults are is not untold."""
+    if facts is None:
+        return Verdict("untold", assumed, "untold")
+    told = {name: value for name, value in facts.items() if value is not None}
+    heat, logprobs = told.get("temperature", 1.0), told.get("logprobs")
+    shaping = sorted(set(told) - set(PLAIN))
+    if type(heat) not in (int, float) or not 0 <= heat < math.inf:
+        return Verdict("left out", assumed, "temperature")
+    if heat == 0 or told.get("top_k") == 1:
+        return Verdict("left out", assumed, "greedy")
+    if foreign := [name for name in shaping if name not in CORRECTED]:
+        return Verdict("left out", assumed, "+".join(foreign))
+    temperature = float(heat)
+    if logprobs != "processed" and (temperature != 1.0 or set(shaping) - {GRAMMAR}):
+        return Verdict("left out", assumed, "raw_logprobs" if logprobs == "raw" else "unknown_logprobs")
+    if unknown := sorted(set(facts) - set(told) - {"seed", "logprobs"}):
+        return Verdict("untold", assumed if "temperature" in unknown else temperature, f"untold_{'+'.join(unknown)}")
+    return Verdict("corrected" if shaping else "exact", temperature, "+".join(shaping))
+
+
+def advice(reason: str) -> str:
+    """What to do about calls that are left out, or untold, for `reason`."""
+    if reason.startswith("untold_"):
+        return f"the engine does not tell its defaults: {DEFAULTS}"
+    return ADVICE.get(reason, "agents ask for it, or the engine's defaults do, which --generation-config vllm removes")
+
+
+def runs_of(sample: Sample) -> Runs[Mapping[str, Any] | None]:
+    """How the sampled tokens of `sample` were sampled; older daemons do not tell."""
+    return sample.sampling or ((None, sum(sample.loss_mask)),)
+
+
+def temperature_of(sample: Sample, assumed: float) -> float:
+    """The one temperature of a treated sample."""
+    return judge(runs_of(sample)[0][0], assumed).temperature
+
+
+def tokens_that_are(kind: Kind, sample: Sample) -> int:
+    """How many sampled tokens of `sample` belong to calls of a kind."""
+    return sum(count for facts, count in runs_of(sample) if judge(facts, 1.0).kind == kind)
+
+
+def run_fault(sample: Sample) -> str | None:
+    """What is wrong with the runs of a sample: they add up to its tokens, and none ends within a call."""
+    if not sample.sampling:
+        return None
+    sampled = sum(sample.loss_mask)
+    sizes = (end - start for _, start, end in sorted(sample.spans, key=itemgetter(1)))
+    if sum(count for _, count in sample.sampling) != sampled:
+        return f"the facts on sampling do not add up to the {sampled} sampled tokens"
+    if not set(accumulate(count for _, count in sample.sampling)) <= set(accumulate(sizes)):
+        return "the facts on sampling change within a call"
+    return None
+
+
+def treat(episode: BatchEpisode, rule: Rule) -> Treated:
+    """`episode`, which is lawful, as it is trained under `rule`."""
+    made = Treated(episode)
+    samples: list[Sample] = []
+    for sample in episode.samples:
+        turns, kept = list(_turns(sample)), dict[float, list[Turn]]()
+        for turn in turns:
+            verdict = rule.verdict(turn.facts)
+            if verdict.kind != "left out":
+                kept.setdefault(verdict.temperature, []).append(turn)
+            elif rule.sampling == "strict":
+                return replace(made, refused=f"call {turn.call}: {verdict.reason} ({advice(verdict.reason)})")
+            counts = {"left out": made.left_out, "untold": made.untold}.get(verdict.kind)
+            if counts is not None:
+                counts[verdict.reason] += 1
+        whole = [turns] == list(kept.values()) or not turns
+        samples += [sample] if whole else _parts(sample, list(kept.values()))
+    treated = replace(made, episode=replace(episode, samples=tuple(samples)))
+    if made.left_out and not trainable(treated.episode):
+        reason, _ = made.left_out.most_common(1)[0]
+        return replace(treated, refused=f"every call that was rewarded is left out: {reason} ({advice(reason)})")
+    return treated
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A call's sampled tokens in a sample: where they stand, how many were sampled before them, and how."""
+
+    call: str
+    start: int
+    end: int
+    before: int
+    facts: Mapping[str, Any] | None
+
+
+def _turns(sample: Sample) -> Iterator[Turn]:
+    """The calls of a lawful sample that sampled something, in order."""
+    runs, left, before = iter(runs_of(sample)), 0, 0
+    facts: Mapping[str, Any] | None = None
+    for call, start, end in sorted(sample.spans, key=itemgetter(1)):
+        if end > start:
+            if not left:
+                facts, left = next(runs)
+            yield Turn(call, start, end, before, facts)
+            before, left = before + end - start, left - (end - start)
+
+
+def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
+    """`sample` once for each of the `parts`, which are some of its calls, up to the last token that is trained."""
+    for index, turns in enumerate(parts):
+        end = turns[-1].end
+        mask, logprobs = bytearray(end), [0.0] * end
+        for turn in turns:
+            mask[turn.start : turn.end] = b"\x01" * (turn.end - turn.start)
+            logprobs[turn.start : turn.end] = sample.logprobs[turn.start : turn.end]
+        yield replace(
+            sample,
+            sample=f"{sample.sample}.{index}" if index else sample.sample,
+            token_ids=sample.token_ids[:end],
+            loss_mask=tuple(mask),
+            logprobs=tuple(logprobs),
+            policy_versions=_cut(sample.policy_versions, turns),
+            sampling=_cut(sample.sampling, turns),
+            spans=tuple((turn.call, turn.start, turn.end) for turn in turns),
+            repaired_tokens=0 if index else sample.repaired_tokens,
+            uncertain_tokens=min(sample.uncertain_tokens, sum(mask)),
+        )
+
+
+def _cut(runs: Runs[T], turns: Iterable[Turn]) -> Runs[T]:
+    """Of the `runs` over a sample's tokens those of `turns`; equal neighbors become one."""
+    values = [value for value, count in runs for _ in range(count)]
+    kept = (value for turn in turns for value in values[turn.before : turn.before + turn.end - turn.start])
+    return tuple((value, len(list(same))) for value, same in groupby(kept))

@@ -1,0 +1,81 @@
+"""verl's training worker in this process or a few like it, on a CPU, in float32: what tests compute gradients with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.kit.ports import free_port
+
+
+@contextmanager
+def verl_here() -> Iterator[None]:
+    """This process as rank 0 of 1, with verl's CPU platform."""
+    wanted = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    os.environ.update(wanted, MASTER_PORT=str(free_port()), VERL_PLATFORM="cpu", VERL_LOGGING_LEVEL="ERROR")
+    import torch.distributed as dist
+
+    from ajet_trainer.verl_backend.cpu_worker import start_gloo
+
+    start_gloo()
+    yield
+    dist.destroy_process_group()
+
+
+def training_worker(folder: Path) -> Any:
+    """Ours, which is verl's, with the model in `folder` and packing on."""
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
+
+    from ajet_trainer.verl_backend.worker import RowWorker
+
+    model = HFModelConfig(
+        path=str(folder),
+        use_remove_padding=True,
+        enable_gradient_checkpointing=False,
+        override_config={"attn_implementation": "sdpa"},
+    )
+    engine = FSDPEngineConfig(
+        strategy="fsdp2",
+        use_dynamic_bsz=True,
+        max_token_len_per_gpu=4096,
+        infer_max_token_len_per_gpu=4096,
+        use_torch_compile=False,
+        mixed_precision={"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+    )
+    made = RowWorker(
+        TrainingWorkerConfig(
+            model_type="language_model",
+            model_config=model,
+            engine_config=engine,
+            optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
+            checkpoint_config=CheckpointConfig(),
+        )
+    )
+    made.reset()
+    return made
+
+
+def old_logprobs(worker: Any, rows: Any, *, limit: int = 4096) -> list[Any]:
+    """Of each row's response, as verl's trainer has them computed: packed, at the rows' temperatures."""
+    import torch
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+    from verl.workers.utils.padding import response_from_nested
+
+    from ajet_trainer.verl_backend.trainer import row_fields
+    from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
+
+    data = list_of_dict_to_tensordict([row_fields(row) for row in rows])
+    for name in ("input_ids", "position_ids", "prompts", "responses", "response_mask", "loss_mask"):  # if equally long
+        data[name] = torch.nested.as_nested_tensor(list(data[name].unbind()), layout=torch.jagged)
+    data[ROW_TEMPERATURE] = torch.tensor([row.temperature for row in rows])
+    tu.assign_non_tensor(
+        data, temperature=1.0, pad_token_id=0, use_remove_padding=True, use_dynamic_bsz=True,
+        max_token_len_per_gpu=limit, use_fused_kernels=False, calculate_entropy=True, compute_loss=False,
+    )  # fmt: skip
+    found = worker.infer_batch(data)
+    return list(response_from_nested(found["log_probs"], data["response_mask"]).unbind())
