@@ -28,6 +28,7 @@ from ajet_proxy.settings import OF_AGENTS, SETTINGS
 from ajet_sdk import frame, routes
 from ajet_sdk.runner import SECRETS
 from ajet_sdk.sample import Batch, BatchEpisode, Call, Group, Sample
+from ajet_trainer import attempts
 from tests.kit.engine_stub import EngineStub
 from tests.kit.ledger_rig import LedgerRig, Shelf
 from tests.kit.pages import CONTRACT, sections, tables, words
@@ -226,7 +227,7 @@ def test_the_frame() -> None:
 
 def test_what_the_trainer_refuses_for() -> None:
     admission = tree(Path("ajet_trainer/admission.py"))
-    given = {"already_trained"}
+    given = {"already_trained", attempts.REASON}
     for node in ast.walk(admission):
         part: ast.expr | None = None
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Rejection" and len(node.args) > 1:
