@@ -67,7 +67,7 @@ def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
         for name, value in options.items()
     }
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-    made.config = settings.compose(Config(model=str(tiny), verl=verl), device, None)
+    made.config = settings.compose(Config(model=str(tiny), sampling="exact", max_staleness=0, verl=verl), device, None)
     return made
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from tests.kit import learner
 from tests.kit.learner import old_logprobs
 from tests.kit.ports import free_port
 from tests.kit.source import ROOT
@@ -24,6 +25,12 @@ from tests.trainer.engine.test_gradient import close, conversation, gradient, ro
 HEATS = [0.7, 1.3, 1.0]
 EXACT = 5e-6
 TOP_P = 0.8
+
+
+@pytest.fixture(scope="module")
+def worker(tiny: Path, verl_here: None) -> Any:
+    """One that no failed step of another test has left in the middle of its micro-batches."""
+    return learner.training_worker(tiny)
 
 
 @cache
