@@ -59,6 +59,7 @@ class Learner:
     which the network is `whole`."""
 
     colocated, max_tokens = False, 100_000
+    temperature, several_temperatures = 1.0, True
 
     def __init__(self, *plan: tuple[str, Callable[[], object]], whole: Callable[[], bool] = lambda: True) -> None:
         self.version = 0

@@ -20,8 +20,9 @@ def same_answer(seen: bytes, direct: bytes) -> None:
     if seen == direct:
         return
     assert direct.startswith(b"data: "), f"{seen!r}\nis not\n{direct!r}"
-    (ours, between), (theirs, as_direct) = told(seen), told(direct)
-    assert ours == theirs and (between == as_direct or not between or not as_direct), f"{seen!r}\nis not\n{direct!r}"
+    (ours, *between), (theirs, *as_direct) = told(seen), told(direct)
+    alike = all(one == other or not one or not other for one, other in zip(between, as_direct, strict=True))
+    assert ours == theirs and alike, f"{seen!r}\nis not\n{direct!r}"
 
 
 def events(body: bytes) -> Iterator[Any]:
@@ -31,12 +32,14 @@ def events(body: bytes) -> Iterator[Any]:
             yield data if data == "[DONE]" else json.loads(data)
 
 
-def told(body: bytes) -> tuple[Any, set[Any]]:
+def told(body: bytes) -> tuple[Any, set[Any], set[Any]]:
     """A stream without the accident of how many tokens shared an event: per choice the joined text, the tool calls and
-    the end, with every shape of event that opened or ended one, key by key; and the shapes of all other events."""
+    the end, with every shape of event that opened or ended one, key by key; the shapes of all other events; and what
+    came in words."""
     choices: dict[int, dict[str, Any]] = {}
     shapes: set[Any] = set()
     between: set[Any] = set()
+    words: set[Any] = set()
     tail = []
     for event in events(body):
         if event == "[DONE]" or not event.get("choices"):
@@ -57,11 +60,11 @@ def told(body: bytes) -> tuple[Any, set[Any]]:
                 known["calls"] += call["function"].get("arguments", "")
             for key in ("finish_reason", "stop_reason"):
                 known[key] = choice.get(key)
-            at_an_end = "role" in delta or choice.get("finish_reason")
-            kept = shapes if at_an_end else between
-            kept.update(("delta", key) for key in delta)
+            opens = "role" in delta
+            kept = shapes if opens or choice.get("finish_reason") else between
+            (shapes if opens else words).update(("delta", key) for key in delta)
             kept.add((tuple(event), tuple(choice), choice.get("logprobs") is None, choice.get("token_ids") is None))
-    return (choices, shapes, tail), between
+    return (choices, shapes, tail), between, words
 
 
 def offsets(logprobs: dict[str, Any] | None) -> list[int]:

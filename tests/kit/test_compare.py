@@ -23,6 +23,7 @@ ALL = {"delta": {"content": "hel"}, "finish_reason": "stop", "token_ids": None}
 
 def test_tokens_may_share_an_event() -> None:
     same_answer(stream(OPENS, ALL), stream(OPENS, SAYS, ENDS))
+    same_answer(stream(OPENS, ALL), stream(OPENS, SAYS, SAYS | {"delta": {"content": "l"}}, ENDS | {"delta": {}}))
     letters = [SAYS | {"delta": {"content": letter}} for letter in "he"]
     same_answer(stream(OPENS, SAYS, ENDS), stream(OPENS, *letters, ENDS))
 
