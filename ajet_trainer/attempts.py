@@ -34,6 +34,10 @@ Name = tuple[str, str]
 """A daemon and its episode."""
 
 
+class Elsewhere(RuntimeError):
+    """A step failed for a reason that is not in its episodes."""
+
+
 class StepsFail(AjetError):
     """Steps fail whatever they hold; the message says where to read more."""
 

@@ -36,6 +36,8 @@ Runs = tuple[tuple[T, int], ...]
 """Values with the number of sampled tokens that each holds for, in order."""
 Kind = Literal["exact", "corrected", "untold", "left out"]
 
+OTHERS = ("raw", "scored")
+"""Logprobs that are known not to be of the shaped distribution, but for a grammar in raw ones."""
 GRAMMAR = "structured"
 CORRECTED = (
     GRAMMAR, "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
@@ -50,6 +52,8 @@ DEFAULTS = "start the engine with --generation-config vllm, or have agents send 
 ADVICE = {
     "greedy": "nothing was sampled: have agents ask for a temperature above 0",
     "raw_logprobs": f"the logprobs are not of the distribution that was sampled from: {PROCESSED}",
+    "scored_logprobs": "no grammar and no parameter is in logprobs that were asked for after the tokens: use chat "
+    "completions",
     "unknown_logprobs": f"nobody knows what distribution the logprobs are of: {PROCESSED}",
     "untold": "the daemon does not say how they were sampled: it needs this release, and an engine that it can ask",
     "temperature": "this learner computes one temperature: set actor_rollout_ref.rollout.temperature in [verl] to it, "
@@ -115,8 +119,9 @@ def judge(facts: Mapping[str, Any] | None, assumed: float) -> Verdict:
     if foreign := [name for name in shaping if name not in CORRECTED]:
         return Verdict("left out", assumed, "+".join(foreign))
     temperature = float(heat)
-    if logprobs != "processed" and (temperature != 1.0 or set(shaping) - {GRAMMAR}):
-        return Verdict("left out", assumed, "raw_logprobs" if logprobs == "raw" else "unknown_logprobs")
+    within = set() if logprobs == "scored" else {GRAMMAR}
+    if logprobs != "processed" and (temperature != 1.0 or set(shaping) - within):
+        return Verdict("left out", assumed, f"{logprobs if logprobs in OTHERS else 'unknown'}_logprobs")
     if unknown := sorted(set(facts) - set(told) - {"seed", "logprobs"}):
         return Verdict("untold", assumed if "temperature" in unknown else temperature, f"untold_{'+'.join(unknown)}")
     return Verdict("corrected" if shaping else "exact", temperature, "+".join(shaping))

@@ -27,7 +27,7 @@ from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.advantage import trainable
-from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts
+from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
@@ -221,19 +221,19 @@ class Run:
             self.keeper.release(leased.daemon, name)
 
     def train(self, hand: Hand, rows: Sequence[Row]) -> dict[str, float]:
-        """One step of the learner; its batches are trained from here on. A failure counts against them, unless a stop
-        or a dead engine is the reason."""
+        """One step of the learner; its batches are trained from here on. A failure counts against them, unless a
+        stop, a dead engine or weights that did not reach one are the reason."""
         self.attempts.begin(
             (leased.daemon, episode.episode) for leased, admission in hand for episode in admission.episodes
         )
         try:
             with self.part("train", "training"):
                 metrics = self.learner.train(rows)
-        except KeyboardInterrupt:
-            self.attempts.take_back()
-            raise
-        except Exception:
+        except (Exception, KeyboardInterrupt) as error:
             said = traceback.format_exc()
+            if self.stopping() or isinstance(error, (Elsewhere, KeyboardInterrupt)):
+                self.attempts.take_back()
+                raise
             try:
                 self.learner.check()
             except Exception:

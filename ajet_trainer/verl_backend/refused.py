@@ -31,7 +31,7 @@ ESTIMATORS = {
 }
 LOSSES = {
     "bypass_mode": "it fails on a micro-batch of padding only; set algorithm.rollout_correction.bypass_mode = true, "
-    "and use vanilla or gpg",
+    "and use vanilla",
 }
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 """verl's ``loss_agg_mode``, of which it keeps no registry."""
@@ -81,6 +81,9 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
     size = actor.ppo_mini_batch_size
     if type(size) is not int or not 0 < size <= groups:
         yield name, f"makes groups / ppo_mini_batch_size updates of a step: from 1 to {groups}, not {size!r}"
+    for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
+        if settings.shuffle and size != groups:
+            yield f"{part}.shuffle", f"would mix the groups of a step's updates: leave it out, or leave out {name}"
     if tree.critic.ppo_mini_batch_size != size:
         yield "critic.ppo_mini_batch_size", f"follows the actor's: set {name}"
     for key in (f"{ACTOR}.data_loader_seed", "actor_rollout_ref.rollout.seed"):

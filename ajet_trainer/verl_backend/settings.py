@@ -186,7 +186,7 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
             raise ConfigError(f"{name} cannot be changed: {OURS[name]}", param=name)
     for key, advice in unread(set_here, tree, attached=folder is not None):
         raise ConfigError(f"{key} is read by nothing here: {advice}", param=key)
-    if config.sampling == "correct" and not corrects(tree.algorithm.rollout_correction):
+    if config.sampling == "correct" and not corrects(tree):
         said = "leaves nothing to correct with: set sampling in [trainer] to exact or strict"
         raise ConfigError(f"{CORRECTION}.rollout_is = None {said}", param=f"{CORRECTION}.rollout_is")
     for key, said in refused.faults(tree, config.group_size):
@@ -194,9 +194,11 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     return tree
 
 
-def corrects(correction: DictConfig | None) -> bool:
-    """Whether tokens are weighed by how likely the trainer thinks they are, compared with the engine."""
-    return correction is not None and bool(correction.rollout_is or correction.bypass_mode)
+def corrects(tree: DictConfig) -> bool:
+    """Whether tokens are weighed by how likely the trainer thinks they are, compared with the engine. In bypass mode
+    the loss does that, but for `gpg`, which has no ratio."""
+    correction, loss = tree.algorithm.rollout_correction, tree.actor_rollout_ref.actor.policy_loss.loss_mode
+    return correction is not None and bool(correction.rollout_is or (correction.bypass_mode and loss != "gpg"))
 
 
 def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:

@@ -215,6 +215,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         prune(Path(self.config.trainer.default_local_dir), self._ours.keep_checkpoints)
 
     def push(self) -> None:
+        try:
+            self._push()
+        except weights.EngineLost:
+            raise
+        except Exception as error:
+            raise weights.EngineLost(f"the new weights did not reach the engines: {error}") from error
+
+    def _push(self) -> None:
         launched = self.upstreams() or ()
         mode = "naive" if self.colocated else "auto"
         references = self.actor_rollout_wg.update_weights(global_steps=self.global_steps, mode=mode)

@@ -29,6 +29,7 @@ import torch
 from verl.checkpoint_engine.base import CheckpointEngineRegistry
 
 from ajet_sdk.sockets import watching
+from ajet_trainer.attempts import Elsewhere
 
 BACKEND = "ajet_folder"
 POLL_S = 2.0
@@ -36,7 +37,7 @@ PUSH_S = 1800.0
 """A push that takes longer has failed, and with it the run."""
 
 
-class EngineLost(RuntimeError):
+class EngineLost(Elsewhere):
     """An engine died or did not take the weights; the message says which one and what is known."""
 
 

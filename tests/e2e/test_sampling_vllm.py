@@ -128,7 +128,7 @@ def test_what_is_recorded_is_what_the_engine_says_of_the_request(
     call = asked(pair, f"own-{route[4:].replace('/', '-')}-{name.replace(' ', '-')}", route, body)
     found = dict(call["sampling"])
     scored = "scored_logprobs" in call["altered"]
-    assert found.pop("logprobs") == ("raw" if scored else "processed")
+    assert found.pop("logprobs") == ("scored" if scored else "processed")
     assert (found.pop("structured", None) is not None) == bool(params.get("structured_outputs"))
     assert {name: found.pop(name) for name in OFF if name in found} == pytest.approx({
         name: params[name] for name, off in OFF.items() if params.get(name, off[0]) not in off

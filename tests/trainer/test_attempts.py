@@ -6,20 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from ajet_trainer.attempts import IN_A_ROW, KILLED, MAX_ATTEMPTS, Attempts, StepsFail
+from ajet_trainer.attempts import IN_A_ROW, KILLED, MAX_ATTEMPTS, Attempts, Elsewhere, StepsFail
 from ajet_trainer.batch import Row
 from tests.trainer.making import batch
 from tests.trainer.scripted_learner import Killed
 from tests.trainer.test_step import Setting
 
 
-def broken(setting: Setting, how: BaseException, *, only: str = "0g1", dead_engine: bool = False) -> None:
+def broken(
+    setting: Setting, how: BaseException, *, only: str = "0g1", dead_engine: bool = False, stopping: bool = False
+) -> None:
     """Starts one process whose learner fails on batches with the task `only`; it trains until it fails."""
     run = setting.start()
     tasks = setting.proxy.given
 
     def train(rows: Sequence[Row]) -> dict[str, float]:
         if any(tasks[row.group] == only for row in rows):
+            run.stopping = lambda: stopping
             raise how
         return type(setting.learner).train(setting.learner, rows)
 
@@ -62,14 +65,17 @@ def test_a_batch_that_fails_three_steps_is_set_aside_and_the_run_goes_on(tmp_pat
     assert any(str(path) in line for line in setting.said)
 
 
-@pytest.mark.parametrize(("how", "dead_engine"), [(KeyboardInterrupt(), False), (RuntimeError("worker died"), True)])
+@pytest.mark.parametrize(("how", "more"), [
+    (KeyboardInterrupt(), {}), (RuntimeError("worker died"), {"dead_engine": True}),
+    (RuntimeError("Ray got the SIGTERM too"), {"stopping": True}), (Elsewhere("no room for the weights"), {}),
+])  # fmt: skip
 def test_a_stop_or_a_lost_engine_is_not_the_batchs_fault(
-    tmp_path: Path, how: BaseException, dead_engine: bool
+    tmp_path: Path, how: BaseException, more: dict[str, bool]
 ) -> None:
     setting = Setting(tmp_path, 2)
     for _ in range(MAX_ATTEMPTS + 1):
         with pytest.raises((KeyboardInterrupt, RuntimeError)):
-            broken(setting, how, dead_engine=dead_engine)
+            broken(setting, how, **more)
         assert tries(tmp_path) == 0
     setting.whole()
     assert setting.proxy.filtered == {}

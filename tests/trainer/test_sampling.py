@@ -34,6 +34,9 @@ GREEDY = PROCESSED | {"temperature": 0}
         (RAW | {"temperature": 1}, "exact", 1.0, ""),
         (RAW | {"temperature": 0.7}, "left out", 1.0, "raw_logprobs"),
         (RAW | {"top_p": 0.8}, "left out", 1.0, "raw_logprobs"),
+        ({"logprobs": "scored"}, "exact", 1.0, ""),
+        ({"logprobs": "scored", "structured": "tools"}, "left out", 1.0, "scored_logprobs"),
+        ({"logprobs": "scored", "temperature": 0.7}, "left out", 1.0, "scored_logprobs"),
         (RAW | {"structured": "regex"}, "corrected", 1.0, "structured"),
         (RAW | {"structured": "regex", "temperature": 0.7}, "left out", 1.0, "raw_logprobs"),
         (UNKNOWN | {"min_p": 0.1}, "left out", 1.0, "unknown_logprobs"),
@@ -210,4 +213,6 @@ def trained_calls(part: Sample, calls: Mapping[str, Call], rule: Rule) -> list[s
 def test_every_reason_says_what_to_do() -> None:
     assert "--generation-config vllm" in advice("untold_top_p") and "agents ask" in advice("top_p")
     assert "--logprobs-mode processed_logprobs" in advice("raw_logprobs")
-    assert set(ADVICE) == {"greedy", "raw_logprobs", "unknown_logprobs", "untold", "temperature"}
+    assert set(ADVICE) == {
+        "greedy", "raw_logprobs", "scored_logprobs", "unknown_logprobs", "untold", "temperature",
+    }

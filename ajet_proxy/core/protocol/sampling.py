@@ -78,7 +78,7 @@ def plain(route: str, known: Known, scored: bool) -> str:
 
 def effective(route: str, fields: Mapping[str, Any], known: Known, scored: bool) -> str:
     """How a request for `route` with these `fields` was sampled, as JSON text. Its logprobs may have been `scored`
-    afterwards, which gives raw ones."""
+    afterwards, which gives those of the model itself."""
     if route == RESPONSES.path:
         fields = {name: value for name, value in fields.items() if name not in _NOT_OF_RESPONSES}
     told = {
@@ -86,7 +86,7 @@ def effective(route: str, fields: Mapping[str, Any], known: Known, scored: bool)
         **{name: value for name, kind in _AS_IT_IS.items() if (value := fields.get(name)) and isinstance(value, kind)},
     }
     short = {name: _short(name, value) for name, value in told.items()}
-    return canonical({**short, "logprobs": "raw" if scored else known.logprobs})
+    return canonical({**short, "logprobs": "scored" if scored else known.logprobs})
 
 
 def _parameters(route: str, fields: Mapping[str, Any], defaults: Mapping[str, float]) -> Sampling:
@@ -245,6 +245,16 @@ def with_draws(found: Known, answers: Sequence[Any]) -> Known:
     if (ahead, behind) == ([_PROMPT], [_OTHER]):
         off["repetition_penalty"] = 1.0
     return replace(found, defaults=tuple({**off, **dict(found.defaults)}.items()))
+
+
+def merged(before: Known, now: Known) -> Known:
+    """What an engine told `before` or tells `now`, which counts more."""
+    return Known(
+        tuple({**dict(before.defaults), **dict(now.defaults)}.items()),
+        before.logprobs if now.logprobs == "unknown" else now.logprobs,
+        before.tools if now.tools is None else now.tools,
+        before.strict_tools if now.strict_tools is None else now.strict_tools,
+    )
 
 
 def _named(model: str) -> dict[str, Any]:

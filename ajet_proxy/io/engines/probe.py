@@ -78,14 +78,17 @@ class SamplingProbe:
     """How each model's engines sample where requests do not say (`core.protocol.sampling`). They are asked when a call
     of the model was captured, and before it is recorded: an engine that reports no ids is never asked. Requests that
     want to know at the same time ask together. They wait `PATIENCE_S` and no longer. The questions go on without them,
-    and wait at the gate as requests do. What a silent or busy engine did not tell is asked again after `RETRY_S`.
-    Until then it is unknown.
+    and wait at the gate as requests do. What a silent or busy engine did not tell is asked again after `RETRY_S`,
+    then after twice that, and so on. Nobody waits for that: until then it is unknown.
 
     `kept` has what is known by now, for a request that need not wait."""
 
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self.kept: dict[tuple[str, Standing], sampling.Known] = {}
+        self._due: dict[tuple[str, Standing], sampling.Known] = {}
+        """What is known of models that it is time to ask about again."""
+        self._pause: dict[str, float] = {}
         self._asking: dict[str, tuple[asyncio.Task[sampling.Known], float]] = {}
 
     async def of(self, model: str, request: Asking, enter: Entering) -> sampling.Known:
@@ -95,6 +98,8 @@ class SamplingProbe:
             asking = asyncio.create_task(self._find(model, request, enter))
             asking.add_done_callback(lambda _: self._asking.pop(model))
             self._asking[model] = asking, now
+        if (known := self._due.get((model, self._upstream.standing(model)))) is not None:
+            return known
         task, began = self._asking[model]
         await asyncio.wait([task], timeout=max(0.0, began + PATIENCE_S - now))
         return task.result() if task.done() and not task.cancelled() else sampling.Known()
@@ -117,15 +122,24 @@ class SamplingProbe:
                 whole = SILENT not in answers + more
         except (AjetError, TimeoutError):
             pass
-        for key in [key for key in self.kept if key[0] == model]:
-            del self.kept[key]
-        key = (model, self._upstream.standing(model))
+        except Exception:  # no call is lost because its engine says odd things of itself
+            logger.exception("what an engine of model %r says of how it samples cannot be read", model)
+        key, pause = (model, self._upstream.standing(model)), self._pause.pop(model, RETRY_S)
+        found = sampling.merged(self._due.get(key, sampling.Known()), found)
+        for some in (self.kept, self._due):
+            for other in [other for other in some if other[0] == model]:
+                del some[other]
         self.kept[key] = found
         if not whole:
             logger.warning("an engine of model %r did not say in time how it samples; until it does, some of that is "
                            "unknown", model)
-            asyncio.get_running_loop().call_later(RETRY_S, self.kept.pop, key, None)
+            self._pause[model] = 2 * pause
+            asyncio.get_running_loop().call_later(pause, self._ask_again, key)
         return found
+
+    def _ask_again(self, key: tuple[str, Standing]) -> None:
+        if (known := self.kept.pop(key, None)) is not None:
+            self._due[key] = known
 
     async def _answers(self, request: Asking, questions: sampling.Questions) -> list[Any]:
         asked = (request(path, json.dumps(body).encode()) for path, body in questions)

@@ -109,7 +109,7 @@ def test_the_documentation_names_them_all(verl_here: None) -> None:
         (ESTIMATOR, "remax", "use rloo"),
         (ESTIMATOR, "optimal_token_baseline", "use rloo"),
         (ESTIMATOR, "tir_optimal_token_baseline", "use rloo"),
-        (LOSS, "bypass_mode", "use vanilla or gpg"),
+        (LOSS, "bypass_mode", "use vanilla"),
     ],
 )
 def test_a_refusal_says_what_to_use_instead(key: str, name: str, words: str, verl_here: None) -> None:

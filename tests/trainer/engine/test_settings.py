@@ -88,6 +88,8 @@ def test_correct_needs_a_correction(verl_here: None) -> None:
     assert refused({IS: None}) == refused({CORRECTION: None}) == said
     for sampling in ("exact", "strict"):
         composed({IS: None}, sampling=sampling)
+    gpg = {f"{CORRECTION}.bypass_mode": True, "actor_rollout_ref.actor.policy_loss.loss_mode": "gpg"}
+    assert refused(gpg) == said, "a loss without a ratio"
 
 
 @pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])

@@ -115,6 +115,8 @@ def test_a_seed_of_a_shuffle_needs_the_shuffle(verl_here: None) -> None:
     seed = {f"{ACTOR}.data_loader_seed": 7}
     assert refused(seed).startswith(f"{ACTOR}.data_loader_seed is read by nothing here: rows are not shuffled")
     composed(seed | {f"{ACTOR}.shuffle": True})
+    mixed = refused({f"{ACTOR}.shuffle": True, f"{ACTOR}.ppo_mini_batch_size": 1})
+    assert mixed.startswith(f"{ACTOR}.shuffle would mix the groups of a step's updates")
 
 
 def test_verls_own_value_may_be_said(verl_here: None) -> None:

@@ -23,6 +23,7 @@ from ajet_proxy.core.protocol.sampling import (
     Known,
     effective,
     known,
+    merged,
     more_questions,
     plain,
     questions,
@@ -39,7 +40,7 @@ STRICT = {"type": "function", "function": {"name": "f", "strict": True}}
 def told(fields: Any, *, route: str = CHAT.path, by: Known = PLAIN, scored: bool = False) -> Any:
     """What is told of a request besides what its logprobs are."""
     found = json.loads(effective(route, fields, by, scored))
-    assert found.pop("logprobs") == ("raw" if scored else by.logprobs)
+    assert found.pop("logprobs") == ("scored" if scored else by.logprobs)
     return found
 
 
@@ -171,7 +172,7 @@ def test_in_effect_is_the_request_over_the_defaults(fields: Any, own: Any, route
 
 def test_a_request_that_names_nothing_is_worked_out_once() -> None:
     assert plain(CHAT.path, PLAIN, False) is plain(CHAT.path, PLAIN, False)
-    assert json.loads(plain(CHAT.path, PLAIN, True)) == {"logprobs": "raw"}
+    assert json.loads(plain(CHAT.path, PLAIN, True)) == {"logprobs": "scored"}
 
 
 def test_messages_are_told_as_the_chat_that_is_made_of_them() -> None:
@@ -316,3 +317,20 @@ def test_defaults_that_are_shown_to_be_off(more: Any, off: set[str]) -> None:
     found = with_draws(Known((("temperature", 0.7),), "raw"), more)
     assert dict(found.defaults) == {"temperature": 0.7, **{name: OFF[name][0] for name in off}}
     assert found.logprobs == "raw"
+
+
+SOME = st.builds(
+    Known, st.dictionaries(st.sampled_from(sorted(OFF)), st.floats(0, 2)).map(lambda some: tuple(some.items())),
+    st.sampled_from(["raw", "processed", "unknown"]), st.none() | st.booleans(), st.none() | st.booleans(),
+)  # fmt: skip
+
+
+@given(before=SOME, now=SOME)
+def test_what_was_told_once_stays_until_something_else_is_told(before: Known, now: Known) -> None:
+    found = merged(before, now)
+    assert dict(found.defaults) == dict(before.defaults) | dict(now.defaults)
+    assert found.logprobs == (before.logprobs if now.logprobs == "unknown" else now.logprobs)
+    for made, old, new in ((found.tools, before.tools, now.tools),
+                           (found.strict_tools, before.strict_tools, now.strict_tools)):  # fmt: skip
+        assert made == (old if new is None else new)
+    assert merged(now, Known()) == merged(Known(), now) == now

@@ -42,7 +42,7 @@ class Scoring:
 
 
 async def sampled() -> Callable[[bool], str]:
-    return lambda scored: '{"logprobs":"raw"}' if scored else '{"logprobs":"processed"}'
+    return lambda scored: '{"logprobs":"scored"}' if scored else '{"logprobs":"processed"}'
 
 
 def announce(store: MemoryStore, version: int) -> None:
@@ -144,7 +144,7 @@ async def test_how_choices_were_sampled_is_found_before_they_are_recorded() -> N
     scored = replace(WHOLE[1], scored=True)
     await begun(store).record((WHOLE[0], scored))
     told = [event.call.turn.sampling for event in store.durable if isinstance(event, CallFinished)]
-    assert told == ['{"logprobs":"processed"}', '{"logprobs":"raw"}']
+    assert told == ['{"logprobs":"processed"}', '{"logprobs":"scored"}']
 
 
 async def test_other_weights_cannot_score() -> None:

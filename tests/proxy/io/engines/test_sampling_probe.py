@@ -123,8 +123,21 @@ async def test_a_silent_or_busy_engine_costs_little_and_is_asked_again_later(
         sampling.delay_s, sampling.status = 0.0, 200
         await asyncio.sleep(2.0)
         await ask(front)
+        await asyncio.sleep(0.5)
+        await ask(front)
         assert len(stub.sampling.asked) == 2 * QUESTIONS
-    assert told(front) == [*[UNTOLD | {"logprobs": "unknown"}] * 2, {"logprobs": "raw"}]
+    assert told(front) == [*[UNTOLD | {"logprobs": "unknown"}] * 3, {"logprobs": "raw"}], "nobody waits once more"
+
+
+async def test_an_engine_that_says_odd_things_of_itself_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def odd(answers: object) -> None:
+        raise TypeError("unhashable")
+
+    monkeypatch.setattr(probe.sampling, "known", odd)
+    async with EngineStub() as stub, Front(stub.url) as front:
+        for _ in range(2):
+            assert (await ask(front)).status == 200
+    assert told(front) == [UNTOLD | {"logprobs": "unknown"}] * 2
 
 
 async def test_what_a_slow_engine_says_counts_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +193,7 @@ async def test_a_call_whose_logprobs_were_asked_for_has_those_of_the_model() -> 
         await ask(front, RESPONSES, **said)
         await ask(front, RESPONSES)
     assert ["scored_logprobs" in call.altered for call in front.calls] == [True, False]
-    assert told(front) == [{"logprobs": "raw", "structured": "tools"}, {"logprobs": "processed"}]
+    assert told(front) == [{"logprobs": "scored", "structured": "tools"}, {"logprobs": "processed"}]
 
 
 async def test_a_client_that_leaves_meanwhile_loses_its_call_and_the_questions_go_on() -> None:
