@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from ajet_sdk.frame import VERSION
 from tests.kit.ports import free_port
 from tests.kit.proxy_process import ProxyProcess, failed_start
 from tests.kit.rig import Rig, error_of
@@ -253,7 +254,7 @@ def test_an_agent_that_goes_away_cancels_the_engines_work(rig: Rig, engine: str)
 def test_a_wire_version_that_nobody_speaks(rig: Rig) -> None:
     error = error_of(rig.post("/batches/lease", {}, headers={"x-ajet-wire": "99"}), 400)
     assert error["code"] == "wire_version"
-    assert rig.post("/batches/lease", {"group_size": 50}, headers={"x-ajet-wire": "1"}).status_code == 204
+    assert rig.post("/batches/lease", {"group_size": 50}, headers={"x-ajet-wire": str(VERSION)}).status_code == 204
 
 
 def test_batches_that_nobody_leased(rig: Rig) -> None:
