@@ -231,12 +231,11 @@ class Run:
                 metrics = self.learner.train(rows)
         except (Exception, KeyboardInterrupt) as error:
             said = traceback.format_exc()
-            if self.stopping() or isinstance(error, (Elsewhere, KeyboardInterrupt)):
-                self.attempts.take_back()
-                raise
             try:
+                if self.stopping() or isinstance(error, (Elsewhere, KeyboardInterrupt)):
+                    raise
                 self.learner.check()
-            except Exception:
+            except (Exception, KeyboardInterrupt):
                 self.attempts.take_back()
                 raise
             self.attempts.failed(said)

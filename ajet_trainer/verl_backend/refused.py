@@ -81,15 +81,14 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
     size = actor.ppo_mini_batch_size
     if type(size) is not int or not 0 < size <= groups:
         yield name, f"makes groups / ppo_mini_batch_size updates of a step: from 1 to {groups}, not {size!r}"
-    for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
-        if settings.shuffle and size != groups:
-            yield f"{part}.shuffle", f"would mix the groups of a step's updates: leave it out, or leave out {name}"
     if tree.critic.ppo_mini_batch_size != size:
         yield "critic.ppo_mini_batch_size", f"follows the actor's: set {name}"
     for key in (f"{ACTOR}.data_loader_seed", "actor_rollout_ref.rollout.seed"):
         if type(seed := OmegaConf.select(tree, key)) is not int or not 0 <= seed < 2**32:
             yield key, "must be from 0 to 2^32 - 1, which is as far as NumPy's go"
     for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
+        if settings.shuffle and size != groups:
+            yield f"{part}.shuffle", f"would mix the groups of a step's updates: leave it out, or leave out {name}"
         for key in ("save_contents", "load_contents"):
             held = settings.checkpoint.get(key) or ()
             if missing := [content for content in ("model", "optimizer", "extra") if content not in held]:
