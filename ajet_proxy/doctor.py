@@ -308,7 +308,7 @@ class _Engine:
     def _logprobs(self, are: sampling.Logprobs) -> Finding:
         start = "start vLLM with --logprobs-mode processed_logprobs"
         if are == "raw":
-            return self._warning("its logprobs are raw: they ignore temperature, top_p, penalties and grammars, with "
+            return self._warning("its logprobs are raw: they ignore temperature, top_p and penalties, with "
                                  "which tokens are drawn", f"{start}, or sample at temperature 1 and with nothing else")
         if are == "unknown":
             return self._warning("does not show whether its logprobs are those that tokens are drawn with", start)
