@@ -29,7 +29,7 @@ class Row:
 
     `group` is a name without ``_``, equal for the rows whose rewards are compared. `session` counts the sessions of a
     group (see `advantage.Session`), and `index` the samples of a session, each from 0. The trainer's logprobs are those
-    at `temperature`.
+    at `temperature`. `spans` gives the tokens of the response that each call sampled, as ``(call, start, end)``.
     """
 
     group: str
@@ -44,6 +44,7 @@ class Row:
     min_version: int
     max_version: int
     temperature: float = 1.0
+    spans: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def key(self) -> str:
@@ -95,4 +96,5 @@ def to_row(group: str, session: int, index: int, reward: float, sample: Sample, 
         min_version=min(versions),
         max_version=max(versions),
         temperature=temperature_of(sample, assumed),
+        spans=tuple((call, start - first, stop - first) for call, start, stop in sample.spans if start < stop),
     )

@@ -12,6 +12,7 @@ import pytest
 from ajet_proxy.core.protocol.anthropic.request import to_chat
 from ajet_proxy.core.protocol.anthropic.template import Template
 from ajet_sdk.frame import decode_batch
+from tests.e2e import asking
 from tests.e2e.conftest import Pair
 from tests.kit import compare_messages, wire
 from tests.kit.messages_cases import COUNT, COUNTED, PLAIN, REFUSED, ROUTE, THOUGHTFUL, TOOL, cases
@@ -61,15 +62,22 @@ def reported(pairs: Pairs) -> Callable[[str], Any]:
 
 @pytest.mark.parametrize("name", SAME)
 def test_the_agent_sees_the_engines_own_answer(
-    name: str, through: dict[str, wire.Answer], direct: dict[str, wire.Answer]
+    name: str, through: dict[str, wire.Answer], direct: dict[str, wire.Answer], pairs: Pairs
 ) -> None:
-    seen, own = through[name], direct[name]
-    assert seen.status == own.status
-    assert (own.status == 200) == (name in CAPTURED or name == "count")
-    assert seen.headers["content-type"] == own.headers["content-type"]
-    compare_messages.same_answer(seen.body, own.body)
-    ours = {header for header in seen.headers if header.startswith("x-ajet-")}
-    assert ours == ({"x-ajet-episode", "x-ajet-call"} if name in CAPTURED else ours)
+    def alike(seen: wire.Answer, own: wire.Answer) -> None:
+        assert seen.status == own.status
+        assert (own.status == 200) == (name in CAPTURED or name == "count")
+        assert seen.headers["content-type"] == own.headers["content-type"]
+        compare_messages.same_answer(seen.body, own.body)
+        ours = {header for header in seen.headers if header.startswith("x-ajet-")}
+        assert ours == ({"x-ajet-episode", "x-ajet-call"} if name in CAPTURED else ours)
+
+    pair = pair_of(name, pairs)
+    asking.once_alike(
+        alike,
+        (through[name], direct[name]),
+        lambda number: asking.both(name, number, pair.proxy.url, pair.engine.url, ROUTES[name], CASES[name]),
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in DENIED if name not in SAME])

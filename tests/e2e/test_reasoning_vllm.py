@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -36,9 +37,13 @@ def direct(thinker: Engine) -> dict[str, wire.Answer]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_agent_sees_the_engines_own_answer(
-    name: str, through: dict[str, wire.Answer], direct: dict[str, wire.Answer]
+    name: str, through: dict[str, wire.Answer], direct: dict[str, wire.Answer], proxy: ProxyProcess, thinker: Engine
 ) -> None:
-    asking.the_agent_sees(through[name], direct[name], named=True)
+    asking.once_alike(
+        partial(asking.the_agent_sees, named=True),
+        (through[name], direct[name]),
+        lambda number: asking.both(name, number, proxy.url, thinker.url, *CASES[name]),
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

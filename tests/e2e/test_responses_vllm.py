@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk.frame import decode_batch
+from tests.e2e import asking
 from tests.e2e.conftest import Engine, Pair
 from tests.kit import compare_responses, wire
 from tests.kit.proxy_process import ProxyProcess
@@ -28,7 +29,6 @@ NARROWED = ("structured_outputs", "text", "logit_bias")
 UNKNOWN = ("response.reasoning_part.added", "response.reasoning_part.done")
 """Events of vLLM's own, which the library passes on as it finds them."""
 Pairs = tuple[Pair, Pair]
-ATTEMPTS = 4
 
 
 def pair_of(name: str, pairs: Pairs) -> Pair:
@@ -68,10 +68,6 @@ async def ask_all(url: Callable[[str], str]) -> dict[str, wire.Answer]:
     return {name: await wire.send(url(name) + ROUTE, body=body) for name, body in CASES.items()}
 
 
-async def ask_both(proxy: str, engine: str, body: Any) -> tuple[wire.Answer, wire.Answer]:
-    return await wire.send(proxy + ROUTE, body=body), await wire.send(engine + ROUTE, body=body)
-
-
 @pytest.fixture(scope="module")
 def reported(pairs: Pairs) -> Callable[[str], Any]:
     """What the engine says itself of the answer to a case, ids and logprobs included; asked once, not streamed."""
@@ -87,22 +83,20 @@ def reported(pairs: Pairs) -> Callable[[str], Any]:
 def test_the_agent_sees_the_engines_own_answer(
     name: str, through: dict[str, wire.Answer], direct: dict[str, wire.Answer], pairs: Pairs
 ) -> None:
-    """Where the tokens at the end of a thought share an event by chance, the engine tells it in other events: such a
-    stream is asked for again, of both."""
-    seen, own = through[name], direct[name]
-    for number in range(ATTEMPTS):
-        try:
-            compare_responses.same_answer(seen.body, own.body)
-            break
-        except AssertionError:
-            if name not in THINKING or not name.endswith("-stream") or number == ATTEMPTS - 1:
-                raise
-        pair = pair_of(name, pairs)
-        seen, own = asyncio.run(ask_both(f"{pair.proxy.url}/e/{name}-again-{number}", pair.engine.url, CASES[name]))
-    assert seen.status == own.status
-    assert seen.headers["content-type"] == own.headers["content-type"]
-    ours = {header for header in seen.headers if header.startswith("x-ajet-")}
-    assert ours == ({"x-ajet-episode", "x-ajet-call"} if name in CAPTURED else ours)
+    def alike(seen: wire.Answer, own: wire.Answer) -> None:
+        compare_responses.same_answer(seen.body, own.body)
+        assert seen.status == own.status
+        assert seen.headers["content-type"] == own.headers["content-type"]
+        ours = {header for header in seen.headers if header.startswith("x-ajet-")}
+        assert ours == ({"x-ajet-episode", "x-ajet-call"} if name in CAPTURED else ours)
+
+    pair = pair_of(name, pairs)
+    asking.once_alike(
+        alike,
+        (through[name], direct[name]),
+        lambda number: asking.both(name, number, pair.proxy.url, pair.engine.url, ROUTE, CASES[name]),
+    )
+
 
 
 @pytest.mark.parametrize("name", CAPTURED)

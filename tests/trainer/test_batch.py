@@ -20,6 +20,9 @@ def test_a_row_splits_at_the_first_sampled_token_and_copies_the_rest() -> None:
     assert (row.reward, row.turns, row.min_version, row.max_version) == (0.25, 2, 3, 5)
     assert (row.key, row.tokens, row.sampled) == ("g_1_0", 12, 6)
     assert list(row.prompt) + list(row.response) == list(one.token_ids)
+    assert [(call, row.response[start:end].tolist()) for call, start, end in row.spans] == [
+        (call, [20, 21, 22]) for call in one.calls
+    ]
 
 
 def test_a_row_ends_with_its_last_sampled_token() -> None:
