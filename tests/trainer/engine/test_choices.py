@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.engine.every_choice import PAGE
-from tests.trainer.engine.whole_step import SEES, Steps, verdict
+from tests.trainer.engine.whole_step import CHOOSES, CHOOSING, SEES, Steps, verdict
 
 
 def rows() -> dict[str, list[str]]:
@@ -34,6 +34,11 @@ def test_the_page_has_every_name_and_the_reason_of_every_refusal(verl_here: None
     assert {name for name, cells in found.items() if any(cell.startswith("refused") for cell in cells)} == {
         *ESTIMATORS, *LOSSES,
     }  # fmt: skip
+
+
+def test_the_page_says_which_losses_choose() -> None:
+    assert {name for name, cells in rows().items() if CHOOSES in cells} == {*CHOOSING}
+    assert all(set(rows()[name]) == {CHOOSES} for name in CHOOSING)
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,32 @@ def test_packing_leaves_no_trace(worker: Any, mode: str) -> None:
         assert close(one, unset) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("choice", "fixed"),
+    [
+        ({"loss_mode": "clip_cov", "clip_cov_lb": -1e9, "clip_cov_ub": 1e9}, {"clip_cov_lb": 1e9}),
+        ({"loss_mode": "kl_cov", "ppo_kl_coef": 1.0}, {"kl_cov_ratio": 1.0}),
+    ],
+)
+def test_a_loss_that_chooses_tokens_does_so_in_each_micro_batch(
+    worker: Any, choice: dict[str, Any], fixed: dict[str, Any]
+) -> None:
+    """At least one, so that rows by themselves have more chosen than rows together. What is done with a chosen token
+    does not depend on the packing: it leaves no trace where none are chosen, or all."""
+    from verl.workers.config import PolicyLossConfig
+
+    rows, advantages = rows_of([[conversation(seed, turns=3)] for seed in range(3)]), [1.0, 0.2, -1.2]
+    packs = (256, max(row.tokens for row in rows))
+
+    def moved(**options: Any) -> float:
+        policy = PolicyLossConfig(**options)
+        one, many = (gradient(worker, step_data(rows, advantages, pack=pack), policy_loss=policy) for pack in packs)
+        return close(one, many)
+
+    assert moved(**choice) > 1e-3
+    assert moved(**choice | fixed) < 5e-6
+
+
 def test_masked_tokens_have_no_gradient_in_any_policy_loss_of_verl(verl_here: None) -> None:
     import torch
     from verl.trainer.config.algorithm import RolloutCorrectionConfig
