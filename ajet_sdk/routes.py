@@ -88,12 +88,14 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each."""
+    """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each. With `signal`, groups
+    whose rewards are equal are discarded, and others take their place."""
 
     groups: int = 1
     group_size: int | None = None
     max_staleness: int | None = None
     model: str | None = None
+    signal: bool = False
     wait_s: float = 0.0
     lease_s: float = 300.0
 

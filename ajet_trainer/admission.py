@@ -10,7 +10,8 @@ calls whose distribution the trainer cannot compute are left out (`ajet_trainer.
 
 `no_signal` groups (all rewards that are compared are equal) give no group-relative advantage. They are kept by default:
 a KL term, an entropy bonus, a critic and every estimator with a baseline over the batch still learn from them. Where
-none of these is on, dropping them saves their share of the compute. The mean over tokens then runs over fewer.
+none of these is on, dropping them saves their share of the compute. The daemon leases others in their place, where it
+can tell; here the rest is dropped.
 
 Next: ajet_trainer/sampling.py
 """

@@ -71,7 +71,8 @@ class Config:
     )
     no_signal: str = option(
         "keep",
-        "Groups whose rewards are all equal: keep them (KL, entropy, batch baselines still use them) or drop them.",
+        "Groups whose rewards are all equal: keep them (KL, entropy, batch baselines still use them), or drop them and "
+        "train others in their place.",
         choices=("keep", "drop"),
     )
     sampling: str = option(

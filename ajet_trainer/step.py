@@ -157,7 +157,7 @@ class Run:
         hand: list[Leased] = []
         ask = Lease(
             group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
-            wait_s=POLL_S, lease_s=self.keeper.lease_s,
+            signal=self.config.no_signal == "drop", wait_s=POLL_S, lease_s=self.keeper.lease_s,
         )  # fmt: skip
         with self.part("wait", "waiting for episodes"):
             while not self.stopping():

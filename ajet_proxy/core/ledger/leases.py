@@ -1,7 +1,8 @@
 """What a lease takes of the ready groups, and what is dropped because no lease will ever take it.
 
 Idea: the groups that were complete first are looked at. What is in the way is left out, until the first groups fit:
-shares that are stale, too large for a lease, or without a reward. Until then a reward can be corrected.
+shares that are stale, too large for a lease, or without a reward. So are groups that teach nothing, if the trainer
+wants none. Until then a reward can be corrected.
 
 How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
 nothing. A lease takes groups until the next one would go beyond `LEASE_BYTES`; the trainer asks again for more. A group
@@ -14,6 +15,7 @@ caller looks again after others have had their turn. A frame is never longer tha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -30,6 +32,7 @@ NAMED = 5
 LEASE_BYTES = 256 << 20
 """Some 30 million tokens, more than one step is made of. Such a frame is made in up to ten seconds, which trainers wait
 (`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read), and takes eleven times its size in memory meanwhile."""
+NO_SIGNAL = "no_signal: all rewards of its group are equal"
 _TOKEN = 8
 """Its id and its logprob."""
 _EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 100, 340, 50, 20
@@ -67,6 +70,10 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         if chosen is None:
             break
         model, groups = chosen
+        if body.signal and (shares := _without_signal(episodes, model, groups, MOST - len(dropped))):
+            dropped += _dropped(episodes, shares, "filtered", lambda _: NO_SIGNAL, at)
+            unusable |= shares
+            continue
         sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
         if taken := leading(groups, sizes):
             return dropped, (model, taken)
@@ -97,6 +104,27 @@ def _named(episode: Episode) -> str:
     several = list(dict.fromkeys(scopes))
     more = f" and {len(several) - NAMED} more" if len(several) > NAMED else ""
     return f"no whole call is of what was rewarded: {', '.join(several[:NAMED])}{more}"
+
+
+def _without_signal(episodes: Mapping[str, Episode], model: str, groups: Groups, most: int) -> set[Share]:
+    """The shares of the first of those `groups` whose rewards are equal: `most` at most, or one group.
+
+    A trainer compares each agent's rewards with those of the same agent, or all of them if an agent is alone. It
+    compares rewards of single calls in several ways, so groups that have some are left to it.
+    """
+    flat = set[Share]()
+    for _, names in groups:
+        members = [episodes[name] for name in names]
+        if len(members) == 1 or any(one.call is not None for member in members for one in member.rewards.values()):
+            continue
+        earned = [member.earned(model) for member in members]
+        alone = 1 in Counter(agent for rewards in earned for agent in rewards).values()
+        values = {("" if alone else agent, reward) for rewards in earned for agent, reward in rewards.items()}
+        if len(values) == len({agent for agent, _ in values}):
+            if flat and len(flat) + len(names) > most:
+                break
+            flat |= {(model, name) for name in names}
+    return flat
 
 
 def _stale(state: State, body: Lease) -> Iterator[Share]:
