@@ -43,6 +43,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.updates import deal
 from ajet_trainer.verl_backend import weights
 from ajet_trainer.verl_backend.checkpoints import prune
+from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
 from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
 from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
@@ -147,7 +148,12 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        batch = super()._compute_advantage(batch, metrics)
+        if over_sequences(correction := self.config.algorithm.rollout_correction):
+            with left_out(correction):
+                batch = super()._compute_advantage(batch, metrics)
+            batch = self._correct_calls(batch, metrics)
+        else:
+            batch = super()._compute_advantage(batch, metrics)
         if len({session_of(batch.keys[place]) for place in real}) < len(batch.keys):
             batch = self._weigh_episodes(batch, real)
         return batch
@@ -251,6 +257,17 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             known["actor"] = self.actor_rollout_wg._query_dispatch_info("actor")
         return int(max(known["actor"])) + 1
 
+    def _correct_calls(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Importance weights and rejections over sequences, which are calls. See `corrections`."""
+        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[*READ, "calls"])
+        lengths = stored["response_mask"]
+        found, figures = by_call(stored.to_padded_tensor(), self.config.algorithm.rollout_correction)
+        metrics.update(figures)
+        nested = {name: response_to_nested(values, lengths) for name, values in found.items()}
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch.keys))
+        )
+
     def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> KVBatchMeta:
         """Corrects advantages and weights where a session has several rows, or verl has filled up the batch. `real` are
         the rows that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
@@ -265,7 +282,10 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             data.batch["token_level_rewards"] = data.batch["rm_scores"]
         changed = {}
         if self.config.algorithm.adv_estimator in GROUPED:
-            found = self._advantage_by_session(data.select_idxs(real), [batch.keys[place] for place in real])
+            played = data.select_idxs(real)
+            if over_sequences(self.config.algorithm.rollout_correction):
+                played.batch["response_mask"] = played.batch["loss_mask"]
+            found = self._advantage_by_session(played, [batch.keys[place] for place in real])
             for name, values in found.items():
                 changed[name] = torch.zeros_like(data.batch[name])
                 changed[name][real] = values
@@ -332,10 +352,14 @@ def put_rows(rows: Sequence[Row], step: int, temperature: float = 1.0) -> None:
 
 
 def row_fields(row: Row) -> dict[str, Any]:
-    """One row as verl's trajectory: 1-D tensors without padding. The reward stands at the response's last token."""
+    """One row as verl's trajectory: 1-D tensors without padding. The reward stands at the response's last token, and
+    ``calls`` numbers the call that sampled a token."""
     prompt, response, mask = torch.from_numpy(row.prompt), torch.from_numpy(row.response), torch.from_numpy(row.mask)
     scores = torch.zeros(len(response))
     scores[-1] = row.reward
+    calls = torch.zeros(len(response), dtype=torch.int64)
+    for number, (_, start, end) in enumerate(row.spans, 1):
+        calls[start:end] = number
     return {
         "prompts": prompt,
         "responses": response,
@@ -343,6 +367,7 @@ def row_fields(row: Row) -> dict[str, Any]:
         "position_ids": torch.arange(row.tokens),
         "response_mask": mask,
         "loss_mask": mask,
+        "calls": calls,
         "rollout_log_probs": torch.from_numpy(row.logprobs),
         "rm_scores": scores,
         "uid": row.group,

@@ -2,7 +2,8 @@
 
 Idea: the groups that were complete first are looked at. What is in the way is left out, until the first groups fit:
 shares that are stale, too large for a lease, or without a reward. So are groups that teach nothing, if the trainer
-wants none. Until then a reward can be corrected.
+wants none. Until then a reward can be corrected. With a ``max_staleness``, groups that are more than half of it behind
+come last, freshest first (`ReadyQueues`).
 
 How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
 nothing. A lease takes groups until the next one would go beyond `LEASE_BYTES`; the trainer asks again for more. A group
@@ -16,7 +17,7 @@ caller looks again after others have had their turn. A frame is never longer tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ajet_proxy.core.ledger import events as ev
@@ -45,11 +46,12 @@ _CHARACTER = 4
 
 
 def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
-    """What is dropped at `at`; and the model and the groups that were complete first. These are all that are asked for,
-    if they fit into one frame. None if there are fewer, or if `MOST` were dropped."""
+    """What is dropped at `at`; and a model and its first groups. These are all that are asked for, if they fit into one
+    frame. None if there are fewer, or if `MOST` were dropped."""
     size, episodes = body.group_size or state.settings.group_size, state.episodes
     behind = f"more than {body.max_staleness} versions behind"
     large = f"a group of {size} like it is too large for a lease"
+    fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -61,8 +63,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         gone = {event.episode for event in dropped if not event.models}
         unusable.update((model, name) for name in gone for model in episodes[name].shares)
         idle = set[Share]()
-        fits = partial(_fits, episodes, unusable, idle, MOST - len(dropped))
-        chosen = state.queues.choose(body.groups, size, body.model, fits)
+        fits = partial(_fits, episodes, idle, MOST - len(dropped))
+        chosen = state.queues.choose(body.groups, size, body.model, fits, out=unusable, fresh=fresh)
         if idle:
             dropped += _dropped(episodes, idle, "no_reward", _named, at)
             unusable |= idle
@@ -83,13 +85,9 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     return dropped, None
 
 
-def _fits(
-    episodes: Mapping[str, Episode], unusable: Container[Share], idle: set[Share], most: int, share: Share
-) -> bool:
-    """Whether a lease can take `share`. A share in which nothing is rewarded goes into `idle`, if it can be dropped
-    now. Once `idle` holds `most`, all others fit, since this look ends without a lease."""
-    if share in unusable:
-        return False
+def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: Share) -> bool:
+    """Whether anything in `share` is rewarded, so that a lease can take it. Otherwise it goes into `idle`, if it can be
+    dropped now. Once `idle` holds `most`, all others fit, since this look ends without a lease."""
     model, name = share
     if len(idle) >= most or episodes[name].rewarded(model):
         return True
@@ -125,6 +123,11 @@ def _without_signal(episodes: Mapping[str, Episode], model: str, groups: Groups,
                 break
             flat |= {(model, name) for name in names}
     return flat
+
+
+def _fresh(state: State, max_staleness: int, model: str) -> int:
+    """The oldest version of `model` that is at most half of `max_staleness` behind."""
+    return state.policy_version(model) - max_staleness // 2
 
 
 def _stale(state: State, body: Lease) -> Iterator[Share]:

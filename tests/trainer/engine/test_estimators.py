@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,10 +72,11 @@ def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
 
 
 def passed(
-    monkeypatch: pytest.MonkeyPatch, made: Any, rows: list[Row], moved: Collection[str] = ()
+    monkeypatch: pytest.MonkeyPatch, made: Any, rows: list[Row], moved: Collection[str] = (),
+    old: Mapping[str, Any] = {},
 ) -> dict[str, dict[str, Any]]:
     """What TransferQueue holds of each row, by key, when verl's worker would get it; a critic says 0. The trainer's
-    logprobs are the engine's, but for the rows `moved`: theirs are 2 higher."""
+    logprobs are the engine's unless `old` has others, and for the rows `moved` they are 2 higher."""
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
@@ -89,7 +90,7 @@ def passed(
                         partition_id="train")  # fmt: skip
     for key, fields in memory.rows.items():
         if "rollout_log_probs" in fields:
-            fields["old_log_probs"] = fields["rollout_log_probs"] + 2 * (key in moved)
+            fields["old_log_probs"] = old.get(key, fields["rollout_log_probs"]) + 2 * (key in moved)
             fields["values"] = 0 * fields["rollout_log_probs"]
     made._compute_advantage(batch, {})
     return memory.rows
