@@ -181,8 +181,8 @@ class EpisodeLife:
         note: str | None = None,
         state: str | None = None,
     ) -> Talk[None]:
-        """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it. `state`
-        names the state in which `call` was made."""
+        """Gives a finite reward, to the whole episode or to one `call` or `agent` of it; a `final` one seals it.
+        `state` names the state in which `call` was made."""
         reward = routes.Reward(value, call, agent, final, note=note, state=state)
         outcome = yield from rewarding(self._target, self.id, reward)
         if final or self.outcome is not None:

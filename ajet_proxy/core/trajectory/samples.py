@@ -1,9 +1,9 @@
 """Timelines become samples, the records that the trainer sees; with `tree_rows`, one record for each tree of them.
 
 Invariant: a sample's mask is 1 exactly where one of its calls sampled. Its logprobs are the engine's there and 0.0
-elsewhere. Its policy versions, and how it was sampled, count those same tokens in order. Its turns tell the order in which the calls of an agent began, whatever
-samples they came into. A sample's reward is made of
-the rewards that concern it: those without a scope, those of its agent, and those of a call it holds.
+elsewhere. Its policy versions, and how it was sampled, count those same tokens in order. Its turns tell the order in
+which the calls of an agent began, whatever samples they came into. A sample's reward is made of the rewards that
+concern it: those without a scope, those of its agent, and those of a call it holds.
 
 A sample is named ``EPISODE/INDEX``, counted in the order of first calls, so that equal sets of calls give equal names.
 

@@ -57,8 +57,8 @@ def check_turns(samples: Sequence[Sample], calls: Sequence[Call]) -> None:
     for kind in {(call.model, call.agent) for call in calls}:
         mine = [sample for sample in samples if (sample.model, sample.agent) == kind]
         placed = sorted((turn, name) for sample in mine for name, turn in zip(sample.calls, sample.turns, strict=True))
-        began = sorted((call for call in calls if (call.model, call.agent) == kind), key=lambda call: (call.started_at, call.call))
-        assert placed == [(place, call.call) for place, call in enumerate(began)]
+        began = sorted((call.started_at, call.call) for call in calls if (call.model, call.agent) == kind)
+        assert placed == [(place, name) for place, (_, name) in enumerate(began)]
 
 
 def check_sampling(sample: Sample, by_name: Mapping[str, Call]) -> None:
