@@ -40,10 +40,13 @@ from verl.workers.utils.padding import response_to_nested
 from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from ajet_trainer.overlong import Shaping
+from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal
-from ajet_trainer.verl_backend import weights
+from ajet_trainer.verl_backend import settings, weights
 from ajet_trainer.verl_backend.checkpoints import prune
 from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
+from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
 from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
 from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
@@ -56,6 +59,9 @@ GROUPED = (
 
 MANY = ("fsdp", "fsdp2", "megatron", "veomni", "automodel")
 """Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
+
+OF_TURNS = "turn_advantages"
+"""Where rows have the advantages of their tokens, if they bring them along."""
 
 MEANS = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
 """Losses of verl that are a mean of their own, whatever ``loss_agg_mode`` says."""
@@ -154,7 +160,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             batch = self._correct_calls(batch, metrics)
         else:
             batch = super()._compute_advantage(batch, metrics)
-        if len({session_of(batch.keys[place]) for place in real}) < len(batch.keys):
+        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place].get("sampled", 1)}
+        if len(trained) < len(batch.keys) or self.config.algorithm.adv_estimator == BY_TURN:
             batch = self._weigh_episodes(batch, real)
         return batch
 
@@ -181,6 +188,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def several_temperatures(self) -> bool:
         model, actor = self.config.actor_rollout_ref.model, self.config.actor_rollout_ref.actor
         return actor.strategy in MANY and not model.use_fused_kernels
+
+    @property
+    def by_turn(self) -> ByTurn | None:
+        return settings.by_turn(self._ours, self.config)
+
+    @property
+    def shaping(self) -> Shaping | None:
+        return settings.shaping(self.config)
 
     @property
     def batches(self) -> Mapping[str, Any]:
@@ -272,6 +287,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         """Corrects advantages and weights where a session has several rows, or verl has filled up the batch. `real` are
         the rows that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
         fields = ["uid", "response_mask", "loss_mask", "rm_scores", "token_level_rewards", "rollout_is_weights"]
+        if self.config.algorithm.adv_estimator == BY_TURN:
+            fields.append(OF_TURNS)
         stored = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[*fields, "advantages", "returns"]
         )
@@ -289,6 +306,9 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             for name, values in found.items():
                 changed[name] = torch.zeros_like(data.batch[name])
                 changed[name][real] = values
+        elif self.config.algorithm.adv_estimator == BY_TURN:
+            found, _ = by_turn(data.batch[OF_TURNS], data.batch["response_mask"])
+            changed = dict.fromkeys(("advantages", "returns", OF_TURNS), found)
         changed |= self._weights(data, batch.keys)
         if not changed:
             return batch
@@ -360,7 +380,8 @@ def row_fields(row: Row) -> dict[str, Any]:
     calls = torch.zeros(len(response), dtype=torch.int64)
     for number, (_, start, end) in enumerate(row.spans, 1):
         calls[start:end] = number
-    return {
+    told = {} if row.advantages is None else {OF_TURNS: torch.from_numpy(row.advantages)}
+    return told | {
         "prompts": prompt,
         "responses": response,
         "input_ids": torch.cat([prompt, response]),
@@ -385,6 +406,7 @@ def row_tag(row: Row, step: int) -> dict[str, Any]:
         "prompt_len": len(row.prompt),
         "response_len": len(row.response),
         "seq_len": row.tokens,
+        "sampled": row.sampled,
         "global_steps": step,
         "min_global_steps": row.min_version,
         "max_global_steps": row.max_version,

@@ -14,6 +14,8 @@ from ajet_sdk.errors import NotFound, ProxyUnreachable
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import Row, group_name
+from ajet_trainer.overlong import Shaping
+from ajet_trainer.turns import ByTurn
 from tests.trainer.making import episode
 
 
@@ -52,6 +54,8 @@ class ScriptedLearner:
     max_tokens = 1000
     temperature = 1.0
     several_temperatures = True
+    by_turn: ByTurn | None = None
+    shaping: Shaping | None = None
 
     def __init__(self, disk: Disk, instants: Instants, *, fail_push: Exception | None = None) -> None:
         self.disk, self.instants, self.fail_push = disk, instants, fail_push

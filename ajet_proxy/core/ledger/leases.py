@@ -36,7 +36,7 @@ LEASE_BYTES = 256 << 20
 NO_SIGNAL = "no_signal: all rewards of its group are equal"
 _TOKEN = 8
 """Its id and its logprob."""
-_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 100, 340, 50, 20
+_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 110, 352, 55, 20
 """The names of the fields, all numbers, and the lengths that stand before texts and lists; the frame's own, and a
 group's, are counted with each episode. A turn has two runs of its mask, and each version that sampled it a span."""
 _VALUE = 3
@@ -157,7 +157,7 @@ def most_bytes(episode: Episode, model: str) -> int:
     turns = [turn for chain in chains for turn in chain.turns]
     return (
         _EPISODE + _text(episode.id, episode.named_task, episode.named_task, model)
-        + sum(_REWARD + _text(one.id, one.call, one.agent, one.note) for one in episode.rewards.values())
+        + sum(_REWARD + _text(one.id, one.call, one.agent, one.note, one.state) for one in episode.rewards.values())
         + sum(_SAMPLE + _TOKEN * chain.turns[-1].end + _text(episode.id, chain.turns[0].agent) for chain in chains)
         + sum(_TURN + _SPAN * len(turn.policy_versions) + _text(turn.call, turn.call) for turn in turns)
         + sum(_text(turn.finish_reason) + _VALUE * _text(turn.sampling) for turn in turns)
