@@ -99,6 +99,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of `figures` with its name; one of a table within is called ``TABLE/NAME``."""
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            yield f"{prefix}{name}", value
+
+
 def _step(line: str) -> int | None:
     """The step of a line of `metrics.jsonl`; None for a line that a crash cut short."""
     try:

@@ -204,8 +204,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             batch = self.step(metrics, self.timing_raw)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        self._loggers.log(metrics, self.global_steps)
         return plain(metrics)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self._loggers.log(figures, step)
+
+    def finish(self) -> None:
+        """Loggers write what they still hold."""
+        self._loggers.finish()
 
     def save(self, batches: Mapping[str, Any]) -> None:
         """Saves verl's checkpoint with `batches` in it, then removes old ones but for those that stay. verl writes its
