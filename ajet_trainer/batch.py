@@ -45,6 +45,8 @@ class Row:
     max_version: int
     temperature: float = 1.0
     spans: tuple[tuple[str, int, int], ...] = ()
+    episode: str = ""
+    task: str = ""
 
     @property
     def key(self) -> str:
@@ -97,4 +99,6 @@ def to_row(group: str, session: int, index: int, reward: float, sample: Sample, 
         max_version=max(versions),
         temperature=temperature_of(sample, assumed),
         spans=tuple((call, start - first, stop - first) for call, start, stop in sample.spans if start < stop),
+        episode=sample.episode,
+        task=sample.task,
     )

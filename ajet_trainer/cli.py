@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -16,7 +18,7 @@ class Commands(click.Group):
     """Knows `quickstart` by name and imports it only when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "quickstart"]
+        return ["run", "rows", "quickstart"]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name == "quickstart":
@@ -46,6 +48,51 @@ def run(path: str, assignments: tuple[str, ...]) -> None:
 
     out = sys.stdout  # verl and Ray write into the run folder, what is said here stays on the terminal
     train(config, lambda line: click.echo(line, file=out))
+
+
+@cli.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(1), metavar="N", help="Which step.  [default: the latest]")
+@click.option("--episode", metavar="ID", help="Only the rows of this episode.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a row.")
+def rows(run_dir: Path, step: int | None, episode: str | None, as_json: bool) -> None:
+    """Show what was trained in a step.
+
+    RUN is the run_dir of a training run. Each token is shown with its mask, the logprobs of engine and trainer, its
+    advantage and its weight.
+    """
+    from ajet_sdk.output import say
+    from ajet_sdk.settings import ConfigError
+    from ajet_trainer import rows_view, trained_rows
+
+    kept = trained_rows.steps(run_dir)
+    if not kept:
+        raise ConfigError(f"no rows are kept in {run_dir}: is it the run_dir of a run that has made a step?")
+    if (step := step or kept[-1]) not in kept:
+        raise ConfigError(f"the rows of step {step} are not kept; those of {listed(kept)} are")
+    found, model = trained_rows.read(run_dir, step)
+    wanted = [one for one in found if episode in (None, one.row.episode)]
+    if not wanted:
+        names = ", ".join(dict.fromkeys(one.row.episode for one in found))
+        raise ConfigError(f"episode {episode} is not in step {step}; it trained {names}")
+    text = rows_view.reader(run_dir, model)
+    if text is None:
+        say("ids alone: the model has no tokenizer.json, or the package tokenizers is not installed here")
+    show = rows_view.json_line if as_json else rows_view.table
+    for one in wanted:
+        click.echo(show(step, one, text))
+
+
+def listed(steps: Sequence[int]) -> str:
+    """Steps in order, in few words: ``steps 1, 3 to 7``."""
+    runs: list[list[int]] = []
+    for step in steps:
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return f"step {words[0]}" if len(steps) == 1 else f"steps {', '.join(words)}"
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

@@ -51,6 +51,11 @@ def is_whole(checkpoint: Path) -> bool:
     return (checkpoint / "actor").is_dir() and zipfile.is_zipfile(checkpoint / "data.pt")
 
 
+def whole(folder: Path) -> list[int]:
+    """The steps of the whole checkpoints in `folder`, from the oldest on."""
+    return _steps(folder)[1]
+
+
 def _steps(folder: Path) -> tuple[list[int], list[int]]:
     """All steps that have something in `folder`, and those whose checkpoint is whole; both from the oldest on."""
     names = (path.name.removeprefix("global_step_") for path in folder.glob("global_step_*"))

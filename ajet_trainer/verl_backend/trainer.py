@@ -37,6 +37,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_to_nested
 
+from ajet_trainer import trained_rows
 from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
@@ -55,6 +56,9 @@ GROUPED = (
 
 MANY = ("fsdp", "fsdp2", "megatron", "veomni", "automodel")
 """Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
+
+KEPT = ("response_mask", "old_log_probs", "advantages", "rollout_is_weights")
+"""What of a row is kept for reading, in the order of `TrainedRow`. The last one is not always there."""
 
 MEANS = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
 """Losses of verl that are a mean of their own, whatever ``loss_agg_mode`` says."""
@@ -85,7 +89,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.colocated = folder is None
         self._ours, self._folder = ours, folder
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        self._loggers = Loggers(config, say)
+        self._loggers, self._say = Loggers(config, say), say
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
 
@@ -202,6 +206,8 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             with marked_timer("put", self.timing_raw):
                 put_rows(rows, self.global_steps, self.temperature)
             batch = self.step(metrics, self.timing_raw)
+            with marked_timer("rows", self.timing_raw):
+                self._keep(rows, batch.partition_id)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
         return plain(metrics)
@@ -236,6 +242,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if self._folder is not None:
             weights.load_into(self._ours.engine_urls, self._folder / str(self.global_steps), self.version)
             weights.forget(self._folder, self.global_steps)
+
+    def _keep(self, rows: Sequence[Row], partition: str) -> None:
+        """Writes what the step knows of its rows into a file for reading. A disk that takes none ends no run."""
+        stored = tq.kv_batch_get(keys=[row.key for row in rows], partition_id=partition, select_fields=list(KEPT))
+        try:
+            trained_rows.write(Path(self._ours.run_dir), self.global_steps, trained(rows, stored), self._ours.model)
+        except OSError as error:
+            self._say(f"the rows of step {self.global_steps} are not kept for reading: {error}")
 
     # Helpers -------------------------------------------------------------------------------------------------------
 
@@ -370,6 +384,18 @@ def row_tag(row: Row, step: int) -> dict[str, Any]:
         "min_global_steps": row.min_version,
         "max_global_steps": row.max_version,
     }
+
+
+def trained(rows: Sequence[Row], stored: TensorDict) -> list[trained_rows.TrainedRow]:
+    """`rows` with what TransferQueue has `stored` of each, in the same order: the fields of `KEPT` that there are."""
+    known = [name for name in KEPT if name in stored.keys()]  # noqa: SIM118  # a TensorDict says so itself
+    values = {name: [one.float().numpy() for one in stored[name].unbind()] for name in known}
+    return [
+        trained_rows.TrainedRow(row, values["response_mask"][place][: len(row.response)].astype(np.int64), *(
+            values[name][place][: len(row.response)] for name in known[1:]
+        ))
+        for place, row in enumerate(rows)
+    ]
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, float]:
