@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,7 +17,7 @@ class Commands(click.Group):
     """Knows `quickstart` by name and imports it only when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "rows", "quickstart"]
+        return ["run", "export", "rows", "quickstart"]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name == "quickstart":
@@ -64,6 +63,7 @@ def rows(run_dir: Path, step: int | None, episode: str | None, as_json: bool) ->
     from ajet_sdk.output import say
     from ajet_sdk.settings import ConfigError
     from ajet_trainer import rows_view, trained_rows
+    from ajet_trainer.verl_backend.checkpoints import listed
 
     kept = trained_rows.steps(run_dir)
     if not kept:
@@ -83,16 +83,19 @@ def rows(run_dir: Path, step: int | None, episode: str | None, as_json: bool) ->
         click.echo(show(step, one, text))
 
 
-def listed(steps: Sequence[int]) -> str:
-    """Steps in order, in few words: ``steps 1, 3 to 7``."""
-    runs: list[list[int]] = []
-    for step in steps:
-        if runs and step == runs[-1][-1] + 1:
-            runs[-1].append(step)
-        else:
-            runs.append([step])
-    words = [f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return f"step {words[0]}" if len(steps) == 1 else f"steps {', '.join(words)}"
+@cli.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(1), metavar="N", help="Which checkpoint.  [default: the latest]")
+def export(run_dir: Path, folder: Path, step: int | None) -> None:
+    """Write the trained model.
+
+    RUN is the run_dir of a training run, or its folder of checkpoints. DIR becomes a Hugging Face folder, with
+    safetensors, configuration, tokenizer and chat template. It must not exist, or be empty.
+    """
+    from ajet_trainer.verl_backend.export import export
+
+    export(run_dir, step, folder, click.echo)
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

@@ -43,7 +43,7 @@ from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.updates import deal
 from ajet_trainer.verl_backend import weights
-from ajet_trainer.verl_backend.checkpoints import prune
+from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
 from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
 from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
@@ -222,7 +222,9 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def save(self, batches: Mapping[str, Any]) -> None:
         """Saves verl's checkpoint with `batches` in it, then removes old ones but for those that stay. verl writes its
         latest-checkpoint marker last."""
-        self.train_dataloader.batches = batches
+        model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
+        dtype = getattr(model.hf_config, "dtype", None)
+        self.train_dataloader.batches = {**batches, DTYPE: dtype and str(dtype).removeprefix("torch.")}
         self._save_checkpoint()
         prune(Path(self.config.trainer.default_local_dir), self._ours.keep_checkpoints)
 
