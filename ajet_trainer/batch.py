@@ -51,6 +51,8 @@ class Row:
     temperature: float = 1.0
     spans: tuple[tuple[str, int, int], ...] = ()
     advantages: NDArray[np.float32] | None = None
+    episode: str = ""
+    task: str = ""
 
     @property
     def key(self) -> str:
@@ -132,4 +134,6 @@ def to_row(
         temperature=temperature_of(sample, assumed),
         spans=spans,
         advantages=None if calls is None else spread(calls, spans, end - first),
+        episode=sample.episode,
+        task=sample.task,
     )

@@ -33,7 +33,7 @@ from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
 from ajet_trainer.overlong import Shaping
-from ajet_trainer.progress import Progress, line_of, timed
+from ajet_trainer.progress import Progress, line_of, numbers, timed
 from ajet_trainer.sampling import Rule, advice, tokens_that_are
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
 from ajet_trainer.turns import ByTurn
@@ -84,6 +84,10 @@ class Learner(Protocol):
 
     def check(self) -> None:
         """Raises when an engine has died. Asked while no batch is ready, since a dead engine makes none."""
+        ...
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Passes the figures of a step on to the loggers that were asked for. None of them can end a run."""
         ...
 
 
@@ -155,6 +159,7 @@ class Run:
         self.open_gate()
         self.progress.record(figures | {"timing": self.times(metrics)})
         self.acknowledge()
+        self.learner.log(logged(metrics, figures | {"timing": self.timing}), self.learner.version)
 
     def lease(self) -> Sequence[Leased]:
         """The batches of the next step, held from here on. None when asked to stop before they are together.
@@ -406,6 +411,16 @@ LEARNER_FIGURES = {
     "ppo_kl": "actor/ppo_kl",
     "lr": "actor/lr",
 }
+
+
+NOT_LOGGED = {*LEARNER_FIGURES, "learner", "daemons", "step"}
+"""Figures that loggers do not get from us: verl's own, which they have by verl's names, and what is no curve."""
+
+
+def logged(metrics: Mapping[str, float], figures: Mapping[str, Any]) -> dict[str, float]:
+    """What loggers get of a step: the learner's `metrics` by their names, and our `figures` under ``ajet/``."""
+    ours = {name: value for name, value in figures.items() if name not in NOT_LOGGED}
+    return {**metrics, **{f"ajet/{name}": float(value) for name, value in numbers(ours)}}
 
 
 def learner_figures(metrics: Mapping[str, float]) -> dict[str, Any]:

@@ -113,6 +113,9 @@ class Learner:
     def check(self) -> None:
         """The engine lives."""
 
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Nobody reads them."""
+
 
 async def turn(client: Client, episode: str, messages: list[dict[str, str]]) -> None:
     """Ask by a stream, and take the answer and another question into the history."""

@@ -37,6 +37,7 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_to_nested
 
+from ajet_trainer import trained_rows
 from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
@@ -44,7 +45,7 @@ from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal
 from ajet_trainer.verl_backend import settings, weights
-from ajet_trainer.verl_backend.checkpoints import prune
+from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
 from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
 from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
 from ajet_trainer.verl_backend.loggers import Loggers
@@ -62,6 +63,9 @@ MANY = ("fsdp", "fsdp2", "megatron", "veomni", "automodel")
 
 OF_TURNS = "turn_advantages"
 """Where rows have the advantages of their tokens, if they bring them along."""
+
+KEPT = ("response_mask", "old_log_probs", "advantages", "rollout_is_weights")
+"""What of a row is kept for reading, in the order of `TrainedRow`. The last one is not always there."""
 
 MEANS = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
 """Losses of verl that are a mean of their own, whatever ``loss_agg_mode`` says."""
@@ -92,7 +96,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.colocated = folder is None
         self._ours, self._folder = ours, folder
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        self._loggers = Loggers(config, say)
+        self._loggers, self._say = Loggers(config, say), say
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
 
@@ -223,15 +227,25 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             with marked_timer("put", self.timing_raw):
                 put_rows(rows, self.global_steps, self.temperature)
             batch = self.step(metrics, self.timing_raw)
+            with marked_timer("rows", self.timing_raw):
+                self._keep(rows, batch.partition_id)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        self._loggers.log(metrics, self.global_steps)
         return plain(metrics)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self._loggers.log(figures, step)
+
+    def finish(self) -> None:
+        """Loggers write what they still hold."""
+        self._loggers.finish()
 
     def save(self, batches: Mapping[str, Any]) -> None:
         """Saves verl's checkpoint with `batches` in it, then removes old ones but for those that stay. verl writes its
         latest-checkpoint marker last."""
-        self.train_dataloader.batches = batches
+        model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
+        dtype = getattr(model.hf_config, "dtype", None)
+        self.train_dataloader.batches = {**batches, DTYPE: dtype and str(dtype).removeprefix("torch.")}
         self._save_checkpoint()
         prune(Path(self.config.trainer.default_local_dir), self._ours.keep_checkpoints)
 
@@ -251,6 +265,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if self._folder is not None:
             weights.load_into(self._ours.engine_urls, self._folder / str(self.global_steps), self.version)
             weights.forget(self._folder, self.global_steps)
+
+    def _keep(self, rows: Sequence[Row], partition: str) -> None:
+        """Writes what the step knows of its rows into a file for reading. A disk that takes none ends no run."""
+        stored = tq.kv_batch_get(keys=[row.key for row in rows], partition_id=partition, select_fields=list(KEPT))
+        try:
+            trained_rows.write(Path(self._ours.run_dir), self.global_steps, trained(rows, stored), self._ours.model)
+        except OSError as error:
+            self._say(f"the rows of step {self.global_steps} are not kept for reading: {error}")
 
     # Helpers -------------------------------------------------------------------------------------------------------
 
@@ -411,6 +433,18 @@ def row_tag(row: Row, step: int) -> dict[str, Any]:
         "min_global_steps": row.min_version,
         "max_global_steps": row.max_version,
     }
+
+
+def trained(rows: Sequence[Row], stored: TensorDict) -> list[trained_rows.TrainedRow]:
+    """`rows` with what TransferQueue has `stored` of each, in the same order: the fields of `KEPT` that there are."""
+    known = [name for name in KEPT if name in stored.keys()]  # noqa: SIM118  # a TensorDict says so itself
+    values = {name: [one.float().numpy() for one in stored[name].unbind()] for name in known}
+    return [
+        trained_rows.TrainedRow(row, values["response_mask"][place][: len(row.response)].astype(np.int64), *(
+            values[name][place][: len(row.response)] for name in known[1:]
+        ))
+        for place, row in enumerate(rows)
+    ]
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, float]:

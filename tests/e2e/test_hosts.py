@@ -90,6 +90,9 @@ class Learner:
     def check(self) -> None:
         pass
 
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        pass
+
 
 class Site:
     """Daemons on the hosts a and b, an engine for each on a host of its own, and the hosts of trainer and agents."""

@@ -63,6 +63,7 @@ class ScriptedLearner:
         self.served = disk.version
         self.rows: list[Row] = []
         self.checks = 0
+        self.logged: dict[int, dict[str, float]] = {}
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         self.instants.pass_by("before training")
@@ -86,6 +87,9 @@ class ScriptedLearner:
 
     def check(self) -> None:
         self.checks += 1
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self.logged[step] = dict(figures)
 
     def upstreams(self) -> Sequence[str] | None:
         return ("http://engine",) if self.colocated else None

@@ -63,6 +63,9 @@ class Learner:
     def check(self) -> None:
         pass
 
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        pass
+
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[ProxyProcess, ProxyProcess]]:
