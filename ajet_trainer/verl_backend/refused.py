@@ -40,6 +40,12 @@ LOSSES = {
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 """verl's ``loss_agg_mode``, of which it keeps no registry."""
 
+ENGINES: Mapping[str, tuple[str, ...]] = {
+    "dp": ("fsdp", "fsdp2", "fsdp_turbo"), "megatron": ("megatron",), "veomni": ("veomni",),
+    "torchtitan": ("torchtitan",),
+}  # fmt: skip
+"""verl's ``model_engine``, which chooses the keys that a run may have, and the strategies that read them."""
+
 UNLIMITED = 1_000_000_000
 """The steps of a run that has no planned end."""
 
@@ -51,6 +57,7 @@ def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
     """Where verl would fail at a step, or train something else than what was asked for. What a library of the user's
     registers is known too."""
     algorithm, actor = tree.algorithm, tree.actor_rollout_ref.actor
+    yield from engine_faults(tree)
     yield from step_faults(tree)
     import_external_libs(OmegaConf.to_container(tree.actor_rollout_ref.model).get("external_lib"))
     estimator, loss = algorithm.adv_estimator, actor.policy_loss.loss_mode
@@ -81,6 +88,19 @@ def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
         yield from correction_faults("algorithm.rollout_correction", algorithm.rollout_correction)
     for name in logger_names(tree):
         yield from named("trainer.logger", name, (*Tracking.supported_backend, "tracking"))
+
+
+def engine_faults(tree: DictConfig) -> Iterator[Fault]:
+    """Where a part has an engine whose keys are not in `tree`, or that does not run on this device."""
+    cpu = tree.trainer.device == "cpu"
+    if cpu and tree.model_engine != "dp":
+        yield "model_engine", f"= {tree.model_engine!r} does not run on a CPU: leave it out"
+    for part in (ACTOR, "actor_rollout_ref.ref", "critic"):
+        strategy, fine = OmegaConf.select(tree, f"{part}.strategy"), ENGINES[tree.model_engine]
+        if strategy not in fine:
+            yield f"{part}.strategy", f"= {strategy!r} is not of model_engine = {tree.model_engine!r}: leave it out"
+        if cpu and strategy != "fsdp2":
+            yield f"{part}.strategy", f"= {strategy!r} does not run on a CPU: leave it out"
 
 
 def step_faults(tree: DictConfig) -> Iterator[Fault]:

@@ -171,6 +171,8 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     from hydra import initialize_config_dir
 
     groups = [f"{name}={value}" for name, value in config.verl.items() if name in GROUPS]
+    for key, said in refused.named("model_engine", config.verl.get("model_engine", "dp"), refused.ENGINES):
+        raise ConfigError(f"{key} {said}", param=key)
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
     theirs = keys(tree)

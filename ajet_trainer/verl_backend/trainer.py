@@ -58,7 +58,7 @@ GROUPED = (
 )  # fmt: skip
 """Estimators that give all tokens of a session one advantage, from a baseline over the sessions of its group."""
 
-MANY = ("fsdp", "fsdp2", "megatron", "veomni", "automodel")
+MANY = ("fsdp", "fsdp2", "megatron", "veomni")
 """Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
 
 OF_TURNS = "turn_advantages"

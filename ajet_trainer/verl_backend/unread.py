@@ -3,7 +3,8 @@
 verl's own loop, its dataset, its agent loops and its rewards are not used, but their keys stand in verl's tree. A key
 may be set to verl's own default.
 
-Invariant: `FAMILIES` holds every key of verl's tree whose reader is never run. `test_unread` searches verl's sources.
+Invariant: `FAMILIES` and `of_engine` hold every key of verl's tree whose reader is never run. `test_unread` searches
+verl's sources, for each engine those that run with it.
 """
 
 from __future__ import annotations
@@ -57,8 +58,6 @@ FAMILIES: Mapping[str, str] = {
     f"{ROLLOUT}.multi_stage_wake_up": "engines wake up in two stages as it is: leave it out",
     f"{ROLLOUT}.enable_rollout_routing_replay": _EXPERTS,
     f"{ROLLOUT}.moe_load_balance_metrics_interval": _EXPERTS,
-    f"{ACTOR}.megatron.router_replay": _EXPERTS,
-    f"{ACTOR}.veomni.router_replay": _EXPERTS,
     f"{ROLLOUT}.log_prob_micro_batch_size": f"{_TOKENS} {ROLLOUT}.log_prob_max_token_len_per_gpu",
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": f"{_TOKENS} {ROLLOUT}.log_prob_max_token_len_per_gpu",
     f"{REF}.log_prob_micro_batch_size": f"{_TOKENS} {REF}.log_prob_max_token_len_per_gpu",
@@ -69,9 +68,6 @@ FAMILIES: Mapping[str, str] = {
     f"{ACTOR}.use_prefix_grouper": "verl's V1 trainer does not group by prefix: leave it off",
     f"{ACTOR}.calculate_sum_pi_squared": "verl's V1 trainer does not compute it: leave it off",
     f"{ACTOR}.freeze_vision_tower": _TEXT,
-    f"{ACTOR}.qat": f"{_OTHER} {ACTOR}.fsdp_config.qat",
-    f"{ACTOR}.use_torch_compile": f"{_OTHER} {ACTOR}.fsdp_config.use_torch_compile",
-    f"{REF}.use_torch_compile": f"{_OTHER} {REF}.fsdp_config.use_torch_compile",
     f"{MODEL}.tiled_mlp": "verl's engines do not ask for it: leave it off",
     "critic.model.tiled_mlp": "verl's engines do not ask for it: leave it off",
     "actor_rollout_ref.hybrid_engine": "where engines run is engine_urls in [trainer]",
@@ -82,6 +78,12 @@ FAMILIES: Mapping[str, str] = {
           "forward_micro_batch_size_per_gpu", "forward_max_token_len_per_gpu")],
         f"{_TOKENS} critic.ppo_max_token_len_per_gpu",
     ),
+    **dict.fromkeys(
+        [f"{model}.mtp.{name}" for model in (MODEL, "critic.model") for name in
+         ("speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")],
+        "vLLM reads mtp.method and mtp.num_speculative_tokens",
+    ),
+    "critic.nccl_timeout": "verl's V1 workers set no such limit: leave it out",
     "critic.grad_clip": f"{_OTHER} critic.optim.clip_grad",
     "algorithm.pf_ppo": "verl's V1 trainer would give rows the advantages of others: leave it out",
     "algorithm.filter_groups": "there is no dataset with other groups: set no_signal = 'drop' in [trainer]",
@@ -92,6 +94,46 @@ SHAPED = tuple(
     ("max_resp_len", "overlong_buffer_cfg.enable", "overlong_buffer_cfg.len", "overlong_buffer_cfg.penalty_factor")
 )  # fmt: skip
 """What of verl's rewards is read: the punishment for length."""
+_NO_ADAPTER = "this engine trains no adapter: leave it out, or train with fsdp or megatron"
+_LORA = ("lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules")
+_ADAPTER = dict.fromkeys((*_LORA, "lora"), _NO_ADAPTER)
+_HEAD = dict.fromkeys(
+    ("mtp.enable_train", "mtp.detach_encoder", "mtp.mtp_loss_scaling_factor"), "only megatron trains such a head"
+)
+_BY_ITSELF = "this engine chooses it by itself: leave it out"
+_BUILDS = dict.fromkeys(("use_liger", "enable_activation_offload", "fused_kernel_options"), _BY_ITSELF)
+MODEL_OF: Mapping[str, Mapping[str, str]] = {
+    "fsdp": _HEAD | {"lora": "fsdp reads lora_rank, lora_alpha and target_modules of {model}"},
+    "megatron": dict.fromkeys(_LORA, "megatron reads {model}.lora") | _BUILDS | {
+        "enable_gradient_checkpointing": _OTHER + " {part}.megatron.override_transformer_config.recompute_granularity",
+    },
+    "veomni": _HEAD | _ADAPTER | _BUILDS | {
+        "enable_activation_offload": _OTHER + " {part}.veomni.enable_async_activation_offload",
+    },
+    "torchtitan": _HEAD | _ADAPTER | _BUILDS | {
+        "enable_gradient_checkpointing": _OTHER + " {part}.torchtitan.activation_checkpoint",
+    },
+}  # fmt: skip
+"""What each engine does not read of the keys of a `model`, which is that of a `part`."""
+OPTIM_OF: Mapping[str, Mapping[str, str]] = {
+    "veomni": {
+        "lr_warmup_steps": "veomni reads lr_warmup_steps_ratio, and total_steps in [trainer]",
+        "override_optimizer_config": "veomni reads betas and weight_decay alone",
+    },
+    "torchtitan": {"clip_grad": "torchtitan has a limit of its own: leave it out"},
+}
+"""What each engine does not read of an optimizer's keys."""
+OWN: Mapping[str, tuple[str, ...]] = {
+    "fsdp": ("dtype",),
+    "megatron": ("dist_checkpointing_prefix",),
+    "veomni": ("ckpt_manager", "load_checkpoint_path", "force_use_huggingface"),
+    "torchtitan": (
+        "wrap_policy", "forward_prefetch", "use_orig_params", "mixed_precision", "data_parallel_size", "dtype",
+    ),
+}  # fmt: skip
+"""What each engine does not read of its own keys."""
+ELSEWHERE = {"qat": ("fsdp", "megatron"), "use_torch_compile": ("fsdp", "veomni", "torchtitan")}
+"""Keys that stand twice in verl's tree, with the engines that read the second of them, which is with their own."""
 READ = (
     "temperature", "calculate_log_probs", "log_prob_max_token_len_per_gpu", "log_prob_use_dynamic_bsz", "n",
     "checkpoint_engine", "seed",
@@ -107,17 +149,12 @@ def keys(tree: DictConfig) -> dict[str, Any]:
 
 def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iterator[tuple[str, str]]:
     """Those of the keys `set_here` that nothing reads in `tree`, each with what to do instead."""
-    families, actor = dict(FAMILIES), tree.actor_rollout_ref.actor
-    strategy = actor.strategy
-    for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
+    families = FAMILIES | of_engine("fsdp" if tree.model_engine == "dp" else tree.model_engine)
+    for part, settings in ((ACTOR, tree.actor_rollout_ref.actor), ("critic", tree.critic)):
         if not settings.shuffle:
             families[f"{part}.data_loader_seed"] = f"rows are not shuffled: set {part}.shuffle too, or leave it out"
-    if strategy.startswith("fsdp"):
-        for name in ("rank", "alpha", "dropout", "target_modules", "exclude_modules", "adapter_path", "dtype"):
-            families[f"{MODEL}.lora.{name}"] = f"fsdp reads lora_rank, lora_alpha and target_modules of {MODEL}"
-    if strategy == "megatron":
-        for name in ("lora_rank", "lora_alpha", "target_modules", "exclude_modules"):
-            families[f"{MODEL}.{name}"] = f"megatron reads {MODEL}.lora"
+        if settings.strategy == "fsdp_turbo":
+            families = {name: advice for name, advice in families.items() if not name.endswith(".turbo_config")}
     for key in set_here:
         parts = key.split(".")
         above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
@@ -126,3 +163,21 @@ def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iter
             advice = _ALONE
         if advice is not None:
             yield key, advice
+
+
+def of_engine(engine: str) -> dict[str, str]:
+    """What `engine` does not read, by part."""
+    home, out = "fsdp_config" if engine == "fsdp" else engine, {}
+    for name, engines in ELSEWHERE.items():
+        for part in (ACTOR, REF):
+            at = f"{_OTHER} {part}.{home}.{name}"
+            out[f"{part}.{name}"] = at if engine in engines else "this engine has no such thing: leave it out"
+    for part, model, own in ((ACTOR, MODEL, home), (REF, "", home), ("critic", "critic.model", engine)):
+        for name, advice in MODEL_OF[engine].items() if model else ():
+            out[f"{model}.{name}"] = advice.format(model=model, part=part)
+        out |= {f"{part}.optim.{name}": advice for name, advice in OPTIM_OF.get(engine, {}).items()}
+        out |= {f"{part}.{own}.{name}": f"{engine} does not read it: leave it out" for name in OWN[engine]}
+        out[f"{part}.{own}.router_replay"] = _EXPERTS
+        out[f"{part}.{own}.turbo_config"] = "only fsdp_turbo reads it: leave it out"
+    out[f"{REF}.optim"] = "a reference model is not trained: leave it out"
+    return out

@@ -25,8 +25,8 @@ def verl_here() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def training_worker(folder: Path) -> Any:
-    """Ours, which is verl's, with the model in `folder` and packing on."""
+def training_worker(folder: Path, **optim: Any) -> Any:
+    """Ours, which is verl's, with the model in `folder`, packing on, and the optimizer's options `optim`."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
@@ -51,7 +51,7 @@ def training_worker(folder: Path) -> Any:
             model_type="language_model",
             model_config=model,
             engine_config=engine,
-            optimizer_config=FSDPOptimizerConfig(lr=1e-3, total_training_steps=10),
+            optimizer_config=FSDPOptimizerConfig(**{"lr": 1e-3, "total_training_steps": 10} | optim),
             checkpoint_config=CheckpointConfig(),
         )
     )

@@ -80,8 +80,8 @@ async def test_who_listens_everywhere_hears_one_version_of_ip(
         for host, status in ((ours, 400), (other, 200)):
             asked = {"model": "stub", "version": 1, "upstreams": [f"http://{host}:{port}"]}
             assert (await client.control("POST", "/policy", asked, key=secret)).status == status
-        reached = await client.session.get(f"http://{ours}:{port}/ajet/v1/status")
-        assert reached.status == 401
+        async with client.session.get(f"http://{ours}:{port}/ajet/v1/status") as reached:
+            assert reached.status == 401
         with pytest.raises(aiohttp.ClientConnectorError):
             await client.session.get(f"http://{other}:{port}/ajet/v1/status")
 

@@ -1,33 +1,134 @@
-"""One of two training processes: the gradient of its half of the rows, which both then have, in a file of its rank.
+"""What a training process computes of its share of the rows: alone with all of them, or as one of two.
 
     RANK=0 python -m tests.trainer.engine.one_of_two MODEL DIR
+
+writes what each of `PARTS` finds into ``DIR/PART.RANK.npz``. Steps are plain gradient descent: Adam divides by the size
+of a gradient, and that of some weights (biases of attention's keys) is nothing but rounding.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from ajet_trainer.verl_backend.cpu_worker import start_gloo
-from ajet_trainer.verl_backend.worker import at_own_temperature
+from ajet_trainer.batch import Row
 from tests.kit.learner import old_logprobs, training_worker
-from tests.trainer.engine.test_gradient import gradient
+from tests.trainer.engine.test_adapters import adapted, served
+from tests.trainer.engine.test_critic import critic_worker, values
+from tests.trainer.engine.test_estimators import a_trainer, group, padding, passed
+from tests.trainer.engine.test_gradient import gradient, step_data
 from tests.trainer.engine.test_temperature import FOUR, data_of, four
+
+Found = dict[str, np.ndarray[Any, Any]]
+DESCENT = {"optimizer": "SGD", "lr": 1.0, "weight_decay": 0.0}
+
+
+def rows_in_order() -> list[Row]:
+    """Episodes, every other one split into one row a call, and two rows of padding."""
+    return [*group(True), padding(0), padding(1)]
+
+
+def share_of(rows: list[Row]) -> slice:
+    """The rows of this process: its equal part of them, as verl's workers get them."""
+    import torch.distributed as dist
+
+    size = len(rows) // dist.get_world_size()
+    return slice(dist.get_rank() * size, (dist.get_rank() + 1) * size)
+
+
+def weights(worker: Any) -> np.ndarray[Any, Any]:
+    """All that it trains, as one vector."""
+    import torch
+
+    trained = (p.detach() for p in worker.engine.module.parameters() if p.requires_grad)
+    whole = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in trained]
+    return torch.cat([part.flatten() for part in whole]).double().numpy()
+
+
+def one_step(worker: Any, data: Any, loss: Any, rows: int) -> tuple[np.ndarray[Any, Any], Any]:
+    """How far a step of `worker` on its share `data` of so many `rows` moves its weights, and its metrics."""
+    from verl.utils import tensordict_utils as tu
+
+    tu.assign_non_tensor(data, mini_batch_size=rows, global_batch_size=rows)
+    before = weights(worker)
+    worker.set_loss_fn(loss)
+    metrics = tu.get(worker.train_mini_batch(data), "metrics")
+    return weights(worker) - before, metrics
+
+
+def temperatures(folder: Path) -> Found:
+    """The gradient of rows at temperatures of their own."""
+    import torch
+
+    from ajet_trainer.verl_backend.worker import at_own_temperature
+
+    worker, mine = training_worker(folder), share_of(four())
+    rows = four()[mine]
+    data = at_own_temperature(data_of(rows, FOUR))
+    data["old_log_probs"] = torch.nested.as_nested_tensor(old_logprobs(worker, rows), layout=torch.jagged)
+    return {"gradient": gradient(worker, data, loss_agg_mode="token-mean")}
+
+
+def ppo(folder: Path) -> Found:
+    """A step of PPO: the critic's values, what it learns of them, and what the actor does."""
+    import torch
+    import torch.distributed as dist
+    from verl.workers.config import FSDPActorConfig
+    from verl.workers.utils.losses import value_loss
+
+    from ajet_trainer.verl_backend.losses import session_loss
+
+    rows = rows_in_order()
+    mine = share_of(rows)
+    data = step_data(rows[mine], [0.0] * len(rows), pack=256)
+    critic, config = critic_worker(folder, **DESCENT)
+    said = [row.clone() for row in values(critic, data).unbind()]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, said)
+    with pytest.MonkeyPatch.context() as patching:
+        trainer = a_trainer(folder, adv_estimator="gae", gamma=0.99, lam=0.95)
+        made = passed(patching, trainer, rows, values=dict(zip((row.key for row in rows), sum(everyone, []), strict=True)))
+    for name in ("values", "returns", "advantages"):
+        data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows[mine]], layout=torch.jagged)
+    critics, metrics = one_step(critic, data.copy(), partial(value_loss, config=config), len(rows))
+    actor = FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True)
+    actors, _ = one_step(training_worker(folder, **DESCENT), data, partial(session_loss, config=actor), len(rows))
+    loss = np.array(metrics["critic/vf_loss"])
+    return {"values": torch.cat(said).numpy(), "loss": loss, "critic": critics, "actor": actors}
+
+
+def adapter(folder: Path) -> Found:
+    """A step that moves an adapter alone, and the weights that engines are then served."""
+    from verl.workers.config import FSDPActorConfig
+
+    from ajet_trainer.verl_backend.losses import session_loss
+
+    rows = rows_in_order()
+    data = step_data(rows[share_of(rows)], [1.0, -2.0, 0.5, 0.7], pack=256)
+    worker, actor = adapted(folder, **DESCENT), FSDPActorConfig(strategy="fsdp2", rollout_n=1, use_dynamic_bsz=True)
+    start = {name: tensor.float() for name, tensor in served(worker)}
+    moved, _ = one_step(worker, data, partial(session_loss, config=actor), len(rows))
+    out = {name: tensor.float().numpy() for name, tensor in served(worker)}
+    return {"adapter": moved, **out, **{f"start {name}": tensor.numpy() for name, tensor in start.items()}}
+
+
+PARTS = {part.__name__: part for part in (temperatures, ppo, adapter)}
 
 
 def main(folder: Path, out: Path) -> None:
     import torch
 
-    rank = int(os.environ["RANK"])
+    from ajet_trainer.verl_backend.cpu_worker import start_gloo
+
     start_gloo()
-    worker = training_worker(folder)
-    rows = four()[2 * rank : 2 * rank + 2]
-    data = at_own_temperature(data_of(rows, FOUR))
-    data["old_log_probs"] = torch.nested.as_nested_tensor(old_logprobs(worker, rows), layout=torch.jagged)
-    np.save(out / f"{rank}.npy", gradient(worker, data, loss_agg_mode="token-mean"))
+    for name, part in PARTS.items():
+        np.savez(out / f"{name}.{os.environ['RANK']}.npz", **part(folder))  # type: ignore[arg-type]
     torch.distributed.barrier()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +18,16 @@ def logprobs(worker: Any, data: Any) -> Any:
         return worker.engine.infer_batch(data, loss_function=None)["model_output"]["log_probs"].detach().values()
 
 
-def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Path, verl_here: None) -> None:
+def adapted(folder: Path, **optim: Any) -> Any:
+    """A worker of the trainer's own configuration whose model has an adapter."""
     import torch
-    from transformers import AutoModelForCausalLM
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 
-    from ajet_trainer.verl_backend.weights import SharedFolder
-
     precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
     float32 = {f"{precision}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
-    tree = composed(LORA | float32, device="cpu", model=str(tiny)).actor_rollout_ref
+    steps = {f"actor_rollout_ref.actor.optim.{name}": value for name, value in optim.items()}
+    tree = composed(LORA | float32 | steps, device="cpu", model=str(folder)).actor_rollout_ref
     model, actor = omega_conf_to_dataclass(tree.model), omega_conf_to_dataclass(tree.actor)
     actor.engine.infer_max_token_len_per_gpu = actor.engine.max_token_len_per_gpu = 256
     made = TrainingWorker(
@@ -36,7 +36,25 @@ def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Pat
             optimizer_config=actor.optim, checkpoint_config=actor.checkpoint,
         )
     )
+    torch.manual_seed(0)
     made.reset()
+    return made
+
+
+def served(worker: Any) -> Iterator[tuple[str, Any]]:
+    """What is sent to engines."""
+    found, adapter = worker.engine.get_per_tensor_param(base_sync_done=True)
+    assert adapter is None
+    yield from found
+
+
+def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Path, verl_here: None) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from ajet_trainer.verl_backend.weights import SharedFolder
+
+    made = adapted(tiny)
     data = step_data(rows_of([[conversation(1, turns=3)], [conversation(2, turns=1)]]), [0.0, 0.0])
     with torch.no_grad():
         for name, parameter in made.engine.module.named_parameters():
@@ -45,9 +63,7 @@ def test_engines_are_served_the_model_with_its_adapter(tiny: Path, tmp_path: Pat
     moved = logprobs(made, data)
 
     writer = SharedFolder(bucket_size=1, is_master=True, folder=str(tmp_path))
-    found, adapter = made.engine.get_per_tensor_param(base_sync_done=True)
-    assert adapter is None
-    asyncio.run(writer.send_weights(found, global_steps=1))
+    asyncio.run(writer.send_weights(served(made), global_steps=1))
     (tmp_path / "1" / "config.json").write_text((tiny / "config.json").read_text())
     ids = data["input_ids"].unbind()[0]
     said = {}

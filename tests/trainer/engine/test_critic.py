@@ -6,14 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
 from tests.trainer.engine.test_settings import composed
 
 
-@pytest.fixture(scope="module")
-def critic(tiny: Path, verl_here: None) -> Any:
+def critic_worker(folder: Path, **optim: Any) -> Any:
     """verl's worker of a critic as the trainer makes it, and its configuration."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import TrainingWorkerConfig
@@ -21,8 +18,9 @@ def critic(tiny: Path, verl_here: None) -> Any:
     from ajet_trainer.verl_backend.cpu_worker import CpuCriticWorker
 
     float32 = {f"critic.fsdp.mixed_precision.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
-    verl = {"algorithm.adv_estimator": "gae", "critic.optim.lr": 1e-3, "critic.optim.total_training_steps": 10}
-    config = omega_conf_to_dataclass(composed(verl | float32, device="cpu", model=str(tiny)).critic)
+    steps = {f"critic.optim.{name}": value for name, value in ({"total_training_steps": 10} | optim).items()}
+    verl = {"algorithm.adv_estimator": "gae"} | steps
+    config = omega_conf_to_dataclass(composed(verl | float32, device="cpu", model=str(folder)).critic)
     config.engine.infer_max_token_len_per_gpu = config.engine.max_token_len_per_gpu = 256
     config.engine.use_dynamic_bsz = True
     made = CpuCriticWorker(
@@ -43,11 +41,11 @@ def values(worker: Any, data: Any) -> Any:
     return response_from_nested(found.detach(), data["response_mask"])
 
 
-def test_a_critic_learns_the_returns_of_packed_rows(critic: Any) -> None:
+def test_a_critic_learns_the_returns_of_packed_rows(tiny: Path, verl_here: None) -> None:
     import torch
     from verl.workers.utils.losses import value_loss
 
-    worker, config = critic
+    worker, config = critic_worker(tiny, lr=1e-3)
     rows = rows_of([[conversation(seed, turns=2)] for seed in range(4)])
     data, alone = step_data(rows, [0.0] * 4, pack=256), step_data(rows, [0.0] * 4, pack=40)
     start = values(worker, data)

@@ -74,10 +74,11 @@ def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
 
 def passed(
     monkeypatch: pytest.MonkeyPatch, made: Any, rows: list[Row], moved: Collection[str] = (),
-    old: Mapping[str, Any] = {},
+    old: Mapping[str, Any] = {}, values: Mapping[str, Any] = {},
 ) -> dict[str, dict[str, Any]]:
-    """What TransferQueue holds of each row, by key, when verl's worker would get it; a critic says 0. The trainer's
-    logprobs are the engine's unless `old` has others, and for the rows `moved` they are 2 higher."""
+    """What TransferQueue holds of each row, by key, when verl's worker would get it. A critic says the row's `values`,
+    or 0. The trainer's logprobs are the engine's unless `old` has others, and for the rows `moved` they are 2 higher.
+    """
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
@@ -93,7 +94,7 @@ def passed(
     for key, fields in memory.rows.items():
         if "rollout_log_probs" in fields:
             fields["old_log_probs"] = old.get(key, fields["rollout_log_probs"]) + 2 * (key in moved)
-            fields["values"] = 0 * fields["rollout_log_probs"]
+            fields["values"] = values.get(key, 0 * fields["rollout_log_probs"])
     made._compute_advantage(batch, {})
     return memory.rows
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from ajet_sdk.settings import ConfigError
+from tests.kit.learner import training_worker
 from tests.kit.source import ROOT
 from tests.trainer.engine.test_estimators import GROUPED, group, padding
 from tests.trainer.engine.test_settings import ACTOR, composed, refused
@@ -29,6 +30,10 @@ Step = Callable[..., float]
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> Step:
+    return stepping(monkeypatch, tiny, worker)
+
+
+def stepping(monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any) -> Step:
     """One step on split episodes and two rows of padding, of which one is alone in its micro-batch: rows to advantages
     through `AjetTrainer`, these to a gradient through verl's loss and engine. Gives the gradient's size."""
 
@@ -74,12 +79,15 @@ def test_every_mean_runs_a_step(step: Step) -> None:
 
 
 @pytest.mark.parametrize("what", [*({"estimator": name} for name in sorted(REFUSED)), {"loss": "bypass_mode"}])
-def test_what_is_refused_does_end_a_step(what: dict[str, str], step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise it need not be refused any more."""
+def test_what_is_refused_does_end_a_step(
+    what: dict[str, str], monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
+) -> None:
+    """Otherwise it need not be refused any more. Of a worker of its own, which stays in the middle of that step."""
     for table in ("ESTIMATORS", "LOSSES"):
         monkeypatch.setattr(f"ajet_trainer.verl_backend.refused.{table}", {})
+    run = stepping(monkeypatch, tiny, training_worker(tiny))
     with pytest.raises((AssertionError, TypeError, ValueError)):
-        step(**what)
+        run(**what)
 
 
 def test_every_estimator_has_been_sorted(verl_here: None) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,22 +12,13 @@ import pytest
 
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
-from tests.kit import learner
 from tests.kit.learner import old_logprobs
-from tests.kit.ports import free_port
-from tests.kit.source import ROOT
 from tests.trainer.engine.test_estimators import MemoryQueue, padding
 from tests.trainer.engine.test_gradient import close, conversation, gradient, rows_of, step_data
 
 HEATS = [0.7, 1.3, 1.0]
 EXACT = 5e-6
 TOP_P = 0.8
-
-
-@pytest.fixture(scope="module")
-def worker(tiny: Path, verl_here: None) -> Any:
-    """One that no failed step of another test has left in the middle of its micro-batches."""
-    return learner.training_worker(tiny)
 
 
 @cache
@@ -118,22 +106,6 @@ def test_the_gradient_is_that_of_each_rows_temperature(worker: Any, tiny: Path) 
     assert close(expected, found) < EXACT
     cold = [replace(row, temperature=1.0) for row in rows]
     assert close(expected, gradient_by_hand(model(tiny), cold, advantages, weights[:3])) > 1e-2
-
-
-def test_two_processes_have_the_gradient_of_one(worker: Any, tiny: Path, tmp_path: Path) -> None:
-    """Of four rows at three temperatures, two to each."""
-    shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.trainer.engine.one_of_two", str(tiny), str(tmp_path)], cwd=ROOT,
-            env=os.environ | shared | {"RANK": str(rank), "VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "ERROR"},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    assert [process.wait(240) for process in started] == [0, 0]
-    expected = gradient_by_hand(model(tiny), four(), FOUR, [1.0] * 4)
-    for rank in range(2):
-        assert close(expected, np.load(tmp_path / f"{rank}.npy")) < EXACT
 
 
 def test_verls_worker_is_given_the_rows_temperatures(worker: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,64 +20,105 @@ UNUSED = (
     "utils/reward_score", "distillation",
 )  # fmt: skip
 """Sources of verl of which nothing runs with fsdp and vLLM."""
+RUN_WITH = {
+    "dp": ("workers/engine/fsdp/*.py", "utils/fsdp_utils.py", "utils/checkpoint/fsdp*.py", "utils/qat/*.py"),
+    "megatron": (
+        "workers/engine/megatron/*.py", "utils/megatron*.py", "utils/megatron/*.py", "utils/checkpoint/megatron*.py",
+        "models/mcore/*.py", "utils/modelopt/*.py", "utils/qat/*.py",
+    ),
+    "veomni": ("workers/engine/veomni/*.py", "workers/engine/fsdp/transformer_impl.py", "utils/checkpoint/fsdp*.py"),
+    "torchtitan": ("workers/engine/torchtitan/*.py",),
+    "": (
+        "workers/engine/*.py", "workers/engine_workers.py", "workers/config/model.py", "workers/config/optimizer.py",
+        "utils/checkpoint/checkpoint_manager.py", "trainer/ppo/v1/trainer_base.py", "workers/utils/*.py",
+        "trainer/ppo/core_algos.py", "utils/config.py", "workers/rollout/vllm_rollout/*.py", "utils/model.py",
+    ),
+}  # fmt: skip
+"""Sources of verl that run with each ``model_engine``, and with any of them."""
 ELSEWHERE = {
     "transfer_queue": "TransferQueue reads them",
-    "actor_rollout_ref.model.lora": "megatron reads them",
-    "actor_rollout_ref.model.mtp": "models with such a head read them",
-    "critic.model.lora": "megatron reads them",
-    "critic.model.mtp": "models with such a head read them",
     f"{ROLLOUT}.disaggregation": "SGLang reads them",
-    f"{ACTOR}.fsdp_config.turbo_config": "another engine reads them",
-    "actor_rollout_ref.ref.fsdp_config.turbo_config": "another engine reads them",
-    "critic.fsdp.turbo_config": "another engine reads them",
     "model_engine": "it chooses among verl's files",
     "algorithm.use_pf_ppo": "`settings.OURS` refuses it",
     "ray_kwargs.ray_init": "Ray reads them",
 }
+WHOLE = ("override_transformer_config.", "_implementation", "mbridge_config")
+"""What an engine hands on as it is."""
 
 
-def plain_tree() -> dict[str, Any]:
+def plain_tree(engine: str = "dp") -> dict[str, Any]:
     import verl
     from hydra import compose, initialize_config_dir
 
     from ajet_trainer.verl_backend.unread import keys
 
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
-        return keys(compose("ppo_trainer"))
+        return keys(compose("ppo_trainer", overrides=[f"model_engine={engine}"]))
 
 
-def words_of_sources() -> set[str]:
-    """Every word of the sources that run, without the declarations of configuration classes."""
-    import verl
-
-    home, words = Path(verl.__file__).parent, set[str]()
-    for file in home.rglob("*.py"):
-        name = file.relative_to(home).as_posix()
-        if not any(part in name for part in UNUSED):
-            text = re.sub(r'""".*?"""', "", file.read_text(), flags=re.DOTALL)
-            text = re.sub(r"(?m)^ +\w+: [^#\n]*$|#.*$", "", text)
-            words.update(re.findall(r"\w+", text))
+def words_of(files: Iterable[Path]) -> set[str]:
+    """Every word of these sources, without the declarations of configuration classes."""
+    words = set[str]()
+    for file in files:
+        text = re.sub(r'""".*?"""', "", file.read_text(), flags=re.DOTALL)
+        text = re.sub(r"(?m)^ +\w+: [^#\n]*$|#.*$", "", text)
+        words.update(re.findall(r"\w+", text))
     return words
 
 
-def test_every_key_that_is_not_refused_is_read_somewhere(verl_here: None) -> None:
-    from ajet_trainer.verl_backend.unread import FAMILIES
+def missing(engine: str, words: set[str]) -> list[str]:
+    """The keys that an engine has, are not refused, and are none of `words`."""
+    from ajet_trainer.verl_backend.unread import FAMILIES, of_engine
 
-    words = words_of_sources()
-    unread = [
-        key for key in plain_tree()
-        if key.split(".")[-1] not in words | {"_target_"}
-        and not any(f"{key}.".startswith(f"{family}.") for family in (*FAMILIES, *ELSEWHERE))
+    known = {*FAMILIES, *of_engine("fsdp" if engine == "dp" else engine), *ELSEWHERE}
+    return [
+        key for key in plain_tree(engine)
+        if key.split(".")[-1] not in words | {"_target_"} and not any(f"{key}.".startswith(f"{one}.") for one in known)
     ]  # fmt: skip
-    assert unread == []
+
+
+def test_every_key_that_is_not_refused_is_read_somewhere(verl_here: None) -> None:
+    import verl
+
+    home = Path(verl.__file__).parent
+    run = [file for file in home.rglob("*.py") if not any(part in str(file.relative_to(home)) for part in UNUSED)]
+    assert missing("dp", words_of(run)) == []
+
+
+@pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
+def test_every_key_of_an_engine_is_read_by_it_or_refused(engine: str, verl_here: None) -> None:
+    """Of actor, reference, critic and model: in the sources that run with this engine, not with another."""
+    import verl
+
+    home = Path(verl.__file__).parent
+    run = [file for part in (engine, "") for pattern in RUN_WITH[part] for file in home.glob(pattern)]
+    parts = ("actor_rollout_ref.actor.", "actor_rollout_ref.ref.", "actor_rollout_ref.model.", "critic.")
+    assert [
+        key for key in missing(engine, words_of(run))
+        if key.startswith(parts) and not any(part in key for part in WHOLE)
+        and not (engine == "megatron" and ".model.lora." in key)
+    ] == []  # fmt: skip
 
 
 def test_the_list_names_keys_that_verl_has(verl_here: None) -> None:
     from ajet_trainer.verl_backend.unread import FAMILIES
 
     tree = plain_tree()
-    missing = [family for family in FAMILIES if not any(f"{key}.".startswith(f"{family}.") for key in tree)]
-    assert all(".megatron." in family or ".veomni." in family for family in missing)
+    assert [one for one in FAMILIES if not any(f"{key}.".startswith(f"{one}.") for key in tree)] == [
+        "critic.nccl_timeout"
+    ]
+
+
+@pytest.mark.parametrize("engine", ["dp", "megatron", "veomni", "torchtitan"])
+def test_what_an_engine_does_not_read_is_in_its_tree(engine: str, verl_here: None) -> None:
+    """But for what all of them are told of, whether they have it or not."""
+    from ajet_trainer.verl_backend.unread import OPTIM_OF, OWN, of_engine
+
+    name = "fsdp" if engine == "dp" else engine
+    tree, home = plain_tree(engine), "fsdp_config" if engine == "dp" else engine
+    mine = [f"{ACTOR}.optim.{key}" for key in OPTIM_OF.get(name, ())] + [f"{ACTOR}.{home}.{key}" for key in OWN[name]]
+    assert set(mine) <= set(of_engine(name))
+    assert [one for one in mine if not any(f"{key}.".startswith(f"{one}.") for key in tree)] == []
 
 
 @pytest.mark.parametrize(
@@ -109,6 +151,66 @@ def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, 
     assert said.startswith(f"{key} is read by nothing here: ")
     assert words in said
     assert refused({f"+{key}": value}) == said
+
+
+@pytest.mark.parametrize(
+    ("engine", "key", "value", "words"),
+    [
+        ("dp", f"{ACTOR}.fsdp_config.dtype", "float16", "fsdp does not read it"),
+        ("dp", "critic.fsdp.turbo_config.distributed.tensor_parallel_size", 2, "fsdp_turbo"),
+        ("dp", "actor_rollout_ref.model.mtp.enable_train", True, "only megatron"),
+        ("dp", f"{ACTOR}.qat.enable", True, f"{ACTOR}.fsdp_config.qat"),
+        ("megatron", "actor_rollout_ref.model.lora_rank", 8, "actor_rollout_ref.model.lora"),
+        ("megatron", "critic.model.lora_rank", 8, "critic.model.lora"),
+        ("megatron", "actor_rollout_ref.model.enable_gradient_checkpointing", False, "recompute_granularity"),
+        ("megatron", f"{ACTOR}.megatron.dist_checkpointing_prefix", "x", "leave it out"),
+        ("megatron", f"{ACTOR}.use_torch_compile", False, "no such thing"),
+        ("megatron", "critic.megatron.router_replay.mode", "R2", "routes of experts"),
+        ("veomni", "actor_rollout_ref.model.lora_rank", 8, "train with fsdp or megatron"),
+        ("veomni", f"{ACTOR}.optim.lr_warmup_steps", 20, "lr_warmup_steps_ratio"),
+        ("veomni", f"{ACTOR}.veomni.load_checkpoint_path", "x", "leave it out"),
+        ("torchtitan", f"{ACTOR}.optim.clip_grad", 0.5, "leave it out"),
+        ("torchtitan", "actor_rollout_ref.model.enable_gradient_checkpointing", False, "activation_checkpoint"),
+        ("torchtitan", f"{ACTOR}.torchtitan.mixed_precision", True, "leave it out"),
+        ("torchtitan", "actor_rollout_ref.ref.optim.lr", 0.5, "not trained"),
+    ],
+)
+def test_what_an_engine_does_not_read_is_refused(
+    engine: str, key: str, value: object, words: str, verl_here: None
+) -> None:
+    said = refused({"model_engine": engine, key: value}, total_steps=9)
+    assert said.startswith(f"{key} is read by nothing here: ")
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "values"),
+    [
+        ("dp", {f"{ACTOR}.fsdp_config.param_offload": True, "actor_rollout_ref.model.lora_rank": 8}),
+        ("dp", {f"{ACTOR}.strategy": "fsdp2", "critic.strategy": "fsdp2", f"{ACTOR}.fsdp_config.offload_policy": True}),
+        ("dp", {f"{ACTOR}.strategy": "fsdp_turbo",
+                f"{ACTOR}.fsdp_config.turbo_config.distributed.tensor_parallel_size": 2}),
+        ("megatron", {"actor_rollout_ref.model.lora.rank": 8, "actor_rollout_ref.model.lora.dropout_position": "post",
+                      f"{ACTOR}.megatron.tensor_model_parallel_size": 2, f"{ACTOR}.optim.clip_grad": 0.5,
+                      f"{ACTOR}.megatron.override_transformer_config.recompute_granularity": "full"}),
+        ("veomni", {f"{ACTOR}.veomni.rms_norm_implementation": "liger", f"{ACTOR}.optim.lr_start": 1e-7}),
+        ("torchtitan", {f"{ACTOR}.torchtitan.tensor_parallel_size": 2, f"{ACTOR}.optim.eps": 1e-7}),
+    ],
+)  # fmt: skip
+def test_what_an_engine_reads_is_taken(engine: str, values: dict[str, Any], verl_here: None) -> None:
+    composed({"model_engine": engine} | values, total_steps=9)
+
+
+def test_an_engine_is_of_the_keys_that_were_chosen_and_of_this_device(verl_here: None) -> None:
+    strategy = f"{ACTOR}.strategy"
+    assert refused({"model_engine": "megatrn"}) == "model_engine = 'megatrn' is not in verl; did you mean 'megatron'?"
+    for name in ("megatron", "automodel"):
+        assert refused({strategy: name}) == f"{strategy} = {name!r} is not of model_engine = 'dp': leave it out"
+    said = "does not run on a CPU: leave it out"
+    assert refused({"model_engine": "megatron"}, device="cpu") == f"model_engine = 'megatron' {said}"
+    for part in (ACTOR, "critic"):
+        assert refused({f"{part}.strategy": "fsdp"}, device="cpu") == f"{part}.strategy = 'fsdp' {said}"
+        composed({f"{part}.strategy": "fsdp2"}, device="cpu")
 
 
 def test_a_seed_of_a_shuffle_needs_the_shuffle(verl_here: None) -> None:

@@ -1,0 +1,67 @@
+"""Two training processes do what one does, to the last digits of float32: temperatures, PPO and adapters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.kit.ports import free_port
+from tests.kit.source import ROOT
+from tests.trainer.engine import one_of_two
+from tests.trainer.engine.test_gradient import close
+from tests.trainer.engine.test_temperature import EXACT, FOUR, four, gradient_by_hand, model
+
+Pair = Callable[[str], list[Any]]
+
+
+@pytest.fixture(scope="module")
+def pair(tiny: Path, verl_here: None, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """What each of two processes found in a part of `one_of_two`."""
+    out = tmp_path_factory.mktemp("two")
+    shared = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.trainer.engine.one_of_two", str(tiny), str(out)], cwd=ROOT,
+            env=os.environ | shared | {"RANK": str(rank), "VERL_PLATFORM": "cpu", "VERL_LOGGING_LEVEL": "ERROR"},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    assert [process.wait(240) for process in started] == [0, 0]
+    return lambda part: [np.load(out / f"{part}.{rank}.npz") for rank in range(2)]
+
+
+def test_rows_at_their_own_temperature(pair: Pair, tiny: Path) -> None:
+    expected = gradient_by_hand(model(tiny), four(), FOUR, [1.0] * 4)
+    for found in pair("temperatures"):
+        assert close(expected, found["gradient"]) < EXACT
+
+
+def test_a_step_of_ppo(pair: Pair, tiny: Path) -> None:
+    """With a critic and GAE, split episodes and padding: what the critic says and learns, and what the actor does."""
+    alone, halves = one_of_two.ppo(tiny), pair("ppo")
+    assert all(np.linalg.norm(found) > 0.01 for found in alone.values())
+    assert close(alone["values"], np.concatenate([half["values"] for half in halves])) < EXACT
+    for half in halves:
+        for name in ("loss", "critic", "actor"):
+            assert close(alone[name], half[name]) < EXACT, name
+
+
+def test_an_adapter_and_what_engines_are_served(pair: Pair, tiny: Path) -> None:
+    """The adapter alone moves, and engines are sent the same merged weights, to the last digit of bfloat16."""
+    alone, halves = one_of_two.adapter(tiny), pair("adapter")
+    weights = [name for name in alone if name.startswith("model.") and alone[name].ndim == 2]
+    merged = [name for name in weights if not np.array_equal(alone[name], alone[f"start {name}"])]
+    assert len(merged) == 14 and np.linalg.norm(alone["adapter"]) > 0.1
+    for half in halves:
+        assert set(half.files) == set(alone)
+        assert close(alone["adapter"], half["adapter"]) < EXACT
+        for name in weights:
+            assert np.allclose(alone[name], half[name], rtol=2**-7, atol=1e-7), name
+            assert np.mean(alone[name] != half[name]) < 1e-3, name
