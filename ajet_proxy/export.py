@@ -125,7 +125,7 @@ def _schema(arrow: Any, form: str) -> Any:
             "policy_versions": arrow.list_(versions), "calls": arrow.list_(text), "spans": arrow.list_(span),
             "reward": number, "broken_by": text, "repaired_tokens": arrow.int64(), "uncertain_tokens": arrow.int64(),
             "sampling": arrow.list_(arrow.struct([("sampling", text), ("count", arrow.int64())])),
-            "finish_reasons": arrow.list_(text),
+            "finish_reasons": arrow.list_(text), "turns": arrow.list_(arrow.int64()),
         }
     return arrow.schema(list({"sample": text, "task": text, "model": text, "agent": text, **own}.items()))
 

@@ -3,7 +3,7 @@
 Token ids travel as little-endian int32 ``bin``, logprobs as little-endian float32 ``bin``. Masks are run lengths that
 begin with a run of 0 (possibly empty), policy versions are ``[version, count]`` pairs. Readers accept this version and
 the one before it, ignore unknown fields and never unpickle anything. Version 1 told neither how tokens were sampled nor
-why calls ended.
+why calls ended. Frames of either version may lack the order of calls (``turns``).
 
 Invariant: `decode_batch(encode_batch(b))` equals `b` after its logprobs are rounded to float32.
 
@@ -33,7 +33,7 @@ FIELDS = ("version", "batch", "lease_until", "policy_version", "groups")
 """The first level of a frame."""
 OF_EPISODE = ("episode", "task", "model")
 """What a sample's episode says of it."""
-WHERE_SET = ("uncertain_tokens", "parents", "sampling", "finish_reasons")
+WHERE_SET = ("uncertain_tokens", "parents", "sampling", "finish_reasons", "turns")
 
 
 class FrameError(BadRequest):
@@ -220,7 +220,8 @@ def _decode_sample(body: Any, episode: str, task: str, model: str) -> Sample:
         uncertain_tokens=found.get("uncertain_tokens", int) if "uncertain_tokens" in body else 0,
         parents=None if parents is None else _parents(parents, len(token_ids), where),
         sampling=_sampling(found.each("sampling", list), sum(loss_mask), where) if "sampling" in body else (),
-        finish_reasons=_reasons(found, where) if "finish_reasons" in body else (),
+        finish_reasons=_of_each_call(found, "finish_reasons", str, where),
+        turns=_turns(found, where),
     )
 
 
@@ -234,13 +235,21 @@ def _sampling(runs: list[list[Any]], sampled: int, where: str) -> SamplingSpans:
     return tuple((sampling_of(sampling, f"{where}: sampling"), count) for sampling, count in runs)
 
 
-def _reasons(found: _Map, where: str) -> tuple[str, ...]:
-    reasons, calls = found.each("finish_reasons", str), found.each("calls", str)
-    if len(reasons) != len(calls):
-        raise FrameError(
-            f"{where}: {len(reasons)} finish_reasons for {len(calls)} calls", param="finish_reasons"
-        )
-    return tuple(reasons)
+def _of_each_call(found: _Map, name: str, kind: type, where: str) -> tuple[Any, ...]:
+    """One `kind` for each call; nothing if the frame does not tell."""
+    if name not in found.body:
+        return ()
+    values, calls = found.each(name, kind), found.each("calls", str)
+    if len(values) != len(calls):
+        raise FrameError(f"{where}: {len(values)} {name} for {len(calls)} calls", param=name)
+    return tuple(values)
+
+
+def _turns(found: _Map, where: str) -> tuple[int, ...]:
+    turns: tuple[int, ...] = _of_each_call(found, "turns", int, where)
+    if any(type(turn) is not int or turn < 0 for turn in turns):
+        raise FrameError(f"{where}: turns must be integers from 0", param="turns")
+    return turns
 
 
 def _span(value: list[Any], length: int, where: str) -> tuple[str, int, int]:

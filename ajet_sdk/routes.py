@@ -31,6 +31,7 @@ HEADER_AGENT = "X-AJet-Agent"
 HEADER_EVAL = "X-AJet-Eval"
 HEADER_REWARD = "X-AJet-Reward"
 HEADER_REWARD_CALL = "X-AJet-Reward-Call"
+HEADER_REWARD_STATE = "X-AJet-Reward-State"
 HEADER_FINAL = "X-AJet-Final"
 HEADER_WIRE = "X-AJet-Wire"
 """With ``POST batches/lease``: the frame versions that the trainer reads, separated by commas. If the proxy writes none
@@ -64,7 +65,7 @@ class OpenEpisode:
 @dataclass(frozen=True, slots=True)
 class Reward:
     """``POST episodes/ID/rewards``. ``id`` makes it idempotent; without one the proxy makes one. ``value`` is at most
-    `MAX_REWARD`."""
+    `MAX_REWARD`. ``state`` names the state in which ``call`` was made, so that it is compared with others in it."""
 
     value: float
     call: str | None = None
@@ -72,6 +73,7 @@ class Reward:
     final: bool = True
     id: str | None = None
     note: str | None = None
+    state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,14 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each."""
+    """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each. With `signal`, groups
+    whose rewards are equal are discarded, and others take their place."""
 
     groups: int = 1
     group_size: int | None = None
     max_staleness: int | None = None
     model: str | None = None
+    signal: bool = False
     wait_s: float = 0.0
     lease_s: float = 300.0
 

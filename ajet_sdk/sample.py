@@ -215,7 +215,8 @@ class Sample:
     is the engine's; elsewhere the logprob is 0.0. ``spans`` gives each call's sampled tokens as ``(call, start, end)``.
     ``parents`` (tree rows only) holds each token's predecessor by index, -1 at a root. ``sampling`` and
     ``finish_reasons`` are empty in older data, which does not tell them. Otherwise the counts of ``sampling`` add up to
-    the sampled tokens, and ``finish_reasons`` has one for each of ``calls``.
+    the sampled tokens, and ``finish_reasons`` has one for each of ``calls``. ``turns`` has one too, or is empty: the
+    call's place, from 0, among the complete calls of its model and agent in the episode, in the order they began.
     """
 
     sample: str
@@ -237,6 +238,7 @@ class Sample:
     parents: tuple[int, ...] | None = None
     sampling: SamplingSpans = ()
     finish_reasons: tuple[str, ...] = ()
+    turns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.token_ids) == len(self.loss_mask) == len(self.logprobs):
@@ -250,7 +252,7 @@ class Sample:
 
 _UNSET: Mapping[str, tuple[Any, ...]] = {
     "broken_by": (None,), "repaired_tokens": (0,), "uncertain_tokens": (0,), "parents": (None,), "sampling": ([],),
-    "finish_reasons": ([],),
+    "finish_reasons": ([],), "turns": ([],),
 }
 """What the fields hold that are left out then."""
 

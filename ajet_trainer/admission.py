@@ -8,9 +8,11 @@ acknowledged like any other, so that it does not come back. The daemon gets the 
 A sample that nobody has rewarded, or in which nothing was sampled, is lawful and gives no row. Of a lawful episode,
 calls whose distribution the trainer cannot compute are left out (`ajet_trainer.sampling`).
 
-`no_signal` groups (all rewards that are compared are equal) give no group-relative advantage. They are kept by default:
+`no_signal` groups (all rewards that are compared are equal, or no call has an advantage under credit by turn) give no
+group-relative advantage. They are kept by default:
 a KL term, an entropy bonus, a critic and every estimator with a baseline over the batch still learn from them. Where
-none of these is on, dropping them saves their share of the compute. The mean over tokens then runs over fewer.
+none of these is on, dropping them saves their share of the compute. The daemon leases others in their place, where it
+can tell; here the rest is dropped.
 
 Next: ajet_trainer/sampling.py
 """
@@ -20,12 +22,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ajet_sdk.sample import LOGPROB_SLACK, Batch, BatchEpisode, Group, Sample
+from ajet_trainer import turns
 from ajet_trainer.advantage import compared, trainable
 from ajet_trainer.attempts import REASON
+from ajet_trainer.overlong import Shaping, punished
 from ajet_trainer.sampling import CORRECT, Rule, run_fault, treat
+from ajet_trainer.turns import ByTurn, widened
 
 ALREADY_TRAINED = "already_trained"
 TOLD = 200
@@ -44,12 +49,14 @@ class Rejection:
 @dataclass(frozen=True, slots=True)
 class Admission:
     """The groups to train (with refused episodes left out) and the refused episodes. Of the others, `left_out` counts
-    the calls that are not trained, and `untold` those that nobody knows the sampling of, by reason."""
+    the calls that are not trained, and `untold` those that nobody knows the sampling of, by reason. `penalties` are
+    those for length, one for each of the others."""
 
     groups: tuple[Group, ...]
     rejected: tuple[Rejection, ...]
     left_out: Counter[str] = field(default_factory=Counter)
     untold: Counter[str] = field(default_factory=Counter)
+    penalties: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def filtered(self) -> dict[str, str]:
@@ -66,26 +73,30 @@ class Admission:
 
 def admit(
     batch: Batch, *, trained: Collection[str] = (), failed: Mapping[str, str] = {}, max_tokens: int | None = None,
-    no_signal: str = "keep", rule: Rule = CORRECT,
+    no_signal: str = "keep", rule: Rule = CORRECT, by_turn: ByTurn | None = None, shaping: Shaping | None = None,
 ) -> Admission:
     """Sorts `batch` into what is trained and what is not.
 
     `trained` holds ids of episodes that are in the weights already, `failed` those that are not tried again and why;
     `max_tokens` is the longest sample the learner takes. `rule` says which calls are left out for how they were
-    sampled. A group of several that shrinks to one has lost its baseline and is refused too.
+    sampled. `by_turn` gives credit by turn, and `shaping` punishes length. A group of several that shrinks to one has
+    lost its baseline and is refused too.
     """
     groups: list[Group] = []
     rejected: list[Rejection] = []
-    left_out, untold = Counter[str](), Counter[str]()
+    left_out, untold, penalties = Counter[str](), Counter[str](), dict[str, float]()
     for group in batch.groups:
         kept: list[BatchEpisode] = []
-        for episode in group.episodes:
+        for leased in group.episodes:
+            episode = leased if by_turn is None else widened(leased)
             fault = episode_fault(episode, trained, max_tokens)
             if fault is None and episode.episode in failed:
                 fault = REASON, failed[episode.episode]
             if fault is not None:
                 rejected.append(Rejection(episode.episode, *fault))
                 continue
+            if shaping is not None:
+                episode, penalties[episode.episode] = punished(episode, shaping, by_turn=by_turn is not None)
             treated = treat(episode, rule)
             left_out += treated.left_out
             untold += treated.untold
@@ -95,15 +106,24 @@ def admit(
                 kept.append(treated.episode)
         if len(kept) == 1 < len(group.episodes):
             rejected.append(Rejection(kept.pop().episode, "no_baseline", f"alone in the group of task {group.task}"))
-        if no_signal == "drop" and len(kept) > 1 and not has_signal(Group(group.task, tuple(kept))):
-            rejected.extend(
-                Rejection(episode.episode, "no_signal", f"all rewards of task {group.task} are equal")
-                for episode in kept
-            )
+        if kept and (fault := group_fault(Group(group.task, tuple(kept)), no_signal, by_turn)) is not None:
+            rejected.extend(Rejection(episode.episode, *fault) for episode in kept)
             kept = []
         if kept:
             groups.append(Group(group.task, tuple(kept)))
-    return Admission(tuple(groups), tuple(rejected), left_out, untold)
+    admission = Admission(tuple(groups), tuple(rejected), left_out, untold)
+    return replace(admission, penalties={one.episode: penalties.get(one.episode, 0.0) for one in admission.episodes})
+
+
+def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[str, str] | None:
+    """``(reason, detail)`` for a group of which nothing is trained, else None."""
+    if not any(map(trainable, group.episodes)):
+        return "sampling", f"every call of task {group.task} that was rewarded is overlong"
+    signal = has_signal(group) if by_turn is None else turns.has_signal(group, by_turn)
+    if no_signal == "drop" and len(group.episodes) > 1 and not signal:
+        what = "rewards of task {} are equal" if by_turn is None else "advantages of task {} are 0"
+        return "no_signal", f"all {what.format(group.task)}"
+    return None
 
 
 def has_signal(group: Group) -> bool:

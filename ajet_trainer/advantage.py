@@ -3,7 +3,8 @@
 *The session.* The samples of an episode that were rewarded together are one session, with one row each and one reward.
 That is the whole episode, unless a reward was given to an agent or a call alone. Then an agent's samples are one, but
 for those that hold rewarded calls: samples with the same rewarded calls are one. What a reward is worth does not matter
-here, only what it was given for. `compared` says which sessions are compared with each other.
+here, only what it was given for. `compared` says which sessions are compared with each other. (`ajet_trainer.turns`
+has other sessions, in the same sets.)
 
 Two places would break this, and this file holds the arithmetic that mends both.
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,15 @@ class Session:
     samples: tuple[Sample, ...]
 
 
+S = TypeVar("S", bound=Session)
+
+
+@dataclass(frozen=True, slots=True)
+class Masked(Sample):
+    """A sample whose calls were all overlong, with its first two tokens and no mask. Nothing of it is trained, but its
+    reward counts in the baseline. ``policy_versions`` are those of what was sampled."""
+
+
 def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
     """The sessions of `group` in sets; a session's baseline is that of its set.
 
@@ -45,8 +55,8 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
     What a proposer gets says nothing of what a critic may expect. Otherwise all are one set. What nobody has rewarded
     is in none.
     """
-    if not any(map(_scoped, group.episodes)):
-        return (tuple(Session(episode.reward, trainable(episode)) for episode in group.episodes),)
+    if not any(map(rewarded_apart, group.episodes)):
+        return (tuple(Session(episode.reward, counted(episode)) for episode in group.episodes),)
     by_agent: dict[str, list[Session]] = {}
     for episode in group.episodes:
         calls = _rewarded_calls(episode)
@@ -55,7 +65,12 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
             parts.setdefault((sample.agent, calls.intersection(sample.calls)), []).append((sample, reward))
         for (agent, _), together in parts.items():
             by_agent.setdefault(agent, []).append(Session(together[0][1], tuple(sample for sample, _ in together)))
-    seen = Counter(agent for episode in group.episodes for agent in {one.agent for one in trainable(episode)})
+    return sets_of(group, by_agent)
+
+
+def sets_of(group: Group, by_agent: Mapping[str, Sequence[S]]) -> tuple[tuple[S, ...], ...]:
+    """The sessions of each agent of `group` as a set, or all sessions as one."""
+    seen = Counter(agent for episode in group.episodes for agent in {one.agent for one in counted(episode)})
     if all(episodes > 1 for episodes in seen.values()):
         return tuple(map(tuple, by_agent.values()))
     return (tuple(session for sessions in by_agent.values() for session in sessions),)
@@ -63,10 +78,15 @@ def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
 
 def trainable(episode: BatchEpisode) -> tuple[Sample, ...]:
     """The samples of `episode` that hold a sampled token and that a reward concerns."""
+    return tuple(sample for sample in counted(episode) if not isinstance(sample, Masked))
+
+
+def counted(episode: BatchEpisode) -> tuple[Sample, ...]:
+    """The `trainable` samples, and those whose reward counts although nothing of them is trained."""
     return tuple(sample for sample, _ in _rewarded(episode))
 
 
-def _scoped(episode: BatchEpisode) -> bool:
+def rewarded_apart(episode: BatchEpisode) -> bool:
     """Whether a reward of `episode` was given to an agent or a call alone."""
     return any(item.get("agent") is not None or item.get("call") is not None for item in episode.rewards)
 
@@ -82,10 +102,13 @@ def _rewarded_calls(episode: BatchEpisode) -> frozenset[str]:
 
 
 def _rewarded(episode: BatchEpisode) -> list[tuple[Sample, float]]:
-    """The `trainable` samples, each with its reward."""
-    scoped = _scoped(episode)
+    """The `counted` samples, each with its reward."""
+    scoped = rewarded_apart(episode)
     rewards = [(sample, sample.reward if scoped else episode.reward) for sample in episode.samples]
-    return [(sample, reward) for sample, reward in rewards if reward is not None and 1 in sample.loss_mask]
+    return [
+        (sample, reward) for sample, reward in rewards
+        if reward is not None and (1 in sample.loss_mask or isinstance(sample, Masked))
+    ]  # fmt: skip
 
 
 def session_of(key: str) -> str:

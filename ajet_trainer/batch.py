@@ -4,7 +4,10 @@ A row splits a sample at its first sampled token: before it is the prompt, and f
 response, the mask tells sampled tokens from what the environment or a template put between them. The row ends with the
 last sampled token: what follows that one teaches nothing, and estimators that go by tokens find the reward at the end.
 Token ids, logprobs and mask are the engine's own, copied and never recomputed. Every row carries the reward of its
-session; how an estimator turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business.
+session; how an estimator turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business. With credit
+by turn (`ajet_trainer.turns`) rows bring their advantages along.
+
+A session of which nothing is trained has one row of two tokens without a mask, so that its reward counts.
 
 Next: ajet_trainer/verl_backend/trainer.py
 """
@@ -12,15 +15,16 @@ Next: ajet_trainer/verl_backend/trainer.py
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ajet_sdk.sample import Group, Sample
-from ajet_trainer.advantage import compared
+from ajet_trainer.advantage import Masked, Session, compared
 from ajet_trainer.sampling import temperature_of
+from ajet_trainer.turns import ByTurn, credit, plays, spread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +34,7 @@ class Row:
     `group` is a name without ``_``, equal for the rows whose rewards are compared. `session` counts the sessions of a
     group (see `advantage.Session`), and `index` the samples of a session, each from 0. The trainer's logprobs are those
     at `temperature`. `spans` gives the tokens of the response that each call sampled, as ``(call, start, end)``.
+    `advantages` are those of the response's tokens, if it is not verl that computes them.
     """
 
     group: str
@@ -45,6 +50,9 @@ class Row:
     max_version: int
     temperature: float = 1.0
     spans: tuple[tuple[str, int, int], ...] = ()
+    advantages: NDArray[np.float32] | None = None
+    episode: str = ""
+    task: str = ""
 
     @property
     def key(self) -> str:
@@ -60,16 +68,38 @@ class Row:
         return int(self.mask.sum())
 
 
-def to_rows(batch: str, groups: Sequence[Group], assumed: float = 1.0) -> list[Row]:
+def to_rows(
+    batch: str, groups: Sequence[Group], assumed: float = 1.0, by_turn: ByTurn | None = None
+) -> list[Row]:
     """The rows of `groups`, in their order; names depend on nothing but the batch's id. `assumed` is the temperature of
-    calls that do not tell theirs."""
+    calls that do not tell theirs; `by_turn` gives each call an advantage of its own. Sessions that are compared and of
+    which none has a token to train have no rows."""
     return [
-        to_row(group_name(batch, place, part), number, index, session.reward, sample, assumed)
+        to_row(group_name(batch, place, part), number, index, reward, sample, assumed, calls)
         for place, group in enumerate(groups)
-        for part, sessions in enumerate(compared(group))
-        for number, session in enumerate(sessions)
-        for index, sample in enumerate(session.samples)
+        for part, sessions in enumerate(_sets(group, by_turn))
+        if any(not isinstance(sample, Masked) for session, _, _ in sessions for sample in session.samples)
+        for number, (session, reward, calls) in enumerate(sessions)
+        for index, sample in enumerate(_shown(session))
     ]
+
+
+Credited = tuple[Session, float, Mapping[str, float] | None]
+"""A session, all that it got, and the advantages of its calls."""
+
+
+def _sets(group: Group, by_turn: ByTurn | None) -> list[list[Credited]]:
+    if by_turn is None:
+        return [[(session, session.reward, None) for session in sessions] for sessions in compared(group)]
+    return [
+        [(play, play.total, calls) for play, calls in zip(mine, credit(mine, by_turn), strict=True)]
+        for mine in plays(group)
+    ]
+
+
+def _shown(session: Session) -> Sequence[Sample]:
+    """The samples of `session` that become rows: those with tokens to train, or one that stands for its reward."""
+    return [sample for sample in session.samples if not isinstance(sample, Masked)] or session.samples[:1]
 
 
 def group_name(batch: str, place: int, part: int = 0) -> str:
@@ -78,11 +108,17 @@ def group_name(batch: str, place: int, part: int = 0) -> str:
     return hashlib.sha256(f"{batch}/{place}/{part}".encode()).hexdigest()[:32]
 
 
-def to_row(group: str, session: int, index: int, reward: float, sample: Sample, assumed: float = 1.0) -> Row:
-    """One sample with a sampled token as a row."""
-    first, end = sample.loss_mask.index(1), len(sample.loss_mask) - sample.loss_mask[::-1].index(1)
+def to_row(
+    group: str, session: int, index: int, reward: float, sample: Sample, assumed: float = 1.0,
+    calls: Mapping[str, float] | None = None,
+) -> Row:
+    """One sample with a sampled token as a row, or one that is masked; `calls` have the advantages of its calls."""
+    first, end = 1, 2
+    if not isinstance(sample, Masked):
+        first, end = sample.loss_mask.index(1), len(sample.loss_mask) - sample.loss_mask[::-1].index(1)
     token_ids = np.asarray(sample.token_ids, dtype=np.int64)
     versions = [version for version, _ in sample.policy_versions]
+    spans = tuple((call, start - first, stop - first) for call, start, stop in sample.spans if start < stop)
     return Row(
         group=group,
         session=session,
@@ -96,5 +132,8 @@ def to_row(group: str, session: int, index: int, reward: float, sample: Sample, 
         min_version=min(versions),
         max_version=max(versions),
         temperature=temperature_of(sample, assumed),
-        spans=tuple((call, start - first, stop - first) for call, start, stop in sample.spans if start < stop),
+        spans=spans,
+        advantages=None if calls is None else spread(calls, spans, end - first),
+        episode=sample.episode,
+        task=sample.task,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -16,7 +17,7 @@ class Commands(click.Group):
     """Knows `quickstart` by name and imports it only when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "quickstart"]
+        return ["run", "export", "rows", "quickstart"]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name == "quickstart":
@@ -46,6 +47,55 @@ def run(path: str, assignments: tuple[str, ...]) -> None:
 
     out = sys.stdout  # verl and Ray write into the run folder, what is said here stays on the terminal
     train(config, lambda line: click.echo(line, file=out))
+
+
+@cli.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(1), metavar="N", help="Which step.  [default: the latest]")
+@click.option("--episode", metavar="ID", help="Only the rows of this episode.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a row.")
+def rows(run_dir: Path, step: int | None, episode: str | None, as_json: bool) -> None:
+    """Show what was trained in a step.
+
+    RUN is the run_dir of a training run. Each token is shown with its mask, the logprobs of engine and trainer, its
+    advantage and its weight.
+    """
+    from ajet_sdk.output import say
+    from ajet_sdk.settings import ConfigError
+    from ajet_trainer import rows_view, trained_rows
+    from ajet_trainer.verl_backend.checkpoints import listed
+
+    kept = trained_rows.steps(run_dir)
+    if not kept:
+        raise ConfigError(f"no rows are kept in {run_dir}: is it the run_dir of a run that has made a step?")
+    if (step := step or kept[-1]) not in kept:
+        raise ConfigError(f"the rows of step {step} are not kept; those of {listed(kept)} are")
+    found, model = trained_rows.read(run_dir, step)
+    wanted = [one for one in found if episode in (None, one.row.episode)]
+    if not wanted:
+        names = ", ".join(dict.fromkeys(one.row.episode for one in found))
+        raise ConfigError(f"episode {episode} is not in step {step}; it trained {names}")
+    text = rows_view.reader(run_dir, model)
+    if text is None:
+        say("ids alone: the model has no tokenizer.json, or the package tokenizers is not installed here")
+    show = rows_view.json_line if as_json else rows_view.table
+    for one in wanted:
+        click.echo(show(step, one, text))
+
+
+@cli.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--step", type=click.IntRange(1), metavar="N", help="Which checkpoint.  [default: the latest]")
+def export(run_dir: Path, folder: Path, step: int | None) -> None:
+    """Write the trained model.
+
+    RUN is the run_dir of a training run, or its folder of checkpoints. DIR becomes a Hugging Face folder, with
+    safetensors, configuration, tokenizer and chat template. It must not exist, or be empty.
+    """
+    from ajet_trainer.verl_backend.export import export
+
+    export(run_dir, step, folder, click.echo)
 
 
 def main(argv: list[str] | None = None) -> NoReturn:

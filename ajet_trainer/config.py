@@ -71,7 +71,8 @@ class Config:
     )
     no_signal: str = option(
         "keep",
-        "Groups whose rewards are all equal: keep them (KL, entropy, batch baselines still use them) or drop them.",
+        "Groups whose rewards are all equal: keep them (KL, entropy, batch baselines still use them), or drop them and "
+        "train others in their place.",
         choices=("keep", "drop"),
     )
     sampling: str = option(
@@ -79,6 +80,15 @@ class Config:
         "Calls that were sampled otherwise than the trainer computes: correct them where both distributions are known, "
         "train exact ones alone, or be strict, and refuse their episodes.",
         choices=("correct", "exact", "strict"),
+    )
+    overlong: str = option(
+        "keep",
+        "Calls that ended at their limit of tokens: keep them, or mask them: then their episode's reward alone counts.",
+        choices=("keep", "mask"),
+    )
+    turn_gamma: float = option(
+        1.0, "Discount of a turn in the rewards that algorithm.adv_estimator = ajet_turn gives to earlier calls.",
+        zero=True, most=1,
     )
     max_tokens: int = option(
         4096, "Longest sample that is trained, in tokens; also the context length of an engine launched here."

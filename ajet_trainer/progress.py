@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ajet_trainer.trained_rows import take_back
+
 
 class Progress:
     """Writes into `run_dir` (made if missing) and through `say`."""
@@ -45,6 +47,7 @@ class Progress:
         """Continues after `step`. Later lines of `metrics.jsonl` belong to weights that are gone, and are dropped. The
         checkpoint's own `line` is added if it is missing."""
         self.step = step
+        take_back(self.run_dir, step)
         found = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
         kept = [one for one in found if (_step(one) or step + 1) <= step]
         if line and _step(line) == step and step not in map(_step, kept):
@@ -97,6 +100,15 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def numbers(figures: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of `figures` with its name; one of a table within is called ``TABLE/NAME``."""
+    for name, value in figures.items():
+        if isinstance(value, Mapping):
+            yield from numbers(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)):
+            yield f"{prefix}{name}", value
 
 
 def _step(line: str) -> int | None:

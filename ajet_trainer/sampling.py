@@ -10,8 +10,10 @@ The trainer computes logprobs of the whole vocabulary at one temperature a row. 
 
 `treat` leaves calls out of an episode: their tokens stay as history, with mask 0. A sample with calls at several
 temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says
-what is trained. Invariant: what comes out keeps the laws that came in, and every call with sampled tokens is trained
-once, counted as left out, or refused with its episode.
+what is trained. A sample of which nothing is left stays, without a mask, since its calls belong to their episode.
+Calls that ended at their limit of tokens are left out too, if `Rule.overlong` says so; their episode's reward counts
+all the same (`advantage.Masked`). Invariant: what comes out keeps the laws that came in, and every call with sampled
+tokens is trained once, counted as left out, or refused with its episode.
 
 A grammar is applied to the logits before vLLM's sampler sees them. So raw logprobs are of the shaped distribution, too.
 
@@ -23,13 +25,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any, Literal, TypeVar
 
 from ajet_sdk.sample import BatchEpisode, Sample
-from ajet_trainer.advantage import trainable
+from ajet_trainer.advantage import Masked, counted
+from ajet_trainer.overlong import LENGTH, ends
 
 T = TypeVar("T")
 Runs = tuple[tuple[T, int], ...]
@@ -47,6 +50,7 @@ CORRECTED = (
 PLAIN = ("temperature", "logprobs", "seed")
 """Facts that shape nothing, or that the trainer follows itself."""
 
+OVERLONG = "overlong"
 PROCESSED = "start the engine with --logprobs-mode processed_logprobs"
 DEFAULTS = "start the engine with --generation-config vllm, or have agents send the value"
 ADVICE = {
@@ -58,6 +62,7 @@ ADVICE = {
     "untold": "the daemon does not say how they were sampled: it needs this release, and an engine that it can ask",
     "temperature": "this learner computes one temperature: set actor_rollout_ref.rollout.temperature in [verl] to it, "
     "or actor_rollout_ref.model.use_fused_kernels to false",
+    OVERLONG: "they ended at their limit of tokens, and overlong = mask in [trainer] does not train such calls",
 }
 """What to do about a reason. The others are the names of what shaped the distribution."""
 
@@ -65,11 +70,12 @@ ADVICE = {
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What is trained: `sampling` of the settings; the `temperature` of calls that do not tell theirs; and whether the
-    learner computes any other (`several`)."""
+    learner computes any other (`several`). With `overlong` calls that ended at their limit of tokens are not."""
 
     sampling: str = "correct"
     temperature: float = 1.0
     several: bool = True
+    overlong: bool = False
 
     def verdict(self, facts: Mapping[str, Any] | None) -> Verdict:
         """What becomes of a call under this rule."""
@@ -167,8 +173,12 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
     made = Treated(episode)
     samples: list[Sample] = []
     for sample in episode.samples:
-        turns, kept = list(_turns(sample)), dict[float, list[Turn]]()
+        turns, kept, overlong = list(_turns(sample)), dict[float, list[Turn]](), list[Turn]()
         for turn in turns:
+            if rule.overlong and ends(sample).get(turn.call) == LENGTH:
+                overlong.append(turn)
+                made.left_out[OVERLONG] += 1
+                continue
             verdict = rule.verdict(turn.facts)
             if verdict.kind != "left out":
                 kept.setdefault(verdict.temperature, []).append(turn)
@@ -178,9 +188,9 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
             if counts is not None:
                 counts[verdict.reason] += 1
         whole = [turns] == list(kept.values()) or not turns
-        samples += [sample] if whole else _parts(sample, list(kept.values()))
+        samples += [sample] if whole else _parts(sample, list(kept.values())) if kept else [_silent(sample, overlong)]
     treated = replace(made, episode=replace(episode, samples=tuple(samples)))
-    if made.left_out and not trainable(treated.episode):
+    if made.left_out and not counted(treated.episode):
         reason, _ = made.left_out.most_common(1)[0]
         return replace(treated, refused=f"every call that was rewarded is left out: {reason} ({advice(reason)})")
     return treated
@@ -229,6 +239,18 @@ def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
             repaired_tokens=0 if index else sample.repaired_tokens,
             uncertain_tokens=min(sample.uncertain_tokens, sum(mask)),
         )
+
+
+def _silent(sample: Sample, overlong: Sequence[Turn]) -> Sample:
+    """`sample` of which nothing is trained: its calls, and two tokens. If some were `overlong`, its reward counts."""
+    cut = replace(
+        sample, token_ids=sample.token_ids[:2], loss_mask=(0, 0), logprobs=(0.0, 0.0), policy_versions=(), spans=(),
+        sampling=(), repaired_tokens=0, uncertain_tokens=0,
+    )  # fmt: skip
+    if not overlong:
+        return cut
+    versions = _cut(sample.policy_versions, overlong)
+    return Masked(**{item.name: getattr(cut, item.name) for item in fields(cut)} | {"policy_versions": versions})
 
 
 def _cut(runs: Runs[T], turns: Iterable[Turn]) -> Runs[T]:

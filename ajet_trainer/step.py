@@ -25,15 +25,18 @@ from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
 from ajet_sdk.routes import Lease
+from ajet_trainer import overlong
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.advantage import trainable
 from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
-from ajet_trainer.progress import Progress, line_of, timed
+from ajet_trainer.overlong import Shaping
+from ajet_trainer.progress import Progress, line_of, numbers, timed
 from ajet_trainer.sampling import Rule, advice, tokens_that_are
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
+from ajet_trainer.turns import ByTurn
 
 CLOSE_S = 10.0
 """How long the end of a run keeps trying to reach a proxy that is not there."""
@@ -58,6 +61,10 @@ class Learner(Protocol):
     """Of calls that do not tell theirs."""
     several_temperatures: bool
     """Whether the rows of a step may have any temperatures."""
+    by_turn: ByTurn | None
+    """How credit goes to turns, if rows bring their advantages along."""
+    shaping: Shaping | None
+    """How length is punished, if it is."""
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         """One step on `rows`; raises `version` by one. Returns the learner's own metrics and ``timing_s/…``."""
@@ -77,6 +84,10 @@ class Learner(Protocol):
 
     def check(self) -> None:
         """Raises when an engine has died. Asked while no batch is ready, since a dead engine makes none."""
+        ...
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Passes the figures of a step on to the loggers that were asked for. None of them can end a run."""
         ...
 
 
@@ -139,7 +150,7 @@ class Run:
         if self.learner.colocated:
             self.close_gate()
         metrics = self.train(hand, rows)
-        figures = self.figures(hand, rows, metrics)
+        figures = self.figures(hand, rows, metrics) | penalty_figure(hand, self.learner.shaping)
         self.batches.line = line_of(figures | {"timing": self.times(metrics)})
         if self.save_due:
             self.save()
@@ -148,6 +159,7 @@ class Run:
         self.open_gate()
         self.progress.record(figures | {"timing": self.times(metrics)})
         self.acknowledge()
+        self.learner.log(logged(metrics, figures | {"timing": self.timing}), self.learner.version)
 
     def lease(self) -> Sequence[Leased]:
         """The batches of the next step, held from here on. None when asked to stop before they are together.
@@ -157,7 +169,7 @@ class Run:
         hand: list[Leased] = []
         ask = Lease(
             group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
-            wait_s=POLL_S, lease_s=self.keeper.lease_s,
+            signal=self.config.no_signal == "drop", wait_s=POLL_S, lease_s=self.keeper.lease_s,
         )  # fmt: skip
         with self.part("wait", "waiting for episodes"):
             while not self.stopping():
@@ -184,8 +196,14 @@ class Run:
             failed=self.attempts.given_up(leased.daemon),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
             no_signal=self.config.no_signal,
-            rule=Rule(self.config.sampling, self.learner.temperature, self.learner.several_temperatures),
-        )
+            rule=Rule(self.config.sampling, self.learner.temperature, self.learner.several_temperatures,
+                      self.config.overlong == "mask"),
+            by_turn=self.learner.by_turn,
+            shaping=self.learner.shaping,
+        )  # fmt: skip
+        if (self.config.overlong == "mask" or self.learner.shaping) and not overlong.are_told(leased.batch):
+            self.say_once("overlong calls are known by their length alone: the daemon does not say why calls ended; "
+                          "upgrade it")  # fmt: skip
         for rejection in admission.rejected:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
         if given_up := [rejection.episode for rejection in admission.rejected if rejection.reason == REASON]:
@@ -200,7 +218,7 @@ class Run:
 
     def rows(self, leased: Leased, admission: Admission) -> list[Row]:
         """The rows of what is trained of a batch."""
-        return to_rows(leased.batch.batch, admission.groups, self.learner.temperature)
+        return to_rows(leased.batch.batch, admission.groups, self.learner.temperature, self.learner.by_turn)
 
     def say_once(self, line: str) -> None:
         """Says `line` the first time in a run. `metrics.jsonl` counts in each step what it is about."""
@@ -377,6 +395,12 @@ def batch_figures(hand: Hand, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def penalty_figure(hand: Hand, shaping: Shaping | None) -> dict[str, float]:
+    """The mean punishment for length over the trained episodes, where there is any."""
+    found = [penalty for _, admission in hand for penalty in admission.penalties.values()]
+    return {} if shaping is None else {"overlong_penalty": math.fsum(found) / len(found)}
+
+
 LEARNER_FIGURES = {
     "rollout_probs_diff_mean": "training/rollout_probs_diff_mean",
     "rollout_probs_diff_max": "training/rollout_probs_diff_max",
@@ -387,6 +411,16 @@ LEARNER_FIGURES = {
     "ppo_kl": "actor/ppo_kl",
     "lr": "actor/lr",
 }
+
+
+NOT_LOGGED = {*LEARNER_FIGURES, "learner", "daemons", "step"}
+"""Figures that loggers do not get from us: verl's own, which they have by verl's names, and what is no curve."""
+
+
+def logged(metrics: Mapping[str, float], figures: Mapping[str, Any]) -> dict[str, float]:
+    """What loggers get of a step: the learner's `metrics` by their names, and our `figures` under ``ajet/``."""
+    ours = {name: value for name, value in figures.items() if name not in NOT_LOGGED}
+    return {**metrics, **{f"ajet/{name}": float(value) for name, value in numbers(ours)}}
 
 
 def learner_figures(metrics: Mapping[str, float]) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def test_what_an_episode_s_record_says_of_rewards_and_timelines() -> None:
     rig.call("e", (1, 2, 4, 5), (6,), same_text=(first, 3))
     rig.call("e", (7,), (8,))
     rig.call("e", (9,), (8,), agent="b")
-    rig.reward("e", 1.0, call=first, agent="b", note="n", final=False)
+    rig.reward("e", 1.0, call=first, agent="b", note="n", state="s", final=False)
     rig.reward("e", 1.0)
     shown = views.record(rig.state, "e")
     rows = {words(row[0])[0]: words(row[1]) for row in tables(SECTIONS["5.3"])[0]}
@@ -182,6 +182,7 @@ SAMPLE = Sample(
     sample="e/0", episode="e", task="t", model="m", agent="", token_ids=(1, 2), loss_mask=(0, 1), logprobs=(0.0, -1.0),
     policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0, broken_by="template", repaired_tokens=1,
     uncertain_tokens=1, parents=(-1, 0), sampling=(({"logprobs": "raw"}, 1),), finish_reasons=("stop",),
+    turns=(0,),
 )
 
 

@@ -92,6 +92,7 @@ class Learner:
     max_tokens = 100_000
     temperature = 1.0
     several_temperatures = True
+    by_turn = shaping = None
     version = 0
     rows = 0
 
@@ -111,6 +112,9 @@ class Learner:
 
     def check(self) -> None:
         """The engine lives."""
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Nobody reads them."""
 
 
 async def turn(client: Client, episode: str, messages: list[dict[str, str]]) -> None:

@@ -31,6 +31,11 @@ class Loggers:
         for name, tracking in self._made.items():
             self._try(name, "failed", partial(tracking.log, data=metrics, step=step))
 
+    def finish(self) -> None:
+        """Has each write what it still holds: TensorBoard keeps up to two minutes of it."""
+        for name, tracking in (self._made or {}).items():
+            self._try(name, "failed at its end", tracking.finish)
+
     def _make(self, name: str) -> None:
         settings = self._config.trainer
         content = OmegaConf.to_container(self._config, resolve=True)

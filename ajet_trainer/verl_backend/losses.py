@@ -6,6 +6,8 @@ losses multiplies what it found for a token. The KL and entropy terms get them h
 
 verl's `geo_mean` adds up the means over the rows of each micro-batch. Here it is one mean over the update, whatever way
 its rows are packed and shared.
+
+A loss of the user's own is imported here, in the worker.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
+from ajet_trainer.verl_backend.functions import LOSS, register
+
 Found = tuple[torch.Tensor, dict[str, Any]]
 
 
 def session_loss(config: ActorConfig, model_output: dict[str, Any], data: TensorDict, dp_group: Any = None) -> Found:
     """The loss of a micro-batch and its metrics, as verl's `ppo_loss` gives them."""
+    register(LOSS, config.policy_loss.loss_mode)
     if config.policy_loss.loss_mode == "geo_mean":
         data = data.copy()
         share = len(data) * data["dp_size"] / data["global_batch_size"]

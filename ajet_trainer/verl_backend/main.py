@@ -114,7 +114,7 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
     daemons.meet()
     progress.phase("importing verl")
     device = choose_device(config.verl.get(DEVICE))
-    env = environment(device)
+    env = environment(device, progress.run_dir)
     os.environ.update(env)
     from ajet_trainer.verl_backend import settings
     from ajet_trainer.verl_backend.checkpoints import prune, repair_marker
@@ -133,7 +133,10 @@ def assemble(config: Config, progress: Progress, stop: Stop) -> None:
             progress.phase("loading the model and launching vLLM" if folder is None else "loading the model")
             trainer.init()
             note_processes(progress.run_dir)
-            serve(config, daemons, trainer, progress, stop)
+            try:
+                serve(config, daemons, trainer, progress, stop)
+            finally:
+                trainer.finish()
 
 
 def serve(config: Config, daemons: Daemons, trainer: Any, progress: Progress, stop: Stop) -> None:
@@ -161,7 +164,7 @@ def choose_device(wanted: str | None) -> str:
     return "cuda" if found and wanted != "cpu" else "cpu"
 
 
-def environment(device: str) -> dict[str, str]:
+def environment(device: str, run_dir: Path) -> dict[str, str]:
     """Variables for every process of the run, this one included, set before torch or verl are imported. What is set
     already stays as it is."""
     values = {
@@ -172,6 +175,7 @@ def environment(device: str) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "TOKENIZERS_PARALLELISM": "false",
+        "TENSORBOARD_DIR": str(run_dir.absolute() / "tensorboard"),  # verl's logger would take the working folder
         "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),
     }
     if device == "cpu":

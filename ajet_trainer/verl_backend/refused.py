@@ -18,10 +18,14 @@ from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_
 from verl.utils.import_utils import import_external_libs
 from verl.utils.tracking import Tracking
 
+from ajet_sdk.routes import MAX_REWARD
 from ajet_sdk.settings import nearest
+from ajet_trainer.verl_backend.estimators import BY_TURN
 from ajet_trainer.verl_backend.loggers import names as logger_names
 
 ACTOR = "actor_rollout_ref.actor"
+SHAPING = "reward.reward_kwargs"
+"""Where verl has the punishment for length of DAPO."""
 _NO_SQUARES = "it needs sums of squared probabilities, which verl's V1 trainer does not compute; use rloo or opo"
 ESTIMATORS = {
     "gdpo": "it needs each answer's reward in several parts, and an episode has one reward; use grpo",
@@ -66,8 +70,12 @@ def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
         yield "critic.loss_agg_mode", f"= {tree.critic.loss_agg_mode!r} {said}"
     if loss == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
         yield f"{ACTOR}.policy_loss.loss_mode", f"= 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
-    if estimator == "grpo_passk" and group_size < 2:
-        yield "algorithm.adv_estimator", "= 'grpo_passk' needs a group_size of 2 or more"
+    if estimator in ("grpo_passk", BY_TURN) and group_size < 2:
+        yield "algorithm.adv_estimator", f"= {estimator!r} needs a group_size of 2 or more"
+    if estimator == BY_TURN and algorithm.use_kl_in_reward:
+        said = "has no part in the rewards of calls, which ajet_turn trains: set actor_rollout_ref.actor.use_kl_loss"
+        yield "algorithm.use_kl_in_reward", said
+    yield from shaping_faults(tree)
     if estimator == "gae" and tree.critic.enable is False:
         yield "algorithm.adv_estimator", "= 'gae' needs a critic: leave critic.enable unset"
     if actor.use_kl_loss:
@@ -117,6 +125,25 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
     if tree.trainer.total_training_steps == UNLIMITED:
         yield from schedule_faults(f"{ACTOR}.optim", actor.optim)
         yield from schedule_faults("critic.optim", tree.critic.optim)
+
+
+def shaping_faults(tree: DictConfig) -> Iterator[Fault]:
+    """What is missing for a punishment of length that is switched on."""
+    length = f"{SHAPING}.overlong_buffer_cfg"
+    buffer, limit, factor = (
+        OmegaConf.select(tree, key)
+        for key in (f"{length}.len", f"{SHAPING}.max_resp_len", f"{length}.penalty_factor")
+    )
+    if (enabled := OmegaConf.select(tree, f"{length}.enable")) is not True:
+        if enabled is not False and (buffer, limit, factor, enabled) != (None,) * 4:
+            yield f"{length}.enable", f"must be true or false, not {enabled!r}"
+        return
+    if type(limit) is not int or limit < 1:
+        yield f"{SHAPING}.max_resp_len", f"must be the tokens of the longest answer, not {limit!r}"
+    elif type(buffer) is not int or not 0 < buffer <= limit:
+        yield f"{length}.len", f"must be from 1 to max_resp_len, {limit}, not {buffer!r}"
+    if type(factor) not in (int, float) or not 0 <= factor <= MAX_REWARD:
+        yield f"{length}.penalty_factor", f"must be a number from 0, not {factor!r}"
 
 
 def has_critic(tree: DictConfig) -> bool:

@@ -15,12 +15,15 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from ajet_sdk.settings import ConfigError, nearest
 from ajet_trainer.config import KEEP, Config, flatten
-from ajet_trainer.verl_backend import refused
+from ajet_trainer.overlong import Shaping
+from ajet_trainer.turns import ByTurn
+from ajet_trainer.verl_backend import functions, refused
+from ajet_trainer.verl_backend.estimators import BY_TURN
 from ajet_trainer.verl_backend.unread import keys, unread
 from ajet_trainer.verl_backend.weights import BACKEND
 
 CORRECTION = "algorithm.rollout_correction"
-FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.")
+FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.", ".reward_kwargs.")
 """Parts of verl's tree that take any key."""
 RANKS = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
@@ -191,6 +194,10 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     if config.sampling == "correct" and not corrects(tree):
         said = "leaves nothing to correct with: set sampling in [trainer] to exact or strict"
         raise ConfigError(f"{CORRECTION}.rollout_is = None {said}", param=f"{CORRECTION}.rollout_is")
+    functions.register_all(tree)
+    if config.turn_gamma != 1.0 and tree.algorithm.adv_estimator != BY_TURN:
+        said = f"is read by algorithm.adv_estimator = {BY_TURN} alone"
+        raise ConfigError(f"turn_gamma = {config.turn_gamma} {said}", param="turn_gamma")
     for key, said in refused.faults(tree, config.group_size):
         raise ConfigError(f"{key} {said}", param=key)
     return tree
@@ -201,6 +208,23 @@ def corrects(tree: DictConfig) -> bool:
     the loss does that, but for `gpg`, which has no ratio."""
     correction, loss = tree.algorithm.rollout_correction, tree.actor_rollout_ref.actor.policy_loss.loss_mode
     return correction is not None and bool(correction.rollout_is or (correction.bypass_mode and loss != "gpg"))
+
+
+def by_turn(config: Config, tree: DictConfig) -> ByTurn | None:
+    """How credit goes to turns, if it does."""
+    algorithm = tree.algorithm
+    if algorithm.adv_estimator != BY_TURN:
+        return None
+    return ByTurn(config.turn_gamma, bool(algorithm.get("norm_adv_by_std_in_grpo", True)))
+
+
+def shaping(tree: DictConfig) -> Shaping | None:
+    """How length is punished, if it is."""
+    kwargs = OmegaConf.select(tree, refused.SHAPING)
+    buffer = kwargs and kwargs.get("overlong_buffer_cfg")
+    if not buffer or not buffer.enable:
+        return None
+    return Shaping(kwargs.max_resp_len, buffer.len, float(buffer.penalty_factor))
 
 
 def apply(tree: DictConfig, values: Mapping[str, Any]) -> None:

@@ -37,12 +37,17 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 from verl.utils.tensordict_utils import list_of_dict_to_tensordict
 from verl.workers.utils.padding import response_to_nested
 
+from ajet_trainer import trained_rows
 from ajet_trainer.advantage import group_of, one_row_a_session, row_weights, session_of
 from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
+from ajet_trainer.overlong import Shaping
+from ajet_trainer.turns import ByTurn
 from ajet_trainer.updates import deal
-from ajet_trainer.verl_backend import weights
-from ajet_trainer.verl_backend.checkpoints import prune
+from ajet_trainer.verl_backend import settings, weights
+from ajet_trainer.verl_backend.checkpoints import DTYPE, prune
+from ajet_trainer.verl_backend.corrections import READ, by_call, left_out, over_sequences
+from ajet_trainer.verl_backend.estimators import BY_TURN, by_turn
 from ajet_trainer.verl_backend.loggers import Loggers
 from ajet_trainer.verl_backend.losses import session_loss
 from ajet_trainer.verl_backend.worker import ROW_TEMPERATURE
@@ -55,6 +60,12 @@ GROUPED = (
 
 MANY = ("fsdp", "fsdp2", "megatron", "veomni")
 """Engines of verl that take a temperature for each row. Their fused kernels take one for all."""
+
+OF_TURNS = "turn_advantages"
+"""Where rows have the advantages of their tokens, if they bring them along."""
+
+KEPT = ("response_mask", "old_log_probs", "advantages", "rollout_is_weights")
+"""What of a row is kept for reading, in the order of `TrainedRow`. The last one is not always there."""
 
 MEANS = {"sapo": "seq-mean-token-mean", "geo_mean": "seq-mean-token-mean"}
 """Losses of verl that are a mean of their own, whatever ``loss_agg_mode`` says."""
@@ -85,7 +96,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         self.colocated = folder is None
         self._ours, self._folder = ours, folder
         self._updates = config.data.train_batch_size // config.actor_rollout_ref.actor.ppo_mini_batch_size
-        self._loggers = Loggers(config, say)
+        self._loggers, self._say = Loggers(config, say), say
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
 
@@ -147,8 +158,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        batch = super()._compute_advantage(batch, metrics)
-        if len({session_of(batch.keys[place]) for place in real}) < len(batch.keys):
+        if over_sequences(correction := self.config.algorithm.rollout_correction):
+            with left_out(correction):
+                batch = super()._compute_advantage(batch, metrics)
+            batch = self._correct_calls(batch, metrics)
+        else:
+            batch = super()._compute_advantage(batch, metrics)
+        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place].get("sampled", 1)}
+        if len(trained) < len(batch.keys) or self.config.algorithm.adv_estimator == BY_TURN:
             batch = self._weigh_episodes(batch, real)
         return batch
 
@@ -177,6 +194,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         return actor.strategy in MANY and not model.use_fused_kernels
 
     @property
+    def by_turn(self) -> ByTurn | None:
+        return settings.by_turn(self._ours, self.config)
+
+    @property
+    def shaping(self) -> Shaping | None:
+        return settings.shaping(self.config)
+
+    @property
     def batches(self) -> Mapping[str, Any]:
         """What the checkpoint that this trainer started from holds; empty for a new run."""
         batches: Mapping[str, Any] = self.train_dataloader.batches
@@ -202,15 +227,25 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             with marked_timer("put", self.timing_raw):
                 put_rows(rows, self.global_steps, self.temperature)
             batch = self.step(metrics, self.timing_raw)
+            with marked_timer("rows", self.timing_raw):
+                self._keep(rows, batch.partition_id)
         self._compute_metrics(batch, metrics, self.timing_raw, global_steps=self.global_steps, epoch=0)
         tq.kv_clear(keys=batch.keys, partition_id=batch.partition_id)
-        self._loggers.log(metrics, self.global_steps)
         return plain(metrics)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self._loggers.log(figures, step)
+
+    def finish(self) -> None:
+        """Loggers write what they still hold."""
+        self._loggers.finish()
 
     def save(self, batches: Mapping[str, Any]) -> None:
         """Saves verl's checkpoint with `batches` in it, then removes old ones but for those that stay. verl writes its
         latest-checkpoint marker last."""
-        self.train_dataloader.batches = batches
+        model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
+        dtype = getattr(model.hf_config, "dtype", None)
+        self.train_dataloader.batches = {**batches, DTYPE: dtype and str(dtype).removeprefix("torch.")}
         self._save_checkpoint()
         prune(Path(self.config.trainer.default_local_dir), self._ours.keep_checkpoints)
 
@@ -230,6 +265,14 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
         if self._folder is not None:
             weights.load_into(self._ours.engine_urls, self._folder / str(self.global_steps), self.version)
             weights.forget(self._folder, self.global_steps)
+
+    def _keep(self, rows: Sequence[Row], partition: str) -> None:
+        """Writes what the step knows of its rows into a file for reading. A disk that takes none ends no run."""
+        stored = tq.kv_batch_get(keys=[row.key for row in rows], partition_id=partition, select_fields=list(KEPT))
+        try:
+            trained_rows.write(Path(self._ours.run_dir), self.global_steps, trained(rows, stored), self._ours.model)
+        except OSError as error:
+            self._say(f"the rows of step {self.global_steps} are not kept for reading: {error}")
 
     # Helpers -------------------------------------------------------------------------------------------------------
 
@@ -251,10 +294,23 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             known["actor"] = self.actor_rollout_wg._query_dispatch_info("actor")
         return int(max(known["actor"])) + 1
 
+    def _correct_calls(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Importance weights and rejections over sequences, which are calls. See `corrections`."""
+        stored = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=[*READ, "calls"])
+        lengths = stored["response_mask"]
+        found, figures = by_call(stored.to_padded_tensor(), self.config.algorithm.rollout_correction)
+        metrics.update(figures)
+        nested = {name: response_to_nested(values, lengths) for name, values in found.items()}
+        return tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch.keys))
+        )
+
     def _weigh_episodes(self, batch: KVBatchMeta, real: list[int]) -> KVBatchMeta:
         """Corrects advantages and weights where a session has several rows, or verl has filled up the batch. `real` are
         the rows that are no padding: estimators with a group baseline see these alone. See `ajet_trainer.advantage`."""
         fields = ["uid", "response_mask", "loss_mask", "rm_scores", "token_level_rewards", "rollout_is_weights"]
+        if self.config.algorithm.adv_estimator == BY_TURN:
+            fields.append(OF_TURNS)
         stored = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=[*fields, "advantages", "returns"]
         )
@@ -265,10 +321,16 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             data.batch["token_level_rewards"] = data.batch["rm_scores"]
         changed = {}
         if self.config.algorithm.adv_estimator in GROUPED:
-            found = self._advantage_by_session(data.select_idxs(real), [batch.keys[place] for place in real])
+            played = data.select_idxs(real)
+            if over_sequences(self.config.algorithm.rollout_correction):
+                played.batch["response_mask"] = played.batch["loss_mask"]
+            found = self._advantage_by_session(played, [batch.keys[place] for place in real])
             for name, values in found.items():
                 changed[name] = torch.zeros_like(data.batch[name])
                 changed[name][real] = values
+        elif self.config.algorithm.adv_estimator == BY_TURN:
+            found, _ = by_turn(data.batch[OF_TURNS], data.batch["response_mask"])
+            changed = dict.fromkeys(("advantages", "returns", OF_TURNS), found)
         changed |= self._weights(data, batch.keys)
         if not changed:
             return batch
@@ -332,17 +394,23 @@ def put_rows(rows: Sequence[Row], step: int, temperature: float = 1.0) -> None:
 
 
 def row_fields(row: Row) -> dict[str, Any]:
-    """One row as verl's trajectory: 1-D tensors without padding. The reward stands at the response's last token."""
+    """One row as verl's trajectory: 1-D tensors without padding. The reward stands at the response's last token, and
+    ``calls`` numbers the call that sampled a token."""
     prompt, response, mask = torch.from_numpy(row.prompt), torch.from_numpy(row.response), torch.from_numpy(row.mask)
     scores = torch.zeros(len(response))
     scores[-1] = row.reward
-    return {
+    calls = torch.zeros(len(response), dtype=torch.int64)
+    for number, (_, start, end) in enumerate(row.spans, 1):
+        calls[start:end] = number
+    told = {} if row.advantages is None else {OF_TURNS: torch.from_numpy(row.advantages)}
+    return told | {
         "prompts": prompt,
         "responses": response,
         "input_ids": torch.cat([prompt, response]),
         "position_ids": torch.arange(row.tokens),
         "response_mask": mask,
         "loss_mask": mask,
+        "calls": calls,
         "rollout_log_probs": torch.from_numpy(row.logprobs),
         "rm_scores": scores,
         "uid": row.group,
@@ -360,10 +428,23 @@ def row_tag(row: Row, step: int) -> dict[str, Any]:
         "prompt_len": len(row.prompt),
         "response_len": len(row.response),
         "seq_len": row.tokens,
+        "sampled": row.sampled,
         "global_steps": step,
         "min_global_steps": row.min_version,
         "max_global_steps": row.max_version,
     }
+
+
+def trained(rows: Sequence[Row], stored: TensorDict) -> list[trained_rows.TrainedRow]:
+    """`rows` with what TransferQueue has `stored` of each, in the same order: the fields of `KEPT` that there are."""
+    known = [name for name in KEPT if name in stored.keys()]  # noqa: SIM118  # a TensorDict says so itself
+    values = {name: [one.float().numpy() for one in stored[name].unbind()] for name in known}
+    return [
+        trained_rows.TrainedRow(row, values["response_mask"][place][: len(row.response)].astype(np.int64), *(
+            values[name][place][: len(row.response)] for name in known[1:]
+        ))
+        for place, row in enumerate(rows)
+    ]
 
 
 def plain(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -89,6 +89,11 @@ FAMILIES: Mapping[str, str] = {
     "algorithm.filter_groups": "there is no dataset with other groups: set no_signal = 'drop' in [trainer]",
     "algorithm.rollout_correction.loss_type": f"verl's V1 trainer does not read it: set {ACTOR}.policy_loss.loss_mode",
 }  # fmt: skip
+SHAPED = tuple(
+    f"reward.reward_kwargs.{name}" for name in
+    ("max_resp_len", "overlong_buffer_cfg.enable", "overlong_buffer_cfg.len", "overlong_buffer_cfg.penalty_factor")
+)  # fmt: skip
+"""What of verl's rewards is read: the punishment for length."""
 _NO_ADAPTER = "this engine trains no adapter: leave it out, or train with fsdp or megatron"
 _LORA = ("lora_rank", "lora_alpha", "lora_adapter_path", "target_modules", "exclude_modules")
 _ADAPTER = dict.fromkeys((*_LORA, "lora"), _NO_ADAPTER)
@@ -153,7 +158,7 @@ def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iter
     for key in set_here:
         parts = key.split(".")
         above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-        advice = next((families[name] for name in above if name in families), None)
+        advice = None if key in SHAPED else next((families[name] for name in above if name in families), None)
         if advice is None and attached and key.startswith(f"{ROLLOUT}.") and parts[2] not in READ:
             advice = _ALONE
         if advice is not None:

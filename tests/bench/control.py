@@ -8,7 +8,8 @@ daemon itself does every second to find the episodes that ran out of time.
 
 A third of the episodes is open, a third is ready to be leased, a third was discarded. Every one has two calls, and
 shares its task with seven others. A lease that waits looks again whenever an episode became ready or left; it looks at
-a daemon of its own, where all episodes are ready, of six calls each, and each group lacks one.
+a daemon of its own, where all episodes are ready, of six calls each, and each group lacks one. A lease of old groups is
+of a daemon where all groups are whole, and a trainer with a ``max_staleness`` finds each of them past half of it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,14 @@ def fill_ready(rig: LedgerRig, before: int, wanted: int) -> None:
         rig.reward(episode)
 
 
-def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
+def fill_old(rig: LedgerRig, before: int, wanted: int) -> None:
+    """From `before` to `wanted` ready episodes of whole groups, which are four, five or six versions behind."""
+    rig.announce(version=6)
+    for number in range(before, wanted):
+        rig.ready(f"task-{number // GROUP}", version=number // GROUP % 3)
+
+
+def answers(rig: LedgerRig, ready: LedgerRig, old: LedgerRig) -> Mapping[str, Callable[[], bytes]]:
     """What is asked, each as a function that makes the bytes of the answer."""
     gate, metrics = Gatekeeper(is_open=lambda: True, hold_s=1.0), Metrics()
     engines = Engines({"": ("http://a",)}, rig.state.upstreams, rig.state.models)
@@ -77,6 +85,10 @@ def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes
         body = Lease(groups=4, group_size=GROUP, max_staleness=max_staleness)
         return repr(ready.commands.lease(body, batch="b", at=ready.at)).encode()
 
+    def lease_of_old() -> bytes:
+        body = Lease(groups=4, group_size=GROUP, max_staleness=6)
+        return repr(old.commands.lease(body, batch="b", at=old.at)).encode()
+
     return {
         "status": lambda: asked("/status"),
         "metrics": scrape,
@@ -86,17 +98,19 @@ def answers(rig: LedgerRig, ready: LedgerRig) -> Mapping[str, Callable[[], bytes
         "every second": lambda: repr(rig.commands.expire(rig.at)).encode(),
         "a lease that waits": look,
         "a lease with max_staleness": lambda: look(max_staleness=4),
+        "a lease of old groups": lease_of_old,
     }
 
 
 def main() -> None:
     found: dict[str, list[tuple[float, int]]] = {}
-    rig, ready, before = LedgerRig(), LedgerRig(), 0
+    rig, ready, old, before = LedgerRig(), LedgerRig(), LedgerRig(), 0
     for size in SIZES:
         fill(rig, before, size)
         fill_ready(ready, before, size)
+        fill_old(old, before, size)
         before = size
-        for name, ask in answers(rig, ready).items():
+        for name, ask in answers(rig, ready, old).items():
             seconds = []
             for _ in range(RUNS):
                 began = time.process_time()

@@ -60,6 +60,7 @@ class Learner:
 
     colocated, max_tokens = False, 100_000
     temperature, several_temperatures = 1.0, True
+    by_turn = shaping = None
 
     def __init__(self, *plan: tuple[str, Callable[[], object]], whole: Callable[[], bool] = lambda: True) -> None:
         self.version = 0
@@ -87,6 +88,9 @@ class Learner:
         return None
 
     def check(self) -> None:
+        pass
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
         pass
 
 

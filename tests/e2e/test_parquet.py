@@ -47,7 +47,7 @@ def test_every_column_that_a_row_can_have_is_there(form: str) -> None:
         sample="e/1", episode="e", task="t", model="m", agent="a", token_ids=(1, 2), loss_mask=(0, 1),
         logprobs=(0.0, -0.1), policy_versions=((1, 1),), calls=("c",), spans=(("c", 1, 2),), reward=1.0,
         broken_by="parallel", repaired_tokens=3, uncertain_tokens=1,
-        sampling=(({"logprobs": "raw", "top_p": 0.5}, 1), (None, 1)), finish_reasons=("stop",),
+        sampling=(({"logprobs": "raw", "top_p": 0.5}, 1), (None, 1)), finish_reasons=("stop",), turns=(1,),
     )  # fmt: skip
     told = [field.name for field in dataclasses.fields(full) if getattr(full, field.name) != field.default]
     assert {field.name for field in dataclasses.fields(full)} - set(told) == {"parents"}

@@ -66,7 +66,7 @@ async def test_an_episode_from_opening_to_reward(face: Any, stub: ControlStub) -
 
 async def test_without_a_with_block(face: Any, stub: ControlStub) -> None:
     ep = await face.episode("t")
-    await ep.reward(0.25, final=False, call="c", agent="a", note="n")
+    await ep.reward(0.25, final=False, call="c", agent="a", note="n", state="s")
     assert ep.outcome is None
     assert (await ep.record(tokens=True))["state"] == "open"
     await ep.seal()
@@ -74,7 +74,7 @@ async def test_without_a_with_block(face: Any, stub: ControlStub) -> None:
     await ep.aclose()
     assert stub.episodes["ep-0"]["state"] == "ready"
     assert {**stub.heard[1].body, "id": None} == {
-        "value": 0.25, "call": "c", "agent": "a", "final": False, "note": "n", "id": None,
+        "value": 0.25, "call": "c", "agent": "a", "final": False, "note": "n", "id": None, "state": "s",
     }
 
 

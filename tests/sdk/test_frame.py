@@ -66,6 +66,14 @@ def test_tokens_of_uncertain_weights_are_said_where_there_are_any() -> None:
     assert first["uncertain_tokens"] == 2 and "uncertain_tokens" not in second
 
 
+def test_the_order_of_calls_is_said_where_it_is_known() -> None:
+    one = BatchEpisode("e1", "t", "m", 0.5, (), (sample(turns=(0, 3)), sample()))
+    sent = Batch("b", 0.0, 4, (Group("t", (one,)),))
+    assert frame.decode_batch(frame.encode_batch(sent)) == sent
+    first, second = msgpack.unpackb(frame.encode_batch(sent), raw=False)["groups"][0]["episodes"][0]["samples"]
+    assert first["turns"] == [0, 3] and "turns" not in second
+
+
 def test_golden_frame_of_version_2() -> None:
     golden = (GOLDEN / "batch.v2.msgpack").read_bytes()
     assert frame.encode_batch(batch()) == golden
@@ -194,6 +202,10 @@ def test_a_missing_field_is_named(path: tuple[str, ...]) -> None:
         ("sampling", {}, "'sampling' has type dict"),
         ("finish_reasons", ["stop"], "1 finish_reasons for 2 calls"),
         ("finish_reasons", ["stop", 1], "'finish_reasons' holds a int"),
+        ("turns", [1], "1 turns for 2 calls"),
+        ("turns", [0, "1"], "'turns' holds a str"),
+        ("turns", [0, True], "turns must be integers from 0"),
+        ("turns", [0, -1], "turns must be integers from 0"),
         ("sample", 7, "type int"),
         ("agent", None, "type NoneType"),
     ],
@@ -247,7 +259,7 @@ def samples(draw: st.DrawFn) -> Sample:
         token_ids=tuple(ids), loss_mask=mask, logprobs=tuple(logprobs), spans=(),
         policy_versions=((1, sampled),) if sampled else (),
         sampling=((draw(samplings), sampled),) if sampled else (),
-        finish_reasons=draw(st.sampled_from([(), ("stop", "length")])),
+        finish_reasons=draw(st.sampled_from([(), ("stop", "length")])), turns=draw(st.sampled_from([(), (0, 7)])),
     )
 
 

@@ -14,6 +14,8 @@ from ajet_sdk.errors import NotFound, ProxyUnreachable
 from ajet_sdk.routes import Lease
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import Row, group_name
+from ajet_trainer.overlong import Shaping
+from ajet_trainer.turns import ByTurn
 from tests.trainer.making import episode
 
 
@@ -52,6 +54,8 @@ class ScriptedLearner:
     max_tokens = 1000
     temperature = 1.0
     several_temperatures = True
+    by_turn: ByTurn | None = None
+    shaping: Shaping | None = None
 
     def __init__(self, disk: Disk, instants: Instants, *, fail_push: Exception | None = None) -> None:
         self.disk, self.instants, self.fail_push = disk, instants, fail_push
@@ -59,6 +63,7 @@ class ScriptedLearner:
         self.served = disk.version
         self.rows: list[Row] = []
         self.checks = 0
+        self.logged: dict[int, dict[str, float]] = {}
 
     def train(self, rows: Sequence[Row]) -> dict[str, float]:
         self.instants.pass_by("before training")
@@ -82,6 +87,9 @@ class ScriptedLearner:
 
     def check(self) -> None:
         self.checks += 1
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        self.logged[step] = dict(figures)
 
     def upstreams(self) -> Sequence[str] | None:
         return ("http://engine",) if self.colocated else None

@@ -215,4 +215,5 @@ def test_every_reason_says_what_to_do() -> None:
     assert "--logprobs-mode processed_logprobs" in advice("raw_logprobs")
     assert set(ADVICE) == {
         "greedy", "raw_logprobs", "scored_logprobs", "unknown_logprobs", "untold", "temperature",
+        "overlong",
     }

@@ -13,7 +13,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
 from ajet_trainer.progress import Progress
-from ajet_trainer.step import Run
+from ajet_trainer.step import Run, logged
 from ajet_trainer.trained_batches import TrainedBatches
 from tests.trainer.making import PROCESSED, episode
 from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
@@ -191,6 +191,31 @@ def test_what_is_left_out_or_corrected_is_said_once_and_counted_in_each_step(tmp
     assert [line.partition(":")[0] for line in said] == [
         "calls are left out (greedy)", "calls are trained without a word on how they were sampled (untold)",
     ]  # fmt: skip
+
+
+def test_loggers_get_a_steps_figures_once_the_learners_by_its_names_and_ours_apart(tmp_path: Path) -> None:
+    """Rewards are means over episodes, however many samples an episode came apart into."""
+    setting = Setting(tmp_path, 2)
+    setting.proxy.make = lambda task: (episode(f"{task}a", 1.0, samples=3, facts=MIXED[:1]), episode(f"{task}b", 0.0))
+    setting.whole()
+    assert sorted(setting.learner.logged) == [1, 2]
+    logged = setting.learner.logged[2]
+    theirs = {name: value for name, value in logged.items() if not name.startswith("ajet/")}
+    assert theirs == {"actor/pg_loss": 0.5, "timing_s/update_actor": 1.5, "actor/something": 2.0}
+    ours = {name.removeprefix("ajet/"): value for name, value in logged.items() if name.startswith("ajet/")}
+    times = {name for name in ours if name.startswith("timing/")}
+    assert times == {f"timing/{part}" for part in ("wait", "drain", "train", "save", "push")}
+    line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
+    kept = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "pg_loss"}
+    assert {name: value for name, value in ours.items() if name not in times} == {
+        name: value for name, value in kept.items() if name != "step"
+    }
+    assert (ours["reward_mean"], ours["reward_std"], ours["episodes"], ours["samples"]) == (0.5, 0.5, 4, 8)
+
+
+def test_figures_of_a_table_are_logged_one_by_one() -> None:
+    figures = {"left_out_calls": {"greedy": 4}, "batch": "b", "reward_mean": 0.5, "eval_reward_mean": None, "lr": 1e-3}
+    assert logged({}, figures) == {"ajet/left_out_calls/greedy": 4.0, "ajet/reward_mean": 0.5}
 
 
 def test_the_learner_says_which_temperatures_it_computes(tmp_path: Path) -> None:

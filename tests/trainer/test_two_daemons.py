@@ -34,6 +34,7 @@ class Learner:
     max_tokens = 100_000
     temperature = 1.0
     several_temperatures = True
+    by_turn = shaping = None
 
     def __init__(self, *, colocated: bool = False) -> None:
         self.colocated = colocated
@@ -60,6 +61,9 @@ class Learner:
         return None
 
     def check(self) -> None:
+        pass
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
         pass
 
 

@@ -30,6 +30,7 @@ from ajet_sdk.routes import (
     HEADER_PREFIX,
     HEADER_REWARD,
     HEADER_REWARD_CALL,
+    HEADER_REWARD_STATE,
     HEADER_TASK,
     HEADER_WIRE,
     MAX_REWARD,
@@ -42,7 +43,7 @@ HARNESS_HEADERS = ("session-id", "thread-id", "x-claude-code-session-id", "x-ses
 MAX_LABEL = 1000
 _KNOWN = {name.lower(): name for name in (
     HEADER_EPISODE, HEADER_CALL, HEADER_TASK, HEADER_AGENT, HEADER_EVAL, HEADER_REWARD, HEADER_REWARD_CALL,
-    HEADER_FINAL, HEADER_WIRE,
+    HEADER_REWARD_STATE, HEADER_FINAL, HEADER_WIRE,
 )}  # fmt: skip
 _WORDS = {"": False, "0": False, "false": False, "1": True, "true": True}
 
@@ -112,8 +113,10 @@ class Headers:
 
     def _reward(self) -> Reward | None:
         text = self.sent.get(HEADER_REWARD.lower())
-        call = self._text(HEADER_REWARD_CALL)
+        call, state = self._text(HEADER_REWARD_CALL), self._text(HEADER_REWARD_STATE)
         final = self._flag(HEADER_FINAL)
+        if state is not None and call is None:
+            raise BadRequest(f"{HEADER_REWARD_STATE} needs {HEADER_REWARD_CALL}", param=HEADER_REWARD_STATE)
         if text is None:
             if final or call is not None:
                 raise BadRequest(f"{HEADER_FINAL} and {HEADER_REWARD_CALL} need {HEADER_REWARD}", param=HEADER_REWARD)
@@ -129,7 +132,7 @@ class Headers:
                 f"{HEADER_REWARD} must be a finite number of at most {MAX_REWARD:g}, not {text[:80]!r}",
                 param=HEADER_REWARD,
             )
-        return Reward(value=value, call=call, final=final)
+        return Reward(value=value, call=call, final=final, state=state)
 
 
 def is_text(value: str) -> bool:

@@ -140,6 +140,8 @@ class Commands:
         known, at = self.state.episode(episode), self._time(at)
         if not abs(body.value) <= MAX_REWARD:
             raise BadRequest(f"value must be a finite number of at most {MAX_REWARD:g}", param="value")
+        if body.state is not None and body.call is None:
+            raise BadRequest("state is that of a call: name the call too", param="state")
         recorded = known.rewards.get(reward_id)
         if recorded is not None:
             if recorded.value != body.value:
@@ -149,7 +151,9 @@ class Commands:
         has_room(known, body.note)
         if body.call is not None and body.call not in known.calls:
             raise NotFound(f"episode {episode} has no call {body.call}", code="unknown_call", param="call")
-        rewarded = ev.RewardGiven(at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note)
+        rewarded = ev.RewardGiven(
+            at, episode, reward_id, body.value, body.call, body.agent, body.final, body.note, body.state
+        )
         if body.final and known.state == "open":
             return (rewarded, ev.EpisodeSealed(at, episode))
         return (rewarded,)

@@ -103,6 +103,8 @@ class RewardGiven(EpisodeEvent, frozen=True):
     agent: str | None
     final: bool
     note: str | None = None
+    state: str | None = None
+    """That of the call when it was made, in the agent's words."""
 
 
 class EpisodeSealed(EpisodeEvent, frozen=True):

@@ -1,7 +1,9 @@
 """What a lease takes of the ready groups, and what is dropped because no lease will ever take it.
 
 Idea: the groups that were complete first are looked at. What is in the way is left out, until the first groups fit:
-shares that are stale, too large for a lease, or without a reward. Until then a reward can be corrected.
+shares that are stale, too large for a lease, or without a reward. So are groups that teach nothing, if the trainer
+wants none. Until then a reward can be corrected. With a ``max_staleness``, groups that are more than half of it behind
+come last, freshest first (`ReadyQueues`).
 
 How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
 nothing. A lease takes groups until the next one would go beyond `LEASE_BYTES`; the trainer asks again for more. A group
@@ -14,7 +16,8 @@ caller looks again after others have had their turn. A frame is never longer tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from ajet_proxy.core.ledger import events as ev
@@ -30,9 +33,10 @@ NAMED = 5
 LEASE_BYTES = 256 << 20
 """Some 30 million tokens, more than one step is made of. Such a frame is made in up to ten seconds, which trainers wait
 (`ajet_sdk.frame.MAX_FRAME_BYTES` is what they read), and takes eleven times its size in memory meanwhile."""
+NO_SIGNAL = "no_signal: all rewards of its group are equal"
 _TOKEN = 8
 """Its id and its logprob."""
-_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 100, 340, 50, 20
+_EPISODE, _REWARD, _SAMPLE, _TURN, _SPAN = 400, 110, 352, 55, 20
 """The names of the fields, all numbers, and the lengths that stand before texts and lists; the frame's own, and a
 group's, are counted with each episode. A turn has two runs of its mask, and each version that sampled it a span."""
 _VALUE = 3
@@ -42,11 +46,12 @@ _CHARACTER = 4
 
 
 def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDiscarded], tuple[str, Groups] | None]:
-    """What is dropped at `at`; and the model and the groups that were complete first. These are all that are asked for,
-    if they fit into one frame. None if there are fewer, or if `MOST` were dropped."""
+    """What is dropped at `at`; and a model and its first groups. These are all that are asked for, if they fit into one
+    frame. None if there are fewer, or if `MOST` were dropped."""
     size, episodes = body.group_size or state.settings.group_size, state.episodes
     behind = f"more than {body.max_staleness} versions behind"
     large = f"a group of {size} like it is too large for a lease"
+    fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -58,8 +63,8 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         gone = {event.episode for event in dropped if not event.models}
         unusable.update((model, name) for name in gone for model in episodes[name].shares)
         idle = set[Share]()
-        fits = partial(_fits, episodes, unusable, idle, MOST - len(dropped))
-        chosen = state.queues.choose(body.groups, size, body.model, fits)
+        fits = partial(_fits, episodes, idle, MOST - len(dropped))
+        chosen = state.queues.choose(body.groups, size, body.model, fits, out=unusable, fresh=fresh)
         if idle:
             dropped += _dropped(episodes, idle, "no_reward", _named, at)
             unusable |= idle
@@ -67,6 +72,10 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         if chosen is None:
             break
         model, groups = chosen
+        if body.signal and (shares := _without_signal(episodes, model, groups, MOST - len(dropped))):
+            dropped += _dropped(episodes, shares, "filtered", lambda _: NO_SIGNAL, at)
+            unusable |= shares
+            continue
         sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
         if taken := leading(groups, sizes):
             return dropped, (model, taken)
@@ -76,13 +85,9 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     return dropped, None
 
 
-def _fits(
-    episodes: Mapping[str, Episode], unusable: Container[Share], idle: set[Share], most: int, share: Share
-) -> bool:
-    """Whether a lease can take `share`. A share in which nothing is rewarded goes into `idle`, if it can be dropped
-    now. Once `idle` holds `most`, all others fit, since this look ends without a lease."""
-    if share in unusable:
-        return False
+def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: Share) -> bool:
+    """Whether anything in `share` is rewarded, so that a lease can take it. Otherwise it goes into `idle`, if it can be
+    dropped now. Once `idle` holds `most`, all others fit, since this look ends without a lease."""
     model, name = share
     if len(idle) >= most or episodes[name].rewarded(model):
         return True
@@ -97,6 +102,32 @@ def _named(episode: Episode) -> str:
     several = list(dict.fromkeys(scopes))
     more = f" and {len(several) - NAMED} more" if len(several) > NAMED else ""
     return f"no whole call is of what was rewarded: {', '.join(several[:NAMED])}{more}"
+
+
+def _without_signal(episodes: Mapping[str, Episode], model: str, groups: Groups, most: int) -> set[Share]:
+    """The shares of the first of those `groups` whose rewards are equal: `most` at most, or one group.
+
+    A trainer compares each agent's rewards with those of the same agent, or all of them if an agent is alone. It
+    compares rewards of single calls in several ways, so groups that have some are left to it.
+    """
+    flat = set[Share]()
+    for _, names in groups:
+        members = [episodes[name] for name in names]
+        if len(members) == 1 or any(one.call is not None for member in members for one in member.rewards.values()):
+            continue
+        earned = [member.earned(model) for member in members]
+        alone = 1 in Counter(agent for rewards in earned for agent in rewards).values()
+        values = {("" if alone else agent, reward) for rewards in earned for agent, reward in rewards.items()}
+        if len(values) == len({agent for agent, _ in values}):
+            if flat and len(flat) + len(names) > most:
+                break
+            flat |= {(model, name) for name in names}
+    return flat
+
+
+def _fresh(state: State, max_staleness: int, model: str) -> int:
+    """The oldest version of `model` that is at most half of `max_staleness` behind."""
+    return state.policy_version(model) - max_staleness // 2
 
 
 def _stale(state: State, body: Lease) -> Iterator[Share]:
@@ -126,7 +157,7 @@ def most_bytes(episode: Episode, model: str) -> int:
     turns = [turn for chain in chains for turn in chain.turns]
     return (
         _EPISODE + _text(episode.id, episode.named_task, episode.named_task, model)
-        + sum(_REWARD + _text(one.id, one.call, one.agent, one.note) for one in episode.rewards.values())
+        + sum(_REWARD + _text(one.id, one.call, one.agent, one.note, one.state) for one in episode.rewards.values())
         + sum(_SAMPLE + _TOKEN * chain.turns[-1].end + _text(episode.id, chain.turns[0].agent) for chain in chains)
         + sum(_TURN + _SPAN * len(turn.policy_versions) + _text(turn.call, turn.call) for turn in turns)
         + sum(_text(turn.finish_reason) + _VALUE * _text(turn.sampling) for turn in turns)

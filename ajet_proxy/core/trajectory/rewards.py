@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReward:
-    """One reward as it was given. A `call` or an `agent` limits the samples it counts for."""
+    """One reward as it was given. A `call` or an `agent` limits the samples it counts for. `state` is that in which the
+    call was made."""
 
     id: str
     value: float
@@ -18,10 +19,11 @@ class EpisodeReward:
     final: bool
     note: str | None
     at: float
+    state: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         out = {"id": self.id, "value": self.value, "final": self.final, "at": self.at}
-        scope = {"call": self.call, "agent": self.agent, "note": self.note}
+        scope = {"call": self.call, "agent": self.agent, "note": self.note, "state": self.state}
         return out | {name: value for name, value in scope.items() if value is not None}
 
 

@@ -1,8 +1,9 @@
 """Timelines become samples, the records that the trainer sees; with `tree_rows`, one record for each tree of them.
 
 Invariant: a sample's mask is 1 exactly where one of its calls sampled. Its logprobs are the engine's there and 0.0
-elsewhere. Its policy versions, and how it was sampled, count those same tokens in order. A sample's reward is made of
-the rewards that concern it: those without a scope, those of its agent, and those of a call it holds.
+elsewhere. Its policy versions, and how it was sampled, count those same tokens in order. Its turns tell the order in
+which the calls of an agent began, whatever samples they came into. A sample's reward is made of the rewards that
+concern it: those without a scope, those of its agent, and those of a call it holds.
 
 A sample is named ``EPISODE/INDEX``, counted in the order of first calls, so that equal sets of calls give equal names.
 
@@ -11,7 +12,8 @@ Next: ajet_sdk/frame.py
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ajet_proxy.core.tokens import count, cut, unpack_tokens
@@ -29,6 +31,7 @@ def samples_of(
 ) -> Iterator[Sample]:
     """The samples of one episode, one for each of `timelines` after `repair.join`, in their order. Each is made when it
     is asked for: their tokens as numbers take many times the room of timelines."""
+    places = _places(turn for timeline in timelines for turn in timeline.turns)
     return (
         Sample(
             sample=f"{episode}/{index}",
@@ -48,6 +51,7 @@ def samples_of(
             repaired_tokens=timeline.repaired_tokens,
             sampling=_sampling(timeline.turns),
             finish_reasons=tuple(turn.finish_reason for turn in timeline.turns),
+            turns=tuple(places[turn.call] for turn in timeline.turns),
         )
         for index, timeline in enumerate(join(timelines))
     )
@@ -58,6 +62,15 @@ def merge_calls(calls: Sequence[Call], policy: Policy = "strict") -> tuple[Sampl
     first = min(calls, key=lambda call: (call.started_at, call.call))
     task = prompt_hash(first.prompt_token_ids)
     return tuple(samples_of(merge(calls, policy), episode=first.episode, task=task))
+
+
+def _places(turns: Iterable[Turn]) -> dict[str, int]:
+    """The place of each call among those of its model and agent, from 0, in the order in which they began."""
+    seen, places = Counter[tuple[str, str]](), dict[str, int]()
+    for turn in sorted(turns, key=lambda turn: turn.rank):
+        places[turn.call] = seen[turn.model, turn.agent]
+        seen[turn.model, turn.agent] += 1
+    return places
 
 
 def _mask(timeline: Timeline) -> tuple[int, ...]:
@@ -121,7 +134,9 @@ def tree_rows(calls: Sequence[Call]) -> tuple[Sample, ...]:
         trees.setdefault((call.model, call.agent, root), _Tree()).add(packed)
     task = prompt_hash(ordered[0].prompt_token_ids)
     rows = sorted(trees.values(), key=lambda tree: min(turn.rank for turn in tree.turns))
-    return tuple(tree.row(f"{ordered[0].episode}/{index}", ordered[0].episode, task) for index, tree in enumerate(rows))
+    places = _places(turn for tree in rows for turn in tree.turns)
+    episode = ordered[0].episode
+    return tuple(tree.row(f"{episode}/{index}", episode, task, places) for index, tree in enumerate(rows))
 
 
 class _Tree:
@@ -163,7 +178,7 @@ class _Tree:
         self._same.append(self._first.setdefault((history, token), node))
         return node
 
-    def row(self, name: str, episode: str, task: str) -> Sample:
+    def row(self, name: str, episode: str, task: str, places: Mapping[str, int]) -> Sample:
         order = sorted(range(len(self.turns)), key=lambda index: self._starts[index])
         turns = [self.turns[index] for index in order]
         starts = [self._starts[index] for index in order]
@@ -184,4 +199,5 @@ class _Tree:
             parents=tuple(self.parents),
             sampling=_sampling(turns),
             finish_reasons=tuple(turn.finish_reason for turn in turns),
+            turns=tuple(places[turn.call] for turn in turns),
         )

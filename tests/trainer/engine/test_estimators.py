@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,10 +74,11 @@ def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
 
 def passed(
     monkeypatch: pytest.MonkeyPatch, made: Any, rows: list[Row], moved: Collection[str] = (),
-    values: Mapping[str, Any] = {},
+    old: Mapping[str, Any] = {}, values: Mapping[str, Any] = {},
 ) -> dict[str, dict[str, Any]]:
     """What TransferQueue holds of each row, by key, when verl's worker would get it. A critic says the row's `values`,
-    or 0. The trainer's logprobs are the engine's, but for the rows `moved`: theirs are 2 higher."""
+    or 0. The trainer's logprobs are the engine's unless `old` has others, and for the rows `moved` they are 2 higher.
+    """
     from transfer_queue import KVBatchMeta
     from verl.trainer.ppo.v1 import trainer_base
 
@@ -85,12 +87,13 @@ def passed(
     memory = MemoryQueue()
     for module in (trainer_base, trainer):
         monkeypatch.setattr(module, "tq", memory)
+    rows = [row if row.advantages is not None else replace(row, advantages=0 * row.logprobs) for row in rows]
     trainer.put_rows(rows, 1)
-    batch = KVBatchMeta(keys=[row.key for row in rows], tags=[{"is_padding": not row.sampled} for row in rows],
-                        partition_id="train")  # fmt: skip
+    tags = [trainer.row_tag(row, 1) | {"is_padding": row.group == "pad"} for row in rows]
+    batch = KVBatchMeta(keys=[row.key for row in rows], tags=tags, partition_id="train")
     for key, fields in memory.rows.items():
         if "rollout_log_probs" in fields:
-            fields["old_log_probs"] = fields["rollout_log_probs"] + 2 * (key in moved)
+            fields["old_log_probs"] = old.get(key, fields["rollout_log_probs"]) + 2 * (key in moved)
             fields["values"] = values.get(key, 0 * fields["rollout_log_probs"])
     made._compute_advantage(batch, {})
     return memory.rows
@@ -110,17 +113,23 @@ def advantages(monkeypatch: pytest.MonkeyPatch, tiny: Path, rows: list[Row], **o
 
 
 def group(split: bool) -> list[Row]:
-    """Two groups of four episodes with different rewards; `split` breaks every other episode into one row a call."""
+    """Two groups of four episodes with different rewards; `split` breaks every other episode into one row a call. The
+    rows have what credit by turn gives the calls, too."""
     from ajet_trainer.batch import to_row
+    from ajet_trainer.turns import ByTurn, Play, Turn, credit
 
-    pick = random.Random(7)
+    pick, turns = random.Random(7), random.Random(8)
     rows = []
     for g in range(2):
-        for s in range(4):
-            talk = conversation(10 * g + s, turns=3)
+        talks = [conversation(10 * g + s, turns=3) for s in range(4)]
+        rewards = [pick.random() for _ in talks]
+        calls = credit([
+            Play(reward, (talk,), talk.sample, tuple(Turn(call, turns.random()) for call in talk.calls))
+            for talk, reward in zip(talks, rewards, strict=True)
+        ], ByTurn())  # fmt: skip
+        for s, (talk, reward) in enumerate(zip(talks, rewards, strict=True)):
             mine = unmerged(talk) if split and s % 2 == 0 else [talk]
-            reward = pick.random()
-            rows += [to_row(f"g{g}", s, i, reward, sample) for i, sample in enumerate(mine)]
+            rows += [to_row(f"g{g}", s, i, reward, sample, calls=calls[s]) for i, sample in enumerate(mine)]
     return rows
 
 
@@ -134,7 +143,7 @@ def of_episodes(rows: list[Row], values: dict[str, list[float]]) -> dict[str, li
     return out
 
 
-@pytest.mark.parametrize("estimator", GROUPED)
+@pytest.mark.parametrize("estimator", [*GROUPED, "ajet_turn"])
 def test_a_group_baseline_counts_episodes(
     estimator: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None
 ) -> None:
@@ -156,7 +165,7 @@ def padding(number: int) -> Row:
     return Row("pad", number, 0, prompt, one, zero, nothing, reward=0.0, turns=0, min_version=0, max_version=0)
 
 
-@pytest.mark.parametrize("estimator", GROUPED)
+@pytest.mark.parametrize("estimator", [*GROUPED, "ajet_turn"])
 def test_padding_is_no_session(estimator: str, monkeypatch: pytest.MonkeyPatch, tiny: Path, verl_here: None) -> None:
     """It changes no baseline and no factor that counts answers, and has no advantage itself."""
     rows = group(True)

@@ -97,7 +97,7 @@ def test_every_estimator_has_been_sorted(verl_here: None) -> None:
     from ajet_trainer.verl_backend.trainer import GROUPED as MENDED
 
     assert MENDED == GROUPED
-    assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus"} | REFUSED
+    assert set(ADV_ESTIMATOR_REGISTRY) == {*GROUPED} | {"gae", "reinforce_plus_plus", "ajet_turn"} | REFUSED
 
 
 def test_the_documentation_names_them_all(verl_here: None) -> None:
@@ -157,10 +157,61 @@ def test_dro_needs_its_penalty(beta: float | None, verl_here: None) -> None:
     assert said == f"{LOSS} = 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
 
 
-def test_pass_at_k_needs_a_second_best(verl_here: None) -> None:
-    passk = {ESTIMATOR: "grpo_passk"}
-    assert refused(passk, group_size=1) == f"{ESTIMATOR} = 'grpo_passk' needs a group_size of 2 or more"
-    composed(passk, group_size=2)
+@pytest.mark.parametrize("name", ["grpo_passk", "ajet_turn"])
+def test_what_compares_needs_a_second(name: str, verl_here: None) -> None:
+    assert refused({ESTIMATOR: name}, group_size=1) == f"{ESTIMATOR} = {name!r} needs a group_size of 2 or more"
+    composed({ESTIMATOR: name}, group_size=2)
+
+
+def test_no_kl_is_in_the_rewards_of_calls(verl_here: None) -> None:
+    said = refused({ESTIMATOR: "ajet_turn", "algorithm.use_kl_in_reward": True})
+    assert said.startswith("algorithm.use_kl_in_reward has no part in") and said.endswith(f"set {ACTOR}.use_kl_loss")
+    composed({ESTIMATOR: "ajet_turn", f"{ACTOR}.use_kl_loss": True})
+
+
+def test_a_discount_of_turns_is_for_credit_by_turn(verl_here: None) -> None:
+    assert refused({}, turn_gamma=0.5) == "turn_gamma = 0.5 is read by algorithm.adv_estimator = ajet_turn alone"
+    composed({ESTIMATOR: "ajet_turn"}, turn_gamma=0.5)
+
+
+LENGTH = "reward.reward_kwargs"
+SHAPING: dict[str, Any] = {
+    f"{LENGTH}.max_resp_len": 100, f"{LENGTH}.overlong_buffer_cfg.enable": True,
+    f"{LENGTH}.overlong_buffer_cfg.len": 20, f"{LENGTH}.overlong_buffer_cfg.penalty_factor": 1.0,
+}  # fmt: skip
+
+
+def test_a_punishment_of_length_is_verl_s_by_its_own_keys(verl_here: None) -> None:
+    from ajet_trainer.overlong import Shaping
+    from ajet_trainer.verl_backend.settings import shaping
+
+    assert shaping(composed(SHAPING)) == Shaping(100, 20, 1.0)
+    assert shaping(composed({f"+{key}": value for key, value in SHAPING.items()})) == Shaping(100, 20, 1.0)
+    assert shaping(composed({})) is shaping(composed(SHAPING | {f"{LENGTH}.overlong_buffer_cfg.enable": False})) is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("max_resp_len", None, "must be the tokens of the longest answer, not None"),
+        ("max_resp_len", 0, "must be the tokens of the longest answer, not 0"),
+        ("overlong_buffer_cfg.len", 101, "must be from 1 to max_resp_len, 100, not 101"),
+        ("overlong_buffer_cfg.len", 0, "must be from 1 to max_resp_len, 100, not 0"),
+        ("overlong_buffer_cfg.penalty_factor", -1.0, "must be a number from 0, not -1.0"),
+        ("overlong_buffer_cfg.penalty_factor", float("inf"), "must be a number from 0, not inf"),
+        ("overlong_buffer_cfg.enable", "yes", "must be true or false, not 'yes'"),
+        ("overlong_buffer_cfg.enable", None, "must be true or false, not None"),
+    ],
+)
+def test_a_punishment_of_length_that_cannot_be_computed_is_refused(
+    key: str, value: Any, words: str, verl_here: None
+) -> None:
+    assert refused(SHAPING | {f"{LENGTH}.{key}": value}) == f"{LENGTH}.{key} {words}"
+
+
+def test_other_keys_of_verl_s_rewards_are_read_by_nothing(verl_here: None) -> None:
+    for key in ("overlong_buffer_cfg.log", "score"):
+        assert refused({f"{LENGTH}.{key}": True}).startswith(f"{LENGTH}.{key} is read by nothing here: ")
 
 
 def test_gae_needs_a_critic(verl_here: None) -> None:

@@ -153,13 +153,15 @@ def test_rewarding(caller: Caller) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [
     ("id", ""), ("id", "x" * 201), ("agent", "x" * 1001), ("note", "x" * 10_001),
+    ("state", ""), ("state", "x" * 1001),
 ])  # fmt: skip
 def test_the_words_of_a_reward_have_a_length(caller: Caller, name: str, value: str) -> None:
     episode = caller.rig.open()
+    of = {"value": 1.0, "call": caller.rig.call(episode)}
     with pytest.raises(BadRequest) as caught:
-        caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, name: value})
+        caller.post(f"/episodes/{episode}/rewards", of | {name: value})
     assert caught.value.param == name
-    caller.post(f"/episodes/{episode}/rewards", {"value": 1.0, name: value[:-1] or "x"})
+    caller.post(f"/episodes/{episode}/rewards", of | {name: value[:-1] or "x"})
 
 
 @pytest.mark.parametrize("name", ["task", "model", "agent"])

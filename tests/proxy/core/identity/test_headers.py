@@ -29,6 +29,8 @@ def test_labels() -> None:
     {"x-ajet-reward": "1_0"},
     {"x-ajet-reward": "-inf"}, {"x-ajet-reward": "1e999"}, {"x-ajet-reward": "good"}, {"x-ajet-reward": ""},
     {"x-ajet-reward": "1", "x-ajet-final": "2"}, {"x-ajet-final": "1"}, {"x-ajet-reward-call": "call-1"},
+    {"x-ajet-reward": "1", "x-ajet-reward-state": "s"},
+    {"x-ajet-reward": "1", "x-ajet-reward-call": "c", "x-ajet-reward-state": "s" * 1001},
 ])  # fmt: skip
 def test_an_unusable_label_is_refused_each_time(sent: Mapping[str, str]) -> None:
     headers = Headers(sent)
@@ -42,6 +44,8 @@ def test_rewards() -> None:
     assert labels(reward="0.5").reward == Reward(0.5, None, None, False)
     assert labels(reward="-1", final="1").reward == Reward(-1.0, None, None, True)
     assert labels(reward="1e0", final="0", reward_call="call-1").reward == Reward(1.0, "call-1", None, False)
+    stated = labels(reward="0", reward_call="call-1", reward_state="kitchen").reward
+    assert stated == Reward(0.0, "call-1", None, False, state="kitchen")
 
 
 def test_two_rewards_must_be_one() -> None:
@@ -72,7 +76,8 @@ def test_text_is_what_utf8_holds() -> None:
 
 def test_a_header_that_looks_like_ours_is_told_from_those_that_are() -> None:
     names = ["X-AJet-Episode", "x-ajet-call", "X-AJET-TASK", "X-AJet-Agent", "X-AJet-Eval", "X-AJet-Wire"]
-    ours = [*names, "X-AJet-Reward", "X-AJet-Reward-Call", "X-AJet-Final", "X-AJ", "Accept"]
+    ours = [*names, "X-AJet-Reward", "X-AJet-Reward-Call", "X-AJet-Reward-State", "X-AJet-Final", "X-AJ",
+            "Accept"]  # fmt: skip
     assert Headers(dict.fromkeys(ours, "")).misspelt == {}
     assert Headers(dict.fromkeys(["x-ajet-rewards", "X-AJet-Epsiode", "X-AJet-"], "")).misspelt == {
         "x-ajet-rewards": "X-AJet-Reward", "x-ajet-epsiode": "X-AJet-Episode", "x-ajet-": "X-AJet-Wire",

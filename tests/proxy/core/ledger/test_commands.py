@@ -397,3 +397,14 @@ def test_an_episode_opens_with_what_is_to_be_noted(rig: LedgerRig) -> None:
         tenant="", metadata={"may_continue": ["x"]}, **SENT,
     ))  # fmt: skip
     assert views.record(rig.state, "ep", tokens="none")["metadata"] == {"may_continue": ["x"]}
+
+
+def test_a_state_is_that_of_a_call(rig: LedgerRig) -> None:
+    episode = rig.open()
+    call = rig.call(episode)
+    with pytest.raises(BadRequest, match="name the call too") as caught:
+        rig.reward(episode, 0.0, state="kitchen", final=False)
+    assert caught.value.param == "state"
+    rig.reward(episode, 0.0, id="r", call=call, state="kitchen", final=False)
+    rig.restart()
+    assert rig.state.episodes[episode].rewards["r"].state == "kitchen"

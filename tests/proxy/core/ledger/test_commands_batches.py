@@ -8,7 +8,7 @@ import pytest
 
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.events import EpisodeDiscarded
+from ajet_proxy.core.ledger.events import BatchLeased, EpisodeDiscarded
 from ajet_sdk.errors import BadRequest, Conflict, NotFound
 from ajet_sdk.routes import Ack, Extend, Lease
 from tests.kit.ledger_rig import LedgerRig
@@ -80,11 +80,37 @@ def test_what_is_too_old_is_discarded_and_what_is_not_is_leased(rig: LedgerRig) 
     rig.call(mixed, version=4)
     rig.call(mixed, (1, 2, 3, 4), (5,), version=0)
     rig.reward(mixed)
-    assert leased(rig, rig.lease(max_staleness=2, group_size=1)) == [[edge]]
+    assert leased(rig, rig.lease(groups=2, max_staleness=2, group_size=1)) == [[fresh], [edge]]
     assert {name: rig.state_of(name) for name in (old, edge, fresh, mixed)} == {
-        old: "discarded", edge: "leased", fresh: "ready", mixed: "discarded",
+        old: "discarded", edge: "leased", fresh: "leased", mixed: "discarded",
     }
     assert views.status(rig.state)["discarded"] == {"stale": 2}
+
+
+def test_what_is_half_of_max_staleness_behind_comes_last_and_the_freshest_of_it_first(rig: LedgerRig) -> None:
+    """After a replay as before it. Without a max_staleness the order is that of readiness."""
+    behind = (4, 3, 2, 1, 3, 0)
+    rig.announce(version=4)
+    names = [rig.ready(f"t{age}-{at}", version=4 - age) for at, age in enumerate(behind)]
+    replayed = LedgerRig()
+    replayed.run(rig.events)
+    orders = {None: (0, 1, 2, 3, 4, 5), 8: (0, 1, 2, 3, 4, 5), 4: (2, 3, 5, 1, 4, 0), 5: (2, 3, 5, 1, 4, 0)}
+    for limit, order in orders.items():
+        body = Lease(groups=6, group_size=1, max_staleness=limit)
+        for one in (rig, replayed):
+            (event,) = one.commands.lease(body, batch="b", at=rig.at)
+            assert isinstance(event, BatchLeased)
+            assert [name for _, (name,) in event.groups] == [names[at] for at in order], limit
+
+
+def test_what_is_dropped_makes_no_group_look_old(rig: LedgerRig) -> None:
+    """Stale episodes are left out before groups form, so the two that are left of the first task are as fresh as the
+    others, and were complete first."""
+    rig.ready("a", version=0)
+    rig.announce(version=4)
+    mine = tuple(rig.ready("a", version=4) for _ in range(2))
+    other = tuple(rig.ready("b", version=4) for _ in range(2))
+    assert leased(rig, rig.lease(groups=2, max_staleness=2)) == [list(mine), list(other)]
 
 
 def test_a_look_reads_no_turns_and_finds_the_stale_alone(rig: LedgerRig) -> None:

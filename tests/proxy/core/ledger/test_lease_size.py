@@ -51,7 +51,7 @@ def test_no_frame_is_larger_than_was_said(made: list[list[Call]], task: str, not
 def rewards(rig: LedgerRig) -> str:
     episode = whole(rig, [make_call("c", (1,), (2,))], "t", "n")
     for number in range(300):
-        rig.reward(episode, 0.1, id=chr(200 + number), call="call-001", agent="a", note="")
+        rig.reward(episode, 0.1, id=chr(200 + number), call="call-001", agent="a", note="", state="s")
     return episode
 
 

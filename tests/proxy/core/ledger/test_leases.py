@@ -204,3 +204,40 @@ def test_stale_episodes_are_dropped_in_turns(rig: LedgerRig, monkeypatch: pytest
     assert [rig.state_of(name) for name in old] == ["discarded", "discarded", "ready"]
     assert leased(rig, max_staleness=2) == [tuple(new)]
     assert rig.state_of(old[2]) == "discarded"
+
+
+def earning(rig: LedgerRig, task: str, value: float, **scope: object) -> str:
+    episode = rig.open(task=task)
+    call = rig.call(episode)
+    rig.reward(episode, value, **({"call": call} if scope.pop("call", False) else scope), final=False)
+    rig.seal(episode)
+    return episode
+
+
+def test_a_lease_that_wants_a_signal_discards_groups_without_one_and_stays_as_large(rig: LedgerRig) -> None:
+    flat = [earning(rig, "t", 1.0) for _ in range(2)]
+    steep, later = ([earning(rig, task, value) for value in (0.0, 1.0)] for task in ("u", "v"))
+    assert leased(rig, groups=2, signal=True) == [tuple(steep), tuple(later)]
+    record = views.record(rig.state, flat[0])
+    assert (record["state"], record["reason"], record["detail"]) == ("discarded", "filtered", leases.NO_SIGNAL)
+    assert leased(rig, signal=True) == []
+
+
+def test_one_episode_has_nothing_to_be_compared_with_and_is_leased(rig: LedgerRig) -> None:
+    alone = earning(rig, "t", 1.0)
+    assert leased(rig, group_size=1, signal=True) == [(alone,)]
+
+
+def test_rewards_of_calls_are_for_the_trainer_to_compare(rig: LedgerRig) -> None:
+    pair = [earning(rig, "t", 1.0, call=True) for _ in range(2)]
+    assert leased(rig, signal=True) == [tuple(pair)]
+
+
+def test_without_a_signal_no_more_is_dropped_in_one_look_than_otherwise(
+    rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "MOST", 3)
+    names = [earning(rig, "t", 1.0) for _ in range(8)]
+    for left in (4, 2):
+        assert leased(rig, groups=2, signal=True) == []
+        assert [rig.state_of(name) for name in names].count("ready") == left

@@ -14,20 +14,22 @@ Share = tuple[str, str, str]
 
 
 def slow_choice(
-    ready: list[Share], groups: int, size: int, model: str | None, unusable: set[str]
+    ready: list[Share], groups: int, size: int, model: str | None, unusable: set[str], since: int = 0
 ) -> tuple[str, list[tuple[str, list[str]]]] | None:
-    """`ready` stands in the order of first readiness."""
-    best: dict[str, list[tuple[int, str, list[str]]]] = {}
+    """`ready` stands in the order of first readiness. Groups with a version older than `since` come last, the freshest
+    of them first."""
+    best: dict[str, list[tuple[int, int, str, list[str]]]] = {}
     for name, task in sorted({(name, task) for name, task, _ in ready}):
         mine = [(at, e) for at, (m, t, e) in enumerate(ready) if (m, t) == (name, task) and e not in unusable]
         while len(mine) >= size and model in (None, name):
             group, mine = mine[:size], mine[size:]
-            best.setdefault(name, []).append((group[-1][0], task, [episode for _, episode in group]))
+            late = max(0, *(since - oldest((name, task, episode)) for _, episode in group))
+            best.setdefault(name, []).append((late, group[-1][0], task, [episode for _, episode in group]))
     whole = [(sorted(found)[:groups], name) for name, found in best.items() if len(found) >= groups]
     if not whole:
         return None
-    found, name = min(whole, key=lambda item: item[0][-1][0])
-    return name, [(task, episodes) for _, task, episodes in found]
+    found, name = min(whole, key=lambda item: item[0][-1][:2])
+    return name, [(task, episodes) for _, _, task, episodes in found]
 
 
 shares = st.lists(
@@ -75,6 +77,63 @@ def test_the_groups_that_were_complete_first(
     lengths = [sum((m, t) == key for m, t, _ in ready) for key in {(m, t) for m, t, _ in ready}]
     assert queues.complete == sum(length // 2 for length in lengths)
     assert queues.waiting == sum(length == 1 for length in lengths)
+
+
+@given(
+    shares, st.integers(1, 3), st.integers(1, 3), st.sampled_from([None, "m", "n"]), st.integers(0, 6),
+    st.sets(st.integers(0, 30).map(str), max_size=4), st.sets(st.integers(0, 30).map(str), max_size=4), st.booleans(),
+)
+def test_what_is_no_longer_fresh_comes_last_and_the_freshest_of_it_first(
+    order: list[Share], groups: int, size: int, model: str | None, since: int, out: set[str], misfits: set[str],
+    restored: bool,
+) -> None:
+    """As by the slow choice, without what is out and what was found in the way; also after a start from a snapshot."""
+    queues, refused = ReadyQueues(group_size=2), set[str]()
+    for share in order:
+        queues.add(*share, oldest(share))
+    if restored:
+        queues.regroup(2)
+
+    def fits(share: tuple[str, str]) -> bool:
+        assert share[1] not in out
+        refused.update({share[1]} & misfits)
+        return share[1] not in misfits
+
+    gone = {(name, episode) for name in "mn" for episode in out}
+    chosen = queues.choose(groups, size, model, fits, out=gone, fresh=lambda name: since + (name == "n"))
+    by_model = {name: slow_choice(order, groups, size, name, out | refused, since + (name == "n")) for name in "mn"}
+    found = {name: choice for name, choice in by_model.items() if choice is not None and model in (None, name)}
+    assert (chosen is None) == (not found)
+    if chosen is not None:
+        name, taken = chosen
+        assert found[name] == (name, [(task, list(episodes)) for task, episodes in taken])
+
+
+def test_of_several_models_the_one_with_the_freshest_groups_comes_first() -> None:
+    queues = ReadyQueues(group_size=1)
+    for model, version in (("m", 1), ("n", 3), ("o", 5)):
+        queues.add(model, "t", model, version)
+    for since, first in ((0, "m"), (2, "n"), (4, "o"), (6, "o")):
+        assert queues.choose(1, 1, None, fresh=lambda _, since=since: since) == (first, (("t", (first,)),))
+
+
+def test_no_more_is_looked_at_than_stands_in_the_way() -> None:
+    """Of the old groups as of the fresh ones: what comes later may still be rewarded."""
+    queues, asked = ReadyQueues(group_size=2), list[str]()
+    for episode, version in zip("abcdefgh", (0, 0, 1, 1, 4, 4, 5, 5), strict=True):
+        queues.add("m", "t", episode, version)
+
+    def fits(share: tuple[str, str]) -> bool:
+        asked.append(share[1])
+        return share[1] != "e"
+
+    assert queues.choose(1, 2, "m", fits, fresh=lambda _: 3) == ("m", (("t", ("f", "g")),))
+    assert set(asked) == {"e", "f", "g", "h"}
+    asked.clear()
+    assert queues.choose(2, 2, "m", fits, out={("m", "e"), ("m", "f")}, fresh=lambda _: 3) == (
+        "m", (("t", ("g", "h")), ("t", ("c", "d"))),
+    )  # fmt: skip
+    assert asked == ["g", "h", "c", "d"]
 
 
 def test_an_episode_that_is_forgotten_has_no_old_place() -> None:

@@ -50,3 +50,4 @@ def test_a_reward_as_json_has_what_it_was_given() -> None:
     assert short.to_json() == {"id": "r", "value": 1.0, "final": True, "at": 5.0}
     full = EpisodeReward("r", 1.0, "c", "a", False, "n", 5.0)
     assert full.to_json() == short.to_json() | {"final": False, "call": "c", "agent": "a", "note": "n"}
+    assert replace(full, state="s").to_json() == full.to_json() | {"state": "s"}

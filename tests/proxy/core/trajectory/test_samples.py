@@ -48,7 +48,17 @@ def check_masks(samples: Sequence[Sample], calls: Sequence[Call]) -> None:
         assert sample.finish_reasons == tuple(by_name[name].finish_reason for name in sample.calls)
         check_sampling(sample, by_name)
         seen += sample.calls
+    check_turns(samples, calls)
     assert sorted(seen) == sorted(by_name)
+
+
+def check_turns(samples: Sequence[Sample], calls: Sequence[Call]) -> None:
+    """Over all samples of a model and agent, the calls in the order of their turns are those in which they began."""
+    for kind in {(call.model, call.agent) for call in calls}:
+        mine = [sample for sample in samples if (sample.model, sample.agent) == kind]
+        placed = sorted((turn, name) for sample in mine for name, turn in zip(sample.calls, sample.turns, strict=True))
+        began = sorted((call.started_at, call.call) for call in calls if (call.model, call.agent) == kind)
+        assert placed == [(place, name) for place, (_, name) in enumerate(began)]
 
 
 def check_sampling(sample: Sample, by_name: Mapping[str, Call]) -> None:

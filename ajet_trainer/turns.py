@@ -1,0 +1,219 @@
+"""Credit by turn: an advantage for each call, from the rewards of that call and of those that began after it.
+
+This is `algorithm.adv_estimator = "ajet_turn"`. A session is what one agent did in one episode, and its calls stand in
+the order in which they began. Where no reward of a group was given to an agent or a call alone, a session is the whole
+episode, and all of this equals verl's `grpo`.
+
+- `R` is what the session got as a whole: the rewards without a scope, and those of the agent.
+- `r(k)` is what call k got, and ``G(t) = sum of gamma^(k - t) * r(k) over k >= t`` its return-to-go.
+- The advantage of call t is ``A(t) = R - mean R + G(t) - b(t)``, with the mean over the sessions of a set.
+- The baseline ``b(t)`` is the mean of G over the calls of the set that were made in the same state, if the agent named
+  one for this call, and calls of at least two episodes were made in it (the anchors of GiGPO, arXiv:2505.10978).
+  Otherwise it is the mean over the calls with the same number. A number that only one episode reached has the baseline
+  of the last one before it that several reached: nothing else tells what may be expected so late.
+- Scaled (verl's ``norm_adv_by_std_in_grpo``), all advantages of a set of E sessions are divided by
+  ``sqrt(sum over sessions of mean over calls of A(t)^2 / (E - 1)) + 1e-6``. With R alone that is GRPO's standard
+  deviation. A set of one session has nothing to be compared with: its advantages are 0.
+
+Invariant: calls count that are known, trained or not. So what is left out of training changes no other call's credit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ajet_sdk.sample import BatchEpisode, Group, Sample
+from ajet_trainer.advantage import Session, compared, counted, rewarded_apart, sets_of
+
+EPSILON = 1e-6
+"""What GRPO adds to the standard deviation."""
+ROUNDING = 1e-12
+"""Advantages below this share of the largest reward are what rounding leaves of 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByTurn:
+    """How credit goes to turns: the discount of a turn, and whether advantages are scaled by their deviation."""
+
+    gamma: float = 1.0
+    scaled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A call of a session: what it got, and the state in which it was made, if that is known."""
+
+    call: str
+    reward: float
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Play(Session):
+    """A session with its calls in the order in which they began; `reward` is what it got as a whole."""
+
+    episode: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def total(self) -> float:
+        """What the session got, its calls included."""
+        return self.reward + math.fsum(turn.reward for turn in self.turns)
+
+
+def plays(group: Group) -> tuple[tuple[Play, ...], ...]:
+    """The sessions of `group` in sets, which are those of `advantage.compared`."""
+    if not any(map(rewarded_apart, group.episodes)):
+        (sessions,) = compared(group)
+        return (
+            tuple(
+                Play(one.reward, one.samples, episode.episode, _turns(episode, episode.samples, {}))
+                for one, episode in zip(sessions, group.episodes, strict=True)
+            ),
+        )
+    by_agent: dict[str, list[Play]] = {}
+    for episode in group.episodes:
+        for agent in dict.fromkeys(sample.agent for sample in counted(episode)):
+            by_agent.setdefault(agent, []).append(_play(episode, agent))
+    return sets_of(group, by_agent)
+
+
+def widened(episode: BatchEpisode) -> BatchEpisode:
+    """`episode` with a reward on every sample of an agent that has one: all its calls are trained, since the rewards of
+    later ones are also theirs."""
+    agents = {sample.agent for sample in episode.samples if sample.reward is not None}
+    samples = (
+        replace(sample, reward=0.0) if sample.reward is None and sample.agent in agents else sample
+        for sample in episode.samples
+    )
+    return replace(episode, samples=tuple(samples))
+
+
+def credit(plays: Sequence[Play], how: ByTurn) -> list[dict[str, float]]:
+    """The advantage of each call, by its id, for each session of a set."""
+    if len(plays) < 2:
+        return [dict.fromkeys((turn.call for turn in play.turns), 0.0) for play in plays]
+    returns = [returns_to_go([turn.reward for turn in play.turns], how.gamma) for play in plays]
+    expected = _mean(play.reward for play in plays)
+    found = [
+        [play.reward - expected + gain - base for gain, base in zip(gains, bases, strict=True)]
+        for play, gains, bases in zip(plays, returns, _baselines(plays, returns), strict=True)
+    ]
+    largest = max((abs(value) for play, gains in zip(plays, returns, strict=True) for value in (play.reward, *gains)))
+    found = [[0.0 if abs(value) <= ROUNDING * largest else value for value in values] for values in found]
+    if how.scaled:
+        squares = math.fsum(_mean(value * value for value in values) for values in found if values)
+        scale = math.sqrt(squares / (len(plays) - 1)) + EPSILON
+        found = [[value / scale for value in values] for values in found]
+    return [
+        {turn.call: value for turn, value in zip(play.turns, values, strict=True)}
+        for play, values in zip(plays, found, strict=True)
+    ]
+
+
+def has_signal(group: Group, how: ByTurn) -> bool:
+    """Whether a call of `group` has an advantage."""
+    return any(value for sessions in plays(group) for calls in credit(sessions, how) for value in calls.values())
+
+
+def returns_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    """What each call and those after it got, discounted."""
+    gains, ahead = list[float](), 0.0
+    for reward in reversed(rewards):
+        ahead = reward + gamma * ahead
+        gains.append(ahead)
+    return gains[::-1]
+
+
+def spread(
+    calls: Mapping[str, float], spans: Iterable[tuple[str, int, int]], length: int
+) -> NDArray[np.float32]:
+    """The advantages of `calls` on the tokens that each sampled; 0 on all others."""
+    tokens = np.zeros(length, dtype=np.float32)
+    for call, start, end in spans:
+        tokens[start:end] = calls[call]
+    return tokens
+
+
+def _baselines(plays: Sequence[Play], returns: Sequence[Sequence[float]]) -> Iterator[list[float]]:
+    """For each session those of its calls."""
+    states = _Means()
+    numbers = _Means()
+    for play, gains in zip(plays, returns, strict=True):
+        for number, (turn, gain) in enumerate(zip(play.turns, gains, strict=True)):
+            numbers.add(number, play.episode, gain)
+            if turn.state is not None:
+                states.add(turn.state, play.episode, gain)
+    by_number = numbers.shared()
+    for number in range(max((len(play.turns) for play in plays), default=0)):
+        by_number.setdefault(number, by_number.get(number - 1, 0.0))
+    by_state = states.shared()
+    for play in plays:
+        yield [by_state.get(turn.state, by_number[number]) for number, turn in enumerate(play.turns)]
+
+
+class _Means:
+    """Means of what calls of a name got."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, list[tuple[str, float]]] = {}
+
+    def add(self, name: Any, episode: str, gain: float) -> None:
+        self.found.setdefault(name, []).append((episode, gain))
+
+    def shared(self) -> dict[Any, float]:
+        """The means of those names that calls of at least two episodes have."""
+        return {
+            name: _mean(gain for _, gain in calls)
+            for name, calls in self.found.items() if len({episode for episode, _ in calls}) > 1
+        }  # fmt: skip
+
+
+def _play(episode: BatchEpisode, agent: str) -> Play:
+    mine = [item for item in episode.rewards if item.get("agent") in (None, agent)]
+    samples = tuple(sample for sample in counted(episode) if sample.agent == agent)
+    totals = _totals(mine)
+    turns = _turns(episode, [sample for sample in episode.samples if sample.agent == agent], totals)
+    return Play(totals.get(None, 0.0), samples, episode.episode, turns)
+
+
+def _totals(rewards: Iterable[Mapping[str, Any]]) -> dict[str | None, float]:
+    """What each call got, and under None what was given to no call. Final rewards replace earlier ones as contract §5.2
+    says: those of their scope, or all if they are the whole episode's."""
+    finals: dict[tuple[str | None, str | None], float] = {}
+    sums: dict[str | None, float] = {}
+    for item in rewards:
+        call, agent, value = item.get("call"), item.get("agent"), float(item["value"])
+        if not item.get("final"):
+            sums[call] = sums.get(call, 0.0) + value
+            continue
+        if call is None and agent is None:
+            finals.clear()
+        finals[call, None if call else agent] = value
+    for (call, _), value in finals.items():
+        sums[call] = sums.get(call, 0.0) + value
+    return sums
+
+
+def _turns(
+    episode: BatchEpisode, samples: Sequence[Sample], totals: Mapping[str | None, float]
+) -> tuple[Turn, ...]:
+    """The calls of `samples` in the order in which they began. Samples of older daemons do not tell it; then it is that
+    of the samples, which is the order of their first calls."""
+    states = {item.get("call"): item["state"] for item in episode.rewards if item.get("state") is not None}
+    calls = dict.fromkeys(call for sample in samples for call in sample.calls)
+    if all(len(sample.turns) == len(sample.calls) for sample in samples):
+        placed = {call: turn for one in samples for call, turn in zip(one.calls, one.turns, strict=True)}
+        calls = dict.fromkeys(sorted(calls, key=lambda call: placed[call]))
+    return tuple(Turn(call, totals.get(call, 0.0), states.get(call)) for call in calls)
+
+
+def _mean(values: Iterable[float]) -> float:
+    numbers = list(values)
+    return math.fsum(numbers) / len(numbers)

@@ -1,0 +1,23 @@
+"""`ajet_turn` in verl's registry: the advantages of `ajet_trainer.turns`, which rows bring along.
+
+verl gives an estimator one reward a row, and no word on calls. So the arithmetic is done where rows are made. What
+verl's registry has is the last step: what is told for each token counts where the policy sampled it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from verl.trainer.ppo.core_algos import register_adv_est
+
+BY_TURN = "ajet_turn"
+
+
+@register_adv_est(BY_TURN)  # type: ignore[untyped-decorator]
+def by_turn(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages and returns: `token_level_rewards` of tokens that were sampled."""
+    kept = token_level_rewards * response_mask
+    return kept, kept

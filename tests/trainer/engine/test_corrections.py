@@ -1,0 +1,239 @@
+"""Importance correction over sequences: a call has the weight of a call, whatever timeline it was merged into.
+
+Each step is a real one: logprobs of the model, verl's correction, and the gradient of verl's losses. It is compared
+with a correction that is written here, from the logprobs of calls.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ajet_trainer.batch import Row, to_row
+from tests.kit.learner import old_logprobs
+from tests.trainer.engine.test_estimators import GROUPED, a_trainer, padding, passed
+from tests.trainer.engine.test_gradient import MODES, close, conversation, gradient, step_data, unmerged
+from tests.trainer.engine.whole_step import PUT
+
+EXACT = 5e-6
+MOST, LEAST = 1.4, 0.6
+"""The threshold of weights, which some calls are above, and the lower bound that rejects others."""
+SEQUENCE = {"rollout_correction.rollout_is": "sequence", "rollout_correction.rollout_is_threshold": MOST}
+REJECT = {"rollout_correction.rollout_rs": "seq_sum_k1", "rollout_correction.rollout_rs_threshold": f"{LEAST}_{MOST}"}
+Call = tuple[str, int, str]
+"""Its group, its episode, its name."""
+
+
+def episodes(split: bool) -> list[Row]:
+    """Two groups of three episodes of four calls; `split` breaks every other one into one row a call."""
+    pick, rows = random.Random(5), []
+    for g in range(2):
+        for s in range(3):
+            talk = conversation(10 * g + s, turns=4)
+            mine = unmerged(talk) if split and s % 2 == 0 else [talk]
+            rows += [to_row(f"g{g}", s, i, reward, sample)
+                     for reward in (pick.random(),) for i, sample in enumerate(mine)]  # fmt: skip
+    return rows
+
+
+class Steps:
+    """Steps of one configuration on the tiny model."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any, **options: Any) -> None:
+        self.monkeypatch, self.worker, self.mean = monkeypatch, worker, options.get("mode", "token-mean")
+        self.trainer = a_trainer(tiny, **{"adv_estimator": "rloo", **options})
+
+    def put(self, rows: list[Row]) -> dict[str, dict[str, Any]]:
+        """What the worker gets of each row."""
+        old = {row.key: found for row, found in zip(rows, old_logprobs(self.worker, rows), strict=True)}
+        return passed(self.monkeypatch, self.trainer, rows, old=old)
+
+    def gradient(self, rows: list[Row]) -> np.ndarray[Any, Any]:
+        import torch
+
+        made, data = self.put(rows), step_data(rows, [0.0] * len(rows), pack=150)
+        for name in PUT:
+            if name in made[rows[0].key]:
+                data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows], layout=torch.jagged)
+        return gradient(self.worker, data, loss_agg_mode=self.mean, entropy_coeff=0.01)
+
+
+def of_calls(rows: list[Row], made: dict[str, dict[str, Any]], name: str) -> dict[Call, list[float]]:
+    """The values of the field `name` at the tokens of each call. Nothing but 0 stands between the calls."""
+    out = {}
+    for row in rows:
+        values = made[row.key][name].numpy()
+        assert not (values * (1 - row.mask)).any()
+        for call, start, end in row.spans:
+            out[row.group, row.session, call] = values[start:end].tolist()
+    return out
+
+
+def ratios(worker: Any) -> dict[Call, float]:
+    """By hand: what the trainer thinks of all tokens of a call together, over what the engine thought of them."""
+    out = {}
+    for row in (rows := episodes(True)):
+        (old,) = old_logprobs(worker, [row])
+        for call, start, end in row.spans:
+            of_call = old.numpy()[start:end].astype(np.float64) - row.logprobs[start:end]
+            out[row.group, row.session, call] = float(np.exp(of_call.sum()))
+    assert len(rows) < len(out)
+    return out
+
+
+def test_a_call_has_the_product_of_its_own_ratios(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    """Merged, split or filled up, and truncated above the threshold. A row's product is another quantity."""
+    expected = ratios(worker)
+    assert min(expected.values()) < LEAST and max(expected.values()) > MOST and len(expected) == 24
+    steps = Steps(monkeypatch, tiny, worker, **SEQUENCE)
+    for rows in (episodes(False), episodes(True), [*episodes(True), padding(0), padding(1)]):
+        made = steps.put(rows)
+        found = of_calls(rows, made, "rollout_is_weights")
+        for call, values in found.items():
+            assert values == pytest.approx([min(expected[call], MOST)] * len(values), abs=EXACT)
+        assert found.keys() == expected.keys()
+    row = episodes(False)[0]
+    product = np.prod([expected[row.group, row.session, call] for call, _, _ in row.spans])
+    assert all(abs(product - ratio) > 0.1 for (*name, _), ratio in expected.items() if name == [row.group, row.session])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("options", [SEQUENCE, SEQUENCE | REJECT], ids=["weights", "rejections"])
+def test_merged_and_split_episodes_have_equal_gradients(
+    options: dict[str, Any], mode: str, worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    steps = Steps(monkeypatch, tiny, worker, mode=mode, **options)
+    one = steps.gradient(episodes(False))
+    assert np.isfinite(one).all() and np.linalg.norm(one) > 1e-3
+    for rows in (episodes(True), [*episodes(True), padding(0), padding(1)]):
+        assert close(one, steps.gradient(rows)) < EXACT
+    assert close(one, Steps(monkeypatch, tiny, worker, mode=mode).gradient(episodes(False))) > 1e-3
+
+
+def test_the_gradient_is_that_of_weights_by_hand(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    """The weights multiply what is found for a token, as `token-mean` adds it up."""
+    import torch
+
+    rows, expected = episodes(False), ratios(worker)
+    steps = Steps(monkeypatch, tiny, worker, **SEQUENCE)
+    made, data = steps.put(rows), step_data(rows, [0.0] * len(rows), pack=150)
+    weights = []
+    for row in rows:
+        mine = torch.zeros(len(row.response))
+        for call, start, end in row.spans:
+            mine[start:end] = min(expected[row.group, row.session, call], MOST)
+        weights.append(mine)
+    for name, values in (
+        ("advantages", [made[row.key]["advantages"] for row in rows]),
+        ("old_log_probs", old_logprobs(worker, rows)), ("rollout_is_weights", weights),
+    ):  # fmt: skip
+        data[name] = torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
+    by_hand = gradient(worker, data, loss_agg_mode="token-mean", entropy_coeff=0.01)
+    assert close(by_hand, steps.gradient(rows)) < EXACT
+
+
+@pytest.mark.parametrize("estimator", [*GROUPED, "gae", "reinforce_plus_plus"])
+def test_a_rejected_call_takes_its_own_tokens_alone(
+    estimator: str, worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    """No advantage moves, not even that of the calls before a rejected last one, at which the reward stands."""
+    expected, rows = ratios(worker), episodes(False)
+    plain = Steps(monkeypatch, tiny, worker, adv_estimator=estimator).put(rows)
+    made = Steps(monkeypatch, tiny, worker, adv_estimator=estimator, **REJECT).put(rows)
+    kept = of_calls(rows, made, "response_mask")
+    out = {call for call, ratio in expected.items() if not LEAST <= 1 / ratio <= MOST}
+    assert any(name == "c3" for _, _, name in out) and 3 < len(out) < 21
+    for call, values in kept.items():
+        assert values == [call not in out] * len(values), call
+    for row in rows:
+        assert made[row.key]["advantages"].tolist() == plain[row.key]["advantages"].tolist()
+
+
+@pytest.mark.parametrize("estimator", GROUPED)
+def test_a_rejection_moves_no_baseline_of_episodes_that_split(
+    estimator: str, worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    rows = [*episodes(True), *([] if estimator == "grpo_passk" else [padding(0)])]
+    plain = Steps(monkeypatch, tiny, worker, adv_estimator=estimator).put(rows)
+    made = Steps(monkeypatch, tiny, worker, adv_estimator=estimator, **REJECT).put(rows)
+    assert sum(int(made[row.key]["response_mask"].sum()) for row in rows) < sum(row.sampled for row in rows)
+    for row in rows:
+        assert made[row.key]["advantages"].tolist() == plain[row.key]["advantages"].tolist()
+
+
+@pytest.mark.parametrize("mode", ["seq-mean-token-mean", "seq-mean-token-sum"])
+def test_a_call_far_off_changes_the_weight_of_no_other_episode(
+    mode: str, worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    """Neither the weights nor the rejections of one see another."""
+    rows, steps = [*episodes(True), padding(0)], Steps(monkeypatch, tiny, worker, mode=mode, **SEQUENCE, **REJECT)
+    plain = steps.put(rows)
+    mine = next(row for row in rows if row.session == 0 and plain[row.key]["response_mask"].any())
+    off = replace(mine, logprobs=(mine.logprobs + mine.mask).astype(np.float32))
+    made = steps.put([off if row is mine else row for row in rows])
+    assert not made[mine.key]["response_mask"].any()
+    for row in rows:
+        if (row.group, row.session) != (mine.group, mine.session):
+            for name in ("rollout_is_weights", "row_weights", "response_mask", "advantages"):
+                assert made[row.key][name].tolist() == plain[row.key][name].tolist(), name
+
+
+def test_weights_are_normalized_over_calls(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    """`rollout_is_batch_normalize` divides by the mean of the calls' weights, each counted once."""
+    options = SEQUENCE | {"rollout_correction.rollout_is_batch_normalize": True}
+    steps, expected = Steps(monkeypatch, tiny, worker, **options), ratios(worker)
+    mean = sum(min(ratio, MOST) for ratio in expected.values()) / len(expected)
+    for rows in (episodes(False), [*episodes(True), padding(0)]):
+        for call, values in of_calls(rows, steps.put(rows), "rollout_is_weights").items():
+            assert values == pytest.approx([min(expected[call], MOST) / mean] * len(values), abs=EXACT)
+
+
+@pytest.mark.parametrize("options", [
+    {"rollout_correction.rollout_is": "token"},
+    {"rollout_correction.rollout_rs": "token_k1", "rollout_correction.rollout_rs_threshold": "0.9_1.1"},
+])  # fmt: skip
+def test_what_goes_by_tokens_is_left_to_verl(
+    options: dict[str, Any], worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    import torch
+    from verl.protocol import DataProto
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
+
+    from ajet_trainer.verl_backend import trainer
+
+    rows, steps = episodes(False), Steps(monkeypatch, tiny, worker, **options)
+    monkeypatch.setattr(trainer, "by_call", None)
+    made = steps.put(rows)
+    fields = ("old_log_probs", "rollout_log_probs")
+    data = {
+        name: torch.nested.as_nested_tensor([made[row.key][name] for row in rows], layout=torch.jagged)
+        for name in (*fields, "loss_mask")
+    }  # fmt: skip
+    padded = {name: values.to_padded_tensor(0) for name, values in data.items()}
+    padded["response_mask"] = padded.pop("loss_mask")
+    theirs, _ = compute_rollout_correction_and_add_to_batch(
+        DataProto.from_single_dict(padded), steps.trainer.config.algorithm.rollout_correction
+    )
+    for name in {"response_mask", "rollout_is_weights"} & theirs.batch.keys():
+        for row, values in zip(rows, theirs.batch[name], strict=True):
+            assert made[row.key][name].tolist() == values[: len(row.response)].tolist()
+
+
+def test_a_calls_tokens_need_not_stand_together(worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path) -> None:
+    """A call that is left out of a row stands between others, which keep their own weights."""
+    expected = ratios(worker)
+    rows = []
+    for row in episodes(False):
+        _, (_, start, end), *_ = row.spans
+        mask = row.mask.copy()
+        mask[start:end] = 0
+        rows.append(replace(row, mask=mask, logprobs=row.logprobs * mask.astype(np.float32)))
+    found = of_calls(rows, Steps(monkeypatch, tiny, worker, **SEQUENCE).put(rows), "rollout_is_weights")
+    for call, values in found.items():
+        weight = 0.0 if call[2] == "c1" else min(expected[call], MOST)
+        assert values == pytest.approx([weight] * len(values), abs=EXACT)

@@ -1,0 +1,128 @@
+"""Calls that ran into their limit: what their length costs, and what of them is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ajet_sdk.sample import BatchEpisode, Group
+from ajet_trainer.admission import admit
+from ajet_trainer.advantage import compared
+from ajet_trainer.batch import to_rows
+from ajet_trainer.overlong import Shaping, are_told, punished
+from ajet_trainer.sampling import Rule
+from ajet_trainer.turns import ByTurn
+from tests.trainer.making import PROCESSED, batch, episode, sample
+from tests.trainer.test_turns import played
+
+MASK = Rule(overlong=True)
+SHAPING = Shaping(limit=10, buffer=4, factor=0.5)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "reason", "penalty"),
+    [
+        (0, "stop", 0.0), (6, "stop", 0.0), (7, "stop", -0.125), (8, None, -0.25), (10, "stop", -0.5),
+        (11, "stop", -0.5), (3, "length", -0.5), (10, "length", -0.5),
+    ],
+)  # fmt: skip
+def test_the_punishment_grows_with_the_length(sampled: int, reason: str | None, penalty: float) -> None:
+    assert SHAPING.penalty(sampled, reason) == penalty
+
+
+def ended(one: BatchEpisode, *reasons: str) -> BatchEpisode:
+    """`one` with the finish reasons of the calls of its samples, each of which has one call for each reason."""
+    return replace(one, samples=tuple(replace(part, finish_reasons=reasons) for part in one.samples))
+
+
+def test_an_episode_is_punished_for_its_longest_call() -> None:
+    one = replace(ended(episode("e", 1.0, turns=2, sampled=8), "stop", "length"), reward=1.0)
+    (part,) = one.samples
+    both = replace(one, samples=(replace(part, reward=1.0), replace(sample("e/1"), reward=None)))
+    made, penalty = punished(both, SHAPING, by_turn=False)
+    assert (made.reward, penalty, [part.reward for part in made.samples]) == (0.5, -0.5, [0.5, None])
+    assert punished(ended(one, "stop", "stop"), SHAPING, by_turn=False)[1] == -0.25
+
+
+def test_by_turn_each_call_is_punished_for_its_own_length() -> None:
+    one = ended(played("e", [0, 1], sampled=8), "stop", "length")
+    made, penalty = punished(one, SHAPING, by_turn=True)
+    given = [(item["call"], item["value"]) for item in made.rewards[len(one.rewards) :]]
+    assert (given, penalty) == ([("e/0/c0", -0.25), ("e/0/c1", -0.5)], -0.75)
+    assert made.reward == one.reward
+
+
+def test_the_punishment_is_in_what_is_compared_and_in_no_figure_of_what_was_given() -> None:
+    long, short = episode("a", 1.0, sampled=9), episode("b", 1.0)
+    leased = batch("b", Group("t", (long, short)))
+    admission = admit(leased, shaping=SHAPING, no_signal="drop")
+    ((one, other),) = compared(admission.groups[0])
+    assert (one.reward, other.reward) == (0.625, 1.0)
+    assert admission.penalties == {"a": -0.375, "b": 0.0}
+    assert admit(leased).penalties == {"a": 0.0, "b": 0.0}
+    one, other = played("a", [1.0], sampled=9), played("b", [1.0])
+    by_turn = admit(batch("b", Group("t", (one, other))), shaping=SHAPING, by_turn=ByTurn())
+    assert [row.reward for row in to_rows("b", by_turn.groups, by_turn=ByTurn())] == [0.625, 1.0]
+
+
+def test_overlong_calls_are_left_out_and_counted() -> None:
+    one = ended(episode("a", 1.0, turns=2), "length", "stop")
+    admission = admit(batch("b", Group("t", (one, ended(episode("b", 0.0), "stop")))), rule=MASK)
+    assert admission.left_out == {"overlong": 1}
+    first, _ = to_rows("b", admission.groups)
+    assert [call for call, _, _ in first.spans] == ["a/0/c1"]
+    assert admit(batch("b", Group("t", (one,)))).left_out == {}
+
+
+def test_what_is_overlong_as_a_whole_still_counts_in_the_baseline() -> None:
+    """It has a row of two tokens without a mask."""
+    one = ended(episode("a", 1.0, samples=2), "length")
+    for strict in (MASK, Rule("strict", overlong=True)):
+        admission = admit(batch("b", Group("t", (one, ended(episode("b", 0.0), "stop")))), rule=strict)
+        assert (admission.rejected, admission.left_out) == ((), {"overlong": 2})
+        silent, row = to_rows("b", admission.groups)
+        assert (silent.sampled, silent.tokens, silent.reward, silent.spans) == (0, 2, 1.0, ())
+        assert (silent.group, silent.session, silent.min_version) == (row.group, 0, 0)
+        assert (row.session, row.sampled) == (1, 3)
+
+
+def test_by_turn_a_call_that_is_left_out_counts_for_those_before_it() -> None:
+    """Also where it is alone in its sample."""
+    late = replace(sample("a/1"), reward=1.0, finish_reasons=("length",), turns=(1,))
+    early = replace(sample("a/0"), reward=0.0, turns=(0,))
+    one = BatchEpisode("a", "t", "m", 1.0, ({"value": 1.0, "call": late.calls[0]},), (early, late))
+    other = ended(played("b", [0, 0]), "stop", "stop")
+    how = ByTurn(scaled=False)
+    for rule in (MASK, Rule()):
+        admission = admit(batch("b", Group("t", (one, other))), rule=rule, by_turn=how)
+        rows = to_rows("b", admission.groups, by_turn=how)
+        kept = {call: float(row.advantages[start]) for row in rows if row.advantages is not None
+                for call, start, _ in row.spans}  # fmt: skip
+        masked = {"a/1/c0"} if rule is MASK else set()
+        assert kept == {call: value for call, value in {
+            "a/0/c0": 0.5, "a/1/c0": 0.5, "b/0/c0": -0.5, "b/0/c1": -0.5}.items() if call not in masked}  # fmt: skip
+
+
+def test_a_group_of_nothing_else_is_refused() -> None:
+    group = Group("t", tuple(ended(episode(name, value), "length") for name, value in (("a", 1.0), ("b", 0.0))))
+    admission = admit(batch("b", group), rule=MASK)
+    assert admission.groups == ()
+    assert {(one.reason, one.detail) for one in admission.rejected} == {
+        ("sampling", "every call of task t that was rewarded is overlong")
+    }
+
+
+def test_what_was_left_out_for_its_sampling_counts_in_no_baseline() -> None:
+    greedy = PROCESSED | {"temperature": 0}
+    one = ended(episode("a", 1.0, facts=(greedy,)), "stop")
+    both = tuple(ended(episode(name, 0.0), "stop") for name in "bc")
+    admission = admit(batch("b", Group("t", (one, *both))), rule=MASK)
+    assert [rejection.reason for rejection in admission.rejected] == ["sampling"]
+
+
+def test_an_older_daemon_says_of_no_call_why_it_ended() -> None:
+    told = batch("b", Group("t", (episode("a"), episode("b"))))
+    untold = batch("b", Group("t", (episode("a"), ended(episode("b")))))
+    assert are_told(told) and not are_told(untold)
+    assert admit(untold, rule=MASK).left_out == {}

@@ -1,0 +1,42 @@
+"""What the daemon discards for having no signal has none for the trainer either, which compares the rewards."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger import views
+from ajet_sdk.sample import Group
+from ajet_trainer.admission import has_signal
+from tests.kit.ledger_rig import LedgerRig
+
+AGENTS = st.sampled_from(["", "critic"])
+VALUES = st.sampled_from([0.0, 1.0])
+REWARDS = st.lists(st.tuples(VALUES, st.sampled_from([None, "", "critic"]), st.booleans()), min_size=1, max_size=3)
+
+
+@given(
+    st.lists(st.tuples(st.lists(AGENTS, min_size=1, max_size=3), REWARDS), min_size=2, max_size=6),
+    st.integers(min_value=2, max_value=3),
+)
+def test_what_is_discarded_had_no_signal_and_what_is_leased_had_one(
+    played: list[tuple[list[str], list[tuple[float, str | None, bool]]]], size: int
+) -> None:
+    rig = LedgerRig()
+    for agents, rewards in played:
+        episode = rig.open(task="t")
+        for number, agent in enumerate(agents):
+            rig.call(episode, (number, 1), agent=agent)
+        for value, agent, final in rewards:
+            rig.reward(episode, value, agent=agent, final=final and agent is not None)
+        rig.seal(episode)
+    ready = [name for name in rig.state.episodes if rig.state_of(name) == "ready"]
+    before = {name: views.delivered(rig.state.episode(name), "m", None) for name in ready}
+    batch = rig.lease(groups=1, group_size=size, signal=True)
+    taken = rig.state.batches[batch].groups[0][1] if batch else ()
+    if taken:
+        assert has_signal(Group("t", tuple(before[name] for name in taken)))
+    gone = [name for name in ready if rig.state.episode(name).reason == "filtered"]
+    assert len(gone) % size == 0
+    for at in range(0, len(gone), size):
+        assert not has_signal(Group("t", tuple(before[name] for name in gone[at : at + size])))
