@@ -149,7 +149,7 @@ def keys(tree: DictConfig) -> dict[str, Any]:
 
 def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iterator[tuple[str, str]]:
     """Those of the keys `set_here` that nothing reads in `tree`, each with what to do instead."""
-    families = FAMILIES | of_engine("fsdp" if tree.model_engine == "dp" else tree.model_engine)
+    families = dict(FAMILIES) | of_engine("fsdp" if tree.model_engine == "dp" else tree.model_engine)
     for part, settings in ((ACTOR, tree.actor_rollout_ref.actor), ("critic", tree.critic)):
         if not settings.shuffle:
             families[f"{part}.data_loader_seed"] = f"rows are not shuffled: set {part}.shuffle too, or leave it out"
