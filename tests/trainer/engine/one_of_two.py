@@ -93,8 +93,8 @@ def ppo(folder: Path) -> Found:
     dist.all_gather_object(everyone, said)
     with pytest.MonkeyPatch.context() as patching:
         trainer = a_trainer(folder, adv_estimator="gae", gamma=0.99, lam=0.95)
-        said = zip(rows, (one for part in everyone for one in part), strict=True)
-        made = passed(patching, trainer, rows, values={row.key: one for row, one in said})
+        pairs = zip(rows, (one for part in everyone for one in part), strict=True)
+        made = passed(patching, trainer, rows, values={row.key: one for row, one in pairs})
     for name in ("values", "returns", "advantages"):
         data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows[mine]], layout=torch.jagged)
     critics, metrics = one_step(critic, data.copy(), partial(value_loss, config=config), len(rows))
