@@ -84,7 +84,7 @@ def step_data(
         if (found := row_weights(mode, keys, sampled, sampled)) is not None
     }  # fmt: skip
     for index, row in enumerate(rows):
-        fields = row_fields(row)
+        fields = row_fields(replace(row, advantages=None))
         mask = fields["response_mask"].float()
         dirt = noise * (1 - mask)
         fields["old_log_probs"] = fields["rollout_log_probs"] + dirt
