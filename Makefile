@@ -13,6 +13,7 @@
 # make soak        30 minutes of 1,000 scripted agents: memory, descriptors, latency (docs/reports/soak.md)
 # make gate        how long agents wait for 100 weight updates, with real vLLM (MODEL=DIR: another model than the tiny one)
 # make sampling    how far a trainer's probabilities are from the engine's, by how agents sample (MODEL=DIR: another model than SmolLM2)
+# make credit      how fast a model learns from rewards on its turns, and from their sum (docs/reports/credit.md)
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
@@ -20,7 +21,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate sampling conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate sampling credit conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -80,6 +81,9 @@ gate: setup
 
 sampling: setup
 	@.venv-engine/bin/python -m tests.bench.sampling $(if $(MODEL),--model $(MODEL))
+
+credit: setup
+	@.venv-engine/bin/python -m tests.bench.credit $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT))
 
 conformance:
 	@.ci/setup daemon

@@ -45,6 +45,7 @@ class Stub:
     max_tokens = 100_000
     temperature = 1.0
     several_temperatures = True
+    by_turn = shaping = None
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
