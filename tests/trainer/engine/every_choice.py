@@ -71,4 +71,5 @@ def _moves(found: Verdicts, estimator: str) -> str:
 
     words = [word for (name, _, _), (word, _) in found.items() if name == estimator]
     pairs = "".join(f"; refused with `{loss}`: {why}" for (name, loss), why in PAIRS.items() if name == estimator)
-    return f"works; equal with {words.count(EQUAL)} of {len(words)} pairs, and {AT_REST} with {words.count(AT_REST)}{pairs}"
+    equal = f"equal with {words.count(EQUAL)} of {len(words)} pairs, and {AT_REST} with {words.count(AT_REST)}"
+    return f"works; {equal}{pairs}"
