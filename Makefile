@@ -14,6 +14,7 @@
 # make gate        how long agents wait for 100 weight updates, with real vLLM (MODEL=DIR: another model than the tiny one)
 # make sampling    how far a trainer's probabilities are from the engine's, by how agents sample (MODEL=DIR: another model than SmolLM2)
 # make step        seconds and memory of a training step on a fixed batch (MODEL=DIR: another model than SmolLM2; STEPS=N)
+# make credit      how fast a model learns from rewards on its turns, and from their sum (docs/reports/credit.md)
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
 # make faults      kills proxy, trainer and agents 200 times each, tears the journal, fills the disk (docs/reports/faults.md)
@@ -21,7 +22,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate sampling step conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate sampling credit step conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -81,6 +82,9 @@ gate: setup
 
 sampling: setup
 	@.venv-engine/bin/python -m tests.bench.sampling $(if $(MODEL),--model $(MODEL))
+
+credit: setup
+	@.venv-engine/bin/python -m tests.bench.credit $(if $(SEEDS),--seeds $(SEEDS)) $(if $(STEPS),--steps $(STEPS)) $(if $(OUT),--out $(OUT))
 
 step: setup
 	@.venv-engine/bin/python -m tests.bench.step $(if $(MODEL),--model $(MODEL)) $(if $(STEPS),--steps $(STEPS))

@@ -116,7 +116,7 @@ def admit(
 
 
 def group_fault(group: Group, no_signal: str, by_turn: ByTurn | None) -> tuple[str, str] | None:
-    """``(reason, detail)`` for a group of which nothing is trained, else None."""
+    """``(reason, detail)`` for a group that is not trained, else None."""
     if not any(map(trainable, group.episodes)):
         return "sampling", f"every call of task {group.task} that was rewarded is overlong"
     signal = has_signal(group) if by_turn is None else turns.has_signal(group, by_turn)

@@ -7,7 +7,7 @@ Token ids, logprobs and mask are the engine's own, copied and never recomputed. 
 session; how an estimator turns rewards into advantages is `ajet_trainer.advantage`'s and verl's business. With credit
 by turn (`ajet_trainer.turns`) rows bring their advantages along.
 
-A session of which nothing is trained has one row of two tokens without a mask, so that its reward counts.
+If nothing of a session is trained and its reward counts, it has one row: two tokens without a mask.
 
 Next: ajet_trainer/verl_backend/trainer.py
 """
@@ -72,8 +72,8 @@ def to_rows(
     batch: str, groups: Sequence[Group], assumed: float = 1.0, by_turn: ByTurn | None = None
 ) -> list[Row]:
     """The rows of `groups`, in their order; names depend on nothing but the batch's id. `assumed` is the temperature of
-    calls that do not tell theirs; `by_turn` gives each call an advantage of its own. Sessions that are compared and of
-    which none has a token to train have no rows."""
+    calls that do not tell theirs; `by_turn` gives each call an advantage of its own. A set of
+    sessions without a token to train has no rows."""
     return [
         to_row(group_name(batch, place, part), number, index, reward, sample, assumed, calls)
         for place, group in enumerate(groups)

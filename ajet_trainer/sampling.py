@@ -10,7 +10,7 @@ The trainer computes logprobs of the whole vocabulary at one temperature a row. 
 
 `treat` leaves calls out of an episode: their tokens stay as history, with mask 0. A sample with calls at several
 temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says
-what is trained. A sample of which nothing is left stays, without a mask, since its calls belong to their episode.
+what is trained. A sample that loses all its calls stays, without a mask, since they belong to their episode.
 Calls that ended at their limit of tokens are left out too, if `Rule.overlong` says so; their episode's reward counts
 all the same (`advantage.Masked`). Invariant: what comes out keeps the laws that came in, and every call with sampled
 tokens is trained once, counted as left out, or refused with its episode.
@@ -242,7 +242,8 @@ def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
 
 
 def _silent(sample: Sample, overlong: Sequence[Turn]) -> Sample:
-    """`sample` of which nothing is trained: its calls, and two tokens. If some were `overlong`, its reward counts."""
+    """What stays of `sample` if nothing of it is trained: its calls, and two tokens. If some calls were `overlong`, its
+    reward counts."""
     cut = replace(
         sample, token_ids=sample.token_ids[:2], loss_mask=(0, 0), logprobs=(0.0, 0.0), policy_versions=(), spans=(),
         sampling=(), repaired_tokens=0, uncertain_tokens=0,

@@ -7,10 +7,10 @@ episode, and all of this equals verl's `grpo`.
 - `R` is what the session got as a whole: the rewards without a scope, and those of the agent.
 - `r(k)` is what call k got, and ``G(t) = sum of gamma^(k - t) * r(k) over k >= t`` its return-to-go.
 - The advantage of call t is ``A(t) = R - mean R + G(t) - b(t)``, with the mean over the sessions of a set.
-- The baseline ``b(t)`` is the mean of G over the calls of the set that were made in the same state, if the agent named
-  one for this call, and calls of at least two episodes were made in it (the anchors of GiGPO, arXiv:2505.10978).
-  Otherwise it is the mean over the calls with the same number. A number that only one episode reached has the baseline
-  of the last one before it that several reached: nothing else tells what may be expected so late.
+- The baseline ``b(t)`` is the mean of G over the calls of the set that were made in the same state: the anchors of
+  GiGPO (arXiv:2505.10978). The agent must have named the state, and two episodes at least must have been in it.
+- Otherwise ``b(t)`` is the mean over the calls with the same number. A number that only one episode reached has the
+  baseline of the last one before it that several reached: nothing else tells what may be expected so late.
 - Scaled (verl's ``norm_adv_by_std_in_grpo``), all advantages of a set of E sessions are divided by
   ``sqrt(sum over sessions of mean over calls of A(t)^2 / (E - 1)) + 1e-6``. With R alone that is GRPO's standard
   deviation. A set of one session has nothing to be compared with: its advantages are 0.

@@ -37,6 +37,8 @@ LOSSES = {
     "bypass_mode": "it fails on a micro-batch of padding only; set algorithm.rollout_correction.bypass_mode = true, "
     "and use vanilla",
 }
+PAIRS = {(BY_TURN, "geo_mean"): "it takes the mean of a row's advantages, and each call has its own; use vanilla"}
+"""Estimators and losses that do not go together."""
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 """verl's ``loss_agg_mode``, of which it keeps no registry."""
 
@@ -72,6 +74,8 @@ def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
         yield f"{ACTOR}.policy_loss.loss_mode", f"= 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
     if estimator in ("grpo_passk", BY_TURN) and group_size < 2:
         yield "algorithm.adv_estimator", f"= {estimator!r} needs a group_size of 2 or more"
+    if why := PAIRS.get((estimator, loss)):
+        yield f"{ACTOR}.policy_loss.loss_mode", f"= {loss!r} does not go with {estimator}: {why}"
     if estimator == BY_TURN and algorithm.use_kl_in_reward:
         said = "has no part in the rewards of calls, which ajet_turn trains: set actor_rollout_ref.actor.use_kl_loss"
         yield "algorithm.use_kl_in_reward", said

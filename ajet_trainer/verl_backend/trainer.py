@@ -158,13 +158,13 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
+        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place]["sampled"]}
         if over_sequences(correction := self.config.algorithm.rollout_correction):
             with left_out(correction):
                 batch = super()._compute_advantage(batch, metrics)
             batch = self._correct_calls(batch, metrics)
         else:
             batch = super()._compute_advantage(batch, metrics)
-        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place].get("sampled", 1)}
         if len(trained) < len(batch.keys) or self.config.algorithm.adv_estimator == BY_TURN:
             batch = self._weigh_episodes(batch, real)
         return batch

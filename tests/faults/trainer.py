@@ -21,9 +21,11 @@ from ajet_trainer.batch import Row
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
+from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run
 from ajet_trainer.trained_batches import TrainedBatches
+from ajet_trainer.turns import ByTurn
 from tests.faults.notes import Notes
 
 LEASE_S = 1.5
@@ -45,6 +47,8 @@ class Stub:
     max_tokens = 100_000
     temperature = 1.0
     several_temperatures = True
+    by_turn: ByTurn | None = None
+    shaping: Shaping | None = None
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

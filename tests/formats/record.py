@@ -127,7 +127,8 @@ async def second_life(client: Client) -> bytes:
     await call(client, "open", "an input", "responses")
     one = await call(client, "open", "a message", "messages")
     await control(client, "POST", "/episodes/open/heartbeat")
-    await control(client, "POST", "/episodes/open/rewards", {"value": 2.0, "call": one, "final": False, "id": "step"})
+    step = {"value": 2.0, "call": one, "final": False, "id": "step", "state": "in the kitchen"}
+    await control(client, "POST", "/episodes/open/rewards", step)
     await played(client, "unrewarded", "t", None)
     await control(client, "POST", "/episodes/unrewarded/seal")
     unnamed = {"model": "stub", "max_tokens": 3, "messages": [{"role": "user", "content": "?"}]}

@@ -9,12 +9,15 @@ from typing import Any, cast
 
 import pytest
 
+from ajet_sdk.sample import BatchEpisode
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Daemons, Keeper
 from ajet_trainer.link import Link
+from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress
 from ajet_trainer.step import Run, logged
 from ajet_trainer.trained_batches import TrainedBatches
+from ajet_trainer.turns import ByTurn
 from tests.trainer.making import PROCESSED, episode
 from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
 from tests.trainer.test_link import Clock
@@ -238,6 +241,53 @@ def test_strict_trains_exact_calls_alone(tmp_path: Path) -> None:
     setting.whole()
     assert setting.learner.version == 0 and len(setting.proxy.filtered) == 4
     assert all(why.startswith("sampling: call 0g") for why in setting.proxy.filtered.values())
+
+
+def test_length_is_punished_and_overlong_calls_are_masked_as_learner_and_settings_say(tmp_path: Path) -> None:
+    """The rewards that agents gave stay as they were in the figures."""
+    setting = Setting(tmp_path / "run", 1, overlong="mask")
+
+    def make(task: str) -> tuple[BatchEpisode, ...]:
+        one, other = (episode(f"{task}e{i}", float(i), sampled=8, task=task) for i in range(2))
+        (part,) = one.samples
+        return replace(one, samples=(replace(part, finish_reasons=("length",)),)), other
+
+    setting.proxy.make = make
+    run = setting.start(shaping=Shaping(limit=10, buffer=4, factor=0.5))
+    run.start()
+    run.step()
+    (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert (line["reward_mean"], line["overlong_penalty"], line["left_out_calls"]) == (0.5, -0.375, {"overlong": 2})
+    assert [(row.reward, row.sampled) for row in setting.learner.rows] == [(-0.5, 0), (0.75, 8)] * 2
+    assert [said for said in setting.said if "overlong" in said and "left out" in said]
+    assert not [said for said in setting.said if "does not say why calls ended" in said]
+
+
+@pytest.mark.parametrize("asked", [{"overlong": "mask"}, {}])
+def test_an_older_daemon_that_does_not_say_why_calls_ended_is_told_of_once(
+    tmp_path: Path, asked: dict[str, str]
+) -> None:
+    setting = Setting(tmp_path / "run", 2, **asked)
+    setting.proxy.make = lambda task: tuple(
+        replace(one, samples=tuple(replace(part, finish_reasons=()) for part in one.samples))
+        for one in (episode(f"{task}e{i}", float(i), task=task) for i in range(2))
+    )
+    run = setting.start(shaping=None if asked else Shaping(10, 4, 0.5))
+    run.start()
+    run.loop()
+    assert len([said for said in setting.said if "does not say why calls ended; upgrade it" in said]) == 1
+
+
+def test_rows_bring_advantages_where_the_learner_gives_credit_by_turn(tmp_path: Path) -> None:
+    setting = Setting(tmp_path / "run", 1)
+    run = setting.start(by_turn=ByTurn(scaled=False))
+    run.start()
+    run.step()
+    assert [set(row.advantages.tolist()) for row in setting.learner.rows if row.advantages is not None] == [
+        {-0.5}, {0.5}
+    ] * 2
+    (line,) = [json.loads(text) for text in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert "overlong_penalty" not in line
 
 
 def test_a_batch_with_nothing_to_train_is_acknowledged_and_makes_no_step(tmp_path: Path) -> None:

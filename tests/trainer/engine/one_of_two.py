@@ -22,6 +22,7 @@ from tests.kit.learner import old_logprobs, training_worker
 from tests.trainer.engine.test_adapters import adapted, served
 from tests.trainer.engine.test_critic import critic_worker, values
 from tests.trainer.engine.test_estimators import a_trainer, group, padding, passed
+from tests.trainer.engine.test_functions import FILE, by_turn, data_of_turns
 from tests.trainer.engine.test_gradient import gradient, step_data
 from tests.trainer.engine.test_temperature import FOUR, data_of, four
 
@@ -119,7 +120,17 @@ def adapter(folder: Path) -> Found:
     return {"adapter": moved, **out, **{f"start {name}": tensor.numpy() for name, tensor in start.items()}}
 
 
-PARTS = {part.__name__: part for part in (temperatures, ppo, adapter)}
+def turns(folder: Path) -> Found:
+    """The gradient of a loss of the user's own, of rows that have an advantage for each call."""
+    from verl.workers.config import PolicyLossConfig
+
+    worker, rows = training_worker(folder), by_turn()
+    data = data_of_turns(worker, rows[share_of(rows)])
+    own = PolicyLossConfig(loss_mode=f"{FILE}:unclipped")
+    return {"gradient": gradient(worker, data, loss_agg_mode="token-mean", policy_loss=own)}
+
+
+PARTS = {part.__name__: part for part in (temperatures, ppo, adapter, turns)}
 
 
 def main(folder: Path, out: Path) -> None:

@@ -18,7 +18,7 @@ from tests.kit.learner import training_worker
 from tests.kit.source import ROOT
 from tests.trainer.engine.test_estimators import GROUPED, group, padding
 from tests.trainer.engine.test_settings import ACTOR, composed, refused
-from tests.trainer.engine.whole_step import Steps
+from tests.trainer.engine.whole_step import LIMIT, Steps
 
 ESTIMATOR, LOSS, MEAN = "algorithm.adv_estimator", f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.loss_agg_mode"
 REFUSED = {"gdpo", "remax", "optimal_token_baseline", "tir_optimal_token_baseline"}
@@ -167,6 +167,16 @@ def test_no_kl_is_in_the_rewards_of_calls(verl_here: None) -> None:
     said = refused({ESTIMATOR: "ajet_turn", "algorithm.use_kl_in_reward": True})
     assert said.startswith("algorithm.use_kl_in_reward has no part in") and said.endswith(f"set {ACTOR}.use_kl_loss")
     composed({ESTIMATOR: "ajet_turn", f"{ACTOR}.use_kl_loss": True})
+
+
+def test_a_loss_with_one_advantage_a_row_does_not_go_with_credit_by_turn(
+    monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any
+) -> None:
+    """It does see how episodes split, else it need not be refused."""
+    said = refused({ESTIMATOR: "ajet_turn", LOSS: "geo_mean"})
+    assert said.startswith(f"{LOSS} = 'geo_mean' does not go with ajet_turn: ") and said.endswith("use vanilla")
+    steps = Steps(monkeypatch, tiny, worker, "ajet_turn")
+    assert steps.seen(loss="geo_mean", at_rest=True) > 0.1 > LIMIT > steps.seen(loss="vanilla")
 
 
 def test_a_discount_of_turns_is_for_credit_by_turn(verl_here: None) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
+from tests.kit.source import ROOT
 
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
@@ -165,3 +166,20 @@ def test_a_critic_is_of_the_trained_model(max_tokens: int, limit: int, tiny: Pat
     assert need_critic(tree)
     assert critic.model.hf_config.architectures == ["Qwen2ForCausalLM"]
     assert (critic.model.path, critic.ppo_infer_max_token_len_per_gpu) == (str(tiny), limit)
+
+
+def test_the_recipe_of_dapo_can_be_run(tmp_path: Path, verl_here: None) -> None:
+    """As it stands in the guide, and every key of it does what the guide says."""
+    from ajet_trainer.config import load
+    from ajet_trainer.overlong import Shaping
+    from ajet_trainer.verl_backend.settings import compose, shaping
+
+    guide = (ROOT / "docs/guide/trainer.md").read_text()
+    recipe = guide.partition("\n### DAPO\n")[2].partition("```toml\n")[2].partition("```")[0]
+    path = tmp_path / "run.toml"
+    path.write_text(recipe)
+    config = load(str(path), ["model=m"])
+    tree = compose(config, "cuda", None)
+    actor = tree.actor_rollout_ref.actor
+    assert (config.no_signal, config.overlong, shaping(tree)) == ("drop", "mask", Shaping(2048, 512, 1.0))
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.loss_agg_mode) == (0.2, 0.28, "token-mean")

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kit import learner
 from tests.kit.ports import free_port
 from tests.kit.source import ROOT
 from tests.trainer.engine import one_of_two
-from tests.trainer.engine.test_gradient import close
+from tests.trainer.engine.test_functions import by_turn, data_of_turns
+from tests.trainer.engine.test_gradient import close, gradient
 from tests.trainer.engine.test_temperature import EXACT, FOUR, four, gradient_by_hand, model
 
 Pair = Callable[[str], list[Any]]
@@ -65,3 +67,12 @@ def test_an_adapter_and_what_engines_are_served(pair: Pair, tiny: Path) -> None:
         for name in weights:
             assert np.allclose(alone[name], half[name], rtol=2**-7, atol=1e-7), name
             assert np.mean(alone[name] != half[name]) < 1e-3, name
+
+
+def test_credit_by_turn_with_a_loss_of_the_users_own(pair: Pair, tiny: Path) -> None:
+    """Against verl's loss in one process, of which it is the plain case."""
+    worker, rows = learner.training_worker(tiny), by_turn()
+    expected = gradient(worker, data_of_turns(worker, rows), loss_agg_mode="token-mean")
+    assert np.linalg.norm(expected) > 0
+    for half in pair("turns"):
+        assert close(expected, half["gradient"]) < EXACT
