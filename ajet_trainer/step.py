@@ -31,6 +31,7 @@ from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
+from ajet_trainer.idle import Idle
 from ajet_trainer.progress import Progress, line_of, timed
 from ajet_trainer.sampling import Rule, advice, tokens_that_are
 from ajet_trainer.trained_batches import TrainedBatch, TrainedBatches
@@ -102,6 +103,7 @@ class Run:
         self.served = learner.version
         self.gate_closed = False
         self.timing: dict[str, float] = {}
+        self.idle = Idle()
         self.said: set[str] = set()
 
     def start(self) -> None:
@@ -113,6 +115,7 @@ class Run:
             self.push()
         self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
         self.open_gate()
+        self.idle.shares(self.daemons.busy())
 
     def loop(self) -> None:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
@@ -136,7 +139,7 @@ class Run:
             self.dismiss(hand)
             return
 
-        if self.learner.colocated:
+        if self.learner.colocated or self.config.overlap == 0:
             self.close_gate()
         metrics = self.train(hand, rows)
         figures = self.figures(hand, rows, metrics)
@@ -146,7 +149,7 @@ class Run:
         self.close_gate()
         self.push()
         self.open_gate()
-        self.progress.record(figures | {"timing": self.times(metrics)})
+        self.progress.record(figures | {"timing": self.times(metrics), "idle": self.idle.shares(self.daemons.busy())})
         self.acknowledge()
 
     def lease(self) -> Sequence[Leased]:
@@ -159,7 +162,7 @@ class Run:
             group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
             wait_s=POLL_S, lease_s=self.keeper.lease_s,
         )  # fmt: skip
-        with self.part("wait", "waiting for episodes"):
+        with self.part("wait", "waiting for episodes"), self.idle.waiting():
             while not self.stopping():
                 self.daemons.look()
                 self.acknowledge()
@@ -183,6 +186,7 @@ class Run:
             trained=self.batches.blocked(leased.daemon),
             failed=self.attempts.given_up(leased.daemon),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
+            oldest=self.oldest,
             no_signal=self.config.no_signal,
             rule=Rule(self.config.sampling, self.learner.temperature, self.learner.several_temperatures),
         )
@@ -197,6 +201,12 @@ class Run:
         for reason in admission.untold:
             self.say_once(f"calls are trained without a word on how they were sampled ({reason}): {advice(reason)}")
         return admission
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest policy version that may be trained now, if there is such a bound."""
+        most = self.config.max_staleness
+        return None if most is None else self.learner.version - most
 
     def rows(self, leased: Leased, admission: Admission) -> list[Row]:
         """The rows of what is trained of a batch."""
@@ -307,6 +317,7 @@ class Run:
             "batch": ",".join(leased.batch.batch for leased, _ in hand),
             "daemons": {url: groups_in(one for one, _ in hand if one.daemon == url) for url in self.daemons.urls},
             **batch_figures(hand, rows),
+            **staleness(hand, self.learner.version - 1),
             **learner_figures(metrics),
         }
 
@@ -375,6 +386,16 @@ def batch_figures(hand: Hand, rows: Sequence[Row]) -> dict[str, Any]:
         "untold_tokens": sum(tokens_that_are("untold", sample) for sample in samples),
         "left_out_calls": dict(sum((admission.left_out for _, admission in hand), Counter[str]())),
     }
+
+
+def staleness(hand: Hand, version: int) -> dict[str, float]:
+    """How many updates before the weights of `version`, which a step began with, its sampled tokens were sampled."""
+    behind = Counter[int]()
+    for sample in (sample for _, admission in hand for one in admission.episodes for sample in trainable(one)):
+        for sampled, count in sample.policy_versions:
+            behind[version - sampled] += count
+    mean = sum(lag * count for lag, count in behind.items()) / behind.total()
+    return {"staleness_mean": mean, "staleness_max": max(behind)}
 
 
 LEARNER_FIGURES = {
