@@ -12,6 +12,7 @@
 # make idle-close  10,000 requests, each timed at the moment in which the engine closes its idle connection
 # make soak        30 minutes of 1,000 scripted agents: memory, descriptors, latency (docs/reports/soak.md)
 # make gate        how long agents wait for 100 weight updates, with real vLLM (MODEL=DIR: another model than the tiny one)
+# make overlap     what it gains that agents play while a step trains: reward by time, staleness, idle shares (STEPS=N, ROUNDS=N)
 # make sampling    how far a trainer's probabilities are from the engine's, by how agents sample (MODEL=DIR: another model than SmolLM2)
 # make conformance SUITE=DIR  another project's API tests, directly and through the proxy (docs/reports/conformance.md)
 # make fuzz        mutated requests and answers, through the proxy and directly: 100,000 cases (docs/reports/fuzz.md)
@@ -20,7 +21,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate sampling conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -77,6 +78,9 @@ soak:
 
 gate: setup
 	@.venv-engine/bin/python -m tests.bench.gate $(if $(UPDATES),--updates $(UPDATES)) $(if $(MODEL),--model $(MODEL)) $(if $(AGENTS),--agents $(AGENTS))
+
+overlap: setup
+	@.venv-engine/bin/python -m tests.bench.overlap $(if $(STEPS),--steps $(STEPS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 sampling: setup
 	@.venv-engine/bin/python -m tests.bench.sampling $(if $(MODEL),--model $(MODEL))
