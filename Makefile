@@ -12,6 +12,7 @@
 # make idle-close  10,000 requests, each timed at the moment in which the engine closes its idle connection
 # make soak        30 minutes of 1,000 scripted agents: memory, descriptors, latency (docs/reports/soak.md)
 # make gate        how long agents wait for 100 weight updates, with real vLLM (MODEL=DIR: another model than the tiny one)
+# make overlap     what it gains that agents play while a step trains: reward by time, staleness, idle shares (STEPS=N, ROUNDS=N)
 # make sampling    how far a trainer's probabilities are from the engine's, by how agents sample (MODEL=DIR: another model than SmolLM2)
 # make step        seconds and memory of a training step on a fixed batch (MODEL=DIR: another model than SmolLM2; STEPS=N)
 # make credit      how fast a model learns from rewards on its turns, and from their sum (docs/reports/credit.md)
@@ -22,7 +23,7 @@
 # make dist        wheel and source distribution, into dist/
 # make clean       removes what the targets made, the environments included
 
-.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate sampling credit step conformance fuzz faults dist clean
+.PHONY: setup estimators quickstart proof pictures test test-fast test-page test-integrations lint bench bench-litellm idle-close soak gate overlap sampling credit step conformance fuzz faults dist clean
 .DEFAULT_GOAL := help
 
 help:
@@ -79,6 +80,9 @@ soak:
 
 gate: setup
 	@.venv-engine/bin/python -m tests.bench.gate $(if $(UPDATES),--updates $(UPDATES)) $(if $(MODEL),--model $(MODEL)) $(if $(AGENTS),--agents $(AGENTS))
+
+overlap: setup
+	@.venv-engine/bin/python -m tests.bench.overlap $(if $(STEPS),--steps $(STEPS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 sampling: setup
 	@.venv-engine/bin/python -m tests.bench.sampling $(if $(MODEL),--model $(MODEL))

@@ -5,6 +5,9 @@ before it can reach a gradient. One bad sample takes its whole episode with it: 
 episode that earned the reward. A refused episode is never an error of the run. It is recorded, and its batch is
 acknowledged like any other, so that it does not come back. The daemon gets the reason and discards it for that.
 
+The daemon leases nothing that is too stale. But it may have missed an update: one that was put back from a copy knows
+an older version. So the bound is held here too, against the weights that train.
+
 A sample that nobody has rewarded, or in which nothing was sampled, is lawful and gives no row. Of a lawful episode,
 calls whose distribution the trainer cannot compute are left out (`ajet_trainer.sampling`).
 
@@ -73,14 +76,15 @@ class Admission:
 
 def admit(
     batch: Batch, *, trained: Collection[str] = (), failed: Mapping[str, str] = {}, max_tokens: int | None = None,
-    no_signal: str = "keep", rule: Rule = CORRECT, by_turn: ByTurn | None = None, shaping: Shaping | None = None,
+    oldest: int | None = None, no_signal: str = "keep", rule: Rule = CORRECT, by_turn: ByTurn | None = None,
+    shaping: Shaping | None = None,
 ) -> Admission:
     """Sorts `batch` into what is trained and what is not.
 
-    `trained` holds ids of episodes that are in the weights already, `failed` those that are not tried again and why;
-    `max_tokens` is the longest sample the learner takes. `rule` says which calls are left out for how they were
-    sampled. `by_turn` gives credit by turn, and `shaping` punishes length. A group of several that shrinks to one has
-    lost its baseline and is refused too.
+    `trained` holds ids of episodes that are in the weights already, `failed` those that are not tried again and why.
+    `max_tokens` is the longest sample that the learner takes, and `oldest` the oldest policy version. `rule` says which
+    calls are left out for how they were sampled. `by_turn` gives credit by turn, and `shaping` punishes length. A group
+    of several that shrinks to one has lost its baseline and is refused too.
     """
     groups: list[Group] = []
     rejected: list[Rejection] = []
@@ -89,7 +93,7 @@ def admit(
         kept: list[BatchEpisode] = []
         for leased in group.episodes:
             episode = leased if by_turn is None else widened(leased)
-            fault = episode_fault(episode, trained, max_tokens)
+            fault = episode_fault(episode, trained, max_tokens, oldest)
             if fault is None and episode.episode in failed:
                 fault = REASON, failed[episode.episode]
             if fault is not None:
@@ -131,7 +135,9 @@ def has_signal(group: Group) -> bool:
     return any(len({session.reward for session in sessions}) > 1 for sessions in compared(group))
 
 
-def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: int | None) -> tuple[str, str] | None:
+def episode_fault(
+    episode: BatchEpisode, trained: Collection[str], max_tokens: int | None, oldest: int | None = None
+) -> tuple[str, str] | None:
     """``(reason, detail)`` for an episode that must not be trained, else None."""
     if episode.episode in trained:
         return ALREADY_TRAINED, "part of the checkpointed history"
@@ -145,6 +151,9 @@ def episode_fault(episode: BatchEpisode, trained: Collection[str], max_tokens: i
             return "unlawful_sample", f"{sample.sample}: {fault}"
         if max_tokens is not None and len(sample.token_ids) > max_tokens:
             return "too_long", f"{sample.sample}: {len(sample.token_ids)} tokens, more than {max_tokens}"
+        first = min((version for version, _ in sample.policy_versions), default=None)
+        if oldest is not None and first is not None and first < oldest:
+            return "stale", f"{sample.sample}: tokens of version {first}, older than {oldest}"
         doubled = seen.intersection(sample.calls)
         if doubled:
             return "unlawful_sample", f"{sample.sample}: call {min(doubled)} is in two samples"

@@ -16,7 +16,7 @@ An unknown key is an error that names the nearest known one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,10 @@ class Config:
     max_staleness: int | None = option(
         None, "How many policy versions behind the one that serves a sampled token may be, at most; unset: any.",
         zero=True,
+    )
+    overlap: int | None = option(
+        None, "How many batches agents may be ahead of the weights that train; 0 holds agents while a step trains. It "
+        "sets max_staleness where that is unset. More than 0 needs engine_urls.", zero=True,
     )
     no_signal: str = option(
         "keep",
@@ -178,7 +182,7 @@ def literal(text: str) -> Any:
 
 
 def check(config: Config) -> Config:
-    """`config` if its values make sense together. Raises `ConfigError`."""
+    """`config` if its values make sense together, with those that follow from others. Raises `ConfigError`."""
     if not config.model:
         raise ConfigError("model is required: the folder of the model to train", param="model")
     if config.model.startswith(("/", "./", "../")) and not Path(config.model).is_dir():
@@ -199,8 +203,17 @@ def check(config: Config) -> Config:
         raise ConfigError(
             f"key must be one for all daemons or one for each: {len(config.key)} for {len(urls)} daemons", param="key"
         )
+    if config.overlap and not config.attached:
+        said = "trainer and engine take turns on the same devices: set engine_urls, or leave overlap out"
+        raise ConfigError(f"overlap = {config.overlap} cannot be: {said}", param="overlap")
+    if config.overlap is not None and config.max_staleness is not None and config.max_staleness < config.overlap:
+        said = "tokens of agents that are so far ahead would be discarded: leave max_staleness out, or set it to"
+        raise ConfigError(
+            f"max_staleness = {config.max_staleness} contradicts overlap = {config.overlap}: {said} {config.overlap}",
+            param="max_staleness",
+        )
     if type(config.keep_checkpoints) is not int or config.keep_checkpoints < 1:
         raise ConfigError(f"{KEEP} must be an integer above 0, not {config.keep_checkpoints!r}", param=KEEP)
     if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):
         raise ConfigError(f"{DEVICE} must be cpu or cuda, not {config.verl[DEVICE]!r}", param=DEVICE)
-    return config
+    return replace(config, max_staleness=config.overlap) if config.max_staleness is None else config

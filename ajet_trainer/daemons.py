@@ -163,6 +163,16 @@ class Daemons:
         self._each(self._tell)
         return None
 
+    def busy(self) -> dict[str, float]:
+        """How long requests were under way at each daemon since its start. A figure is worth no waiting: who does not
+        answer at once is left out."""
+        out = {}
+        for member in self._here():
+            with suppress(AjetError):
+                if (seconds := member.link.within(0.0).busy_s()) is not None:
+                    out[member.url] = seconds
+        return out
+
     def ack(
         self, daemon: str, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None, *,
         last: bool = False,

@@ -17,6 +17,7 @@ Next: ajet_proxy/core/trajectory/samples.py
 from __future__ import annotations
 
 import copy
+import json
 import socket
 import ssl
 import sys
@@ -130,6 +131,11 @@ class Link:
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
         self._send("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
+
+    def busy_s(self) -> float | None:
+        """Seconds since the proxy's start in which an agent's request was under way. None from an older proxy."""
+        seconds: float | None = json.loads(self._send("/status") or b"{}").get("requests", {}).get("busy_s")
+        return seconds
 
     def meet(self) -> None:
         """Checks that the proxy answers and takes us for a trainer: it is asked about a batch that cannot exist."""

@@ -32,6 +32,7 @@ from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
+from ajet_trainer.idle import Idle
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress, line_of, numbers, timed
 from ajet_trainer.sampling import Rule, advice, tokens_that_are
@@ -113,6 +114,7 @@ class Run:
         self.served = learner.version
         self.gate_closed = False
         self.timing: dict[str, float] = {}
+        self.idle = Idle()
         self.said: set[str] = set()
 
     def start(self) -> None:
@@ -124,6 +126,7 @@ class Run:
             self.push()
         self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
         self.open_gate()
+        self.idle.shares(self.daemons.busy())
 
     def loop(self) -> None:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
@@ -147,7 +150,7 @@ class Run:
             self.dismiss(hand)
             return
 
-        if self.learner.colocated:
+        if self.learner.colocated or self.config.overlap == 0:
             self.close_gate()
         metrics = self.train(hand, rows)
         figures = self.figures(hand, rows, metrics) | penalty_figure(hand, self.learner.shaping)
@@ -157,6 +160,7 @@ class Run:
         self.close_gate()
         self.push()
         self.open_gate()
+        figures["idle"] = self.idle.shares(self.daemons.busy())
         self.progress.record(figures | {"timing": self.times(metrics)})
         self.acknowledge()
         self.learner.log(logged(metrics, figures | {"timing": self.timing}), self.learner.version)
@@ -171,7 +175,7 @@ class Run:
             group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
             signal=self.config.no_signal == "drop", wait_s=POLL_S, lease_s=self.keeper.lease_s,
         )  # fmt: skip
-        with self.part("wait", "waiting for episodes"):
+        with self.part("wait", "waiting for episodes"), self.idle.waiting():
             while not self.stopping():
                 self.daemons.look()
                 self.acknowledge()
@@ -195,6 +199,7 @@ class Run:
             trained=self.batches.blocked(leased.daemon),
             failed=self.attempts.given_up(leased.daemon),
             max_tokens=min(self.config.max_tokens, self.learner.max_tokens),
+            oldest=self.oldest,
             no_signal=self.config.no_signal,
             rule=Rule(self.config.sampling, self.learner.temperature, self.learner.several_temperatures,
                       self.config.overlong == "mask"),
@@ -215,6 +220,12 @@ class Run:
         for reason in admission.untold:
             self.say_once(f"calls are trained without a word on how they were sampled ({reason}): {advice(reason)}")
         return admission
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest policy version that may be trained now, if there is such a bound."""
+        most = self.config.max_staleness
+        return None if most is None else self.learner.version - most
 
     def rows(self, leased: Leased, admission: Admission) -> list[Row]:
         """The rows of what is trained of a batch."""
@@ -325,6 +336,7 @@ class Run:
             "batch": ",".join(leased.batch.batch for leased, _ in hand),
             "daemons": {url: groups_in(one for one, _ in hand if one.daemon == url) for url in self.daemons.urls},
             **batch_figures(hand, rows),
+            **staleness(hand, self.learner.version - 1),
             **learner_figures(metrics),
         }
 
@@ -399,6 +411,16 @@ def penalty_figure(hand: Hand, shaping: Shaping | None) -> dict[str, float]:
     """The mean punishment for length over the trained episodes, where there is any."""
     found = [penalty for _, admission in hand for penalty in admission.penalties.values()]
     return {} if shaping is None else {"overlong_penalty": math.fsum(found) / len(found)}
+
+
+def staleness(hand: Hand, version: int) -> dict[str, float]:
+    """How many updates before the weights of `version`, which a step began with, its sampled tokens were sampled."""
+    behind = Counter[int]()
+    for sample in (sample for _, admission in hand for one in admission.episodes for sample in trainable(one)):
+        for sampled, count in sample.policy_versions:
+            behind[version - sampled] += count
+    mean = sum(lag * count for lag, count in behind.items()) / behind.total()
+    return {"staleness_mean": mean, "staleness_max": max(behind)}
 
 
 LEARNER_FIGURES = {

@@ -116,6 +116,7 @@ class MemoryProxy:
         self.gate, self.version, self.upstreams = "open", -1, ("old",)
         self._leases = 0
         self.deadline_s = 120.0
+        self.busy: float | None = None
         self.make: Callable[[str], tuple[BatchEpisode, ...]] = lambda task: tuple(
             episode(f"{task}e{i}", float(i), task=task) for i in range(2)
         )
@@ -126,6 +127,10 @@ class MemoryProxy:
     def answer(self) -> None:
         if self.down:
             raise ProxyUnreachable(f"no answer from {self.url}")
+
+    def busy_s(self) -> float | None:
+        self.answer()
+        return self.busy
 
     def lease(self, ask: Lease) -> Batch | None:
         self.answer()

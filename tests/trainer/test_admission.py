@@ -94,6 +94,14 @@ def test_other_reasons_for_refusal() -> None:
     assert episode_fault(episode("e", turns=2), (), 12) is None
 
 
+def test_an_episode_with_one_token_that_is_too_old_is_refused() -> None:
+    mixed = replace(episode("e"), samples=(replace(sample("e/0"), policy_versions=((3, 1), (5, 2))),))
+    assert episode_fault(mixed, (), None, 4) == ("stale", "e/0: tokens of version 3, older than 4")
+    assert episode_fault(mixed, (), None, 3) is episode_fault(mixed, (), None) is None
+    silent = BatchEpisode("e", "t", "policy", 1.0, (), (GOOD, SILENT))
+    assert episode_fault(silent, (), None, 0) is None
+
+
 def test_a_group_that_shrinks_to_one_has_no_baseline_but_a_group_of_one_stays() -> None:
     pair = Group("t", (episode("good"), replace(episode("bad"), samples=())))
     admission = admit(batch("b", pair, Group("u", (episode("single"),))))

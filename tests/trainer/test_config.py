@@ -71,6 +71,9 @@ def test_several_daemons_are_named_like_one(tmp_path: Path, file: Path) -> None:
         (["total_steps=-1"], {}, "total_steps must be at least 0, not -1"),
         (["max_staleness=-1"], {}, "max_staleness must be at least 0, not -1"),
         (["max_staleness=1.5"], {}, "max_staleness must be an integer"),
+        (["overlap=-1"], {}, "overlap must be at least 0, not -1"),
+        (["overlap=1"], {}, "overlap = 1 cannot be: .* set engine_urls, or leave overlap out"),
+        (["overlap=2", "max_staleness=1", "engine_urls=http://a"], {}, "contradicts overlap = 2: .* or set it to 2"),
         (["no_signal=maybe"], {}, "no_signal must be one of keep, drop, not 'maybe'"),
         (["sampling=any"], {}, "sampling must be one of correct, exact, strict, not 'any'"),
         (["trainer.max_actor_ckpt_to_keep=0"], {}, "trainer.max_actor_ckpt_to_keep must be an integer above 0, not 0"),
@@ -92,6 +95,15 @@ def test_a_mistake_is_one_clear_line(file: Path, words: list[str], environ: dict
     with pytest.raises(ConfigError, match=message) as error:
         load(str(file), words, environ)
     assert "\n" not in error.value.message
+
+
+def test_how_far_agents_may_be_ahead_bounds_how_stale_tokens_may_be(file: Path) -> None:
+    attached = "engine_urls=http://a"
+    for words, bound in (
+        ([], None), (["overlap=0"], 0), (["overlap=0", attached], 0), (["overlap=2", attached], 2),
+        (["overlap=2", "max_staleness=3", attached], 3), (["max_staleness=1"], 1),
+    ):
+        assert load(str(file), words).max_staleness == bound
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class Fake:
         self.log: list[tuple[Any, ...]] = []
         self.errors: dict[str, Callable[[], AjetError | None]] = {}
         self.down = False
+        self.busy: float | None = 1.5
         self.tries: list[float] = []
 
     def within(self, deadline_s: float) -> Fake:
@@ -52,6 +53,10 @@ class Fake:
         self.groups -= ask.groups
         groups = [Group(f"t{n}", (episode("a"), episode("b"))) for n in range(ask.groups)]
         return batch(f"{self.url}#{self.groups}", *groups)
+
+    def busy_s(self) -> float | None:
+        self._asked("busy")
+        return self.busy
 
     def ack(self, name: str, version: int, filtered: Mapping[str, str] | None = None) -> None:
         self._asked("ack", name, version)
@@ -332,3 +337,16 @@ def test_configured_daemons_get_their_keys_and_limits() -> None:
 
 def links(daemons: Daemons) -> list[Link]:
     return [member.link for member in daemons._members]
+
+
+def test_nobody_is_waited_for_to_tell_how_busy_engines_were() -> None:
+    """Who is away or of an older release is left out, and goes not away for it."""
+    two = Two(1, 1)
+    a, b = two.fakes
+    assert two.all.busy() == {a.url: 1.5, b.url: 1.5}
+    assert a.tries[-1] == 0.0
+    a.down = True
+    assert two.all.busy() == {b.url: 1.5}
+    a.down, b.busy = False, None
+    assert two.all.busy() == {a.url: 1.5}
+    assert [seen["away"] for seen in two.all.account().values()] == [None, None]

@@ -156,6 +156,13 @@ def test_a_first_meeting_shows_whether_the_key_is_a_trainers() -> None:
         link(handler(403), Clock()).meet()
 
 
+def test_an_older_proxy_does_not_tell_how_long_requests_were_under_way() -> None:
+    told = {"requests": {"in_flight": 0, "busy_s": 2.5}}
+    assert link(lambda _: httpx.Response(200, json=told), Clock()).busy_s() == 2.5
+    for older in ({}, {"requests": {"in_flight": 0}}):
+        assert link(lambda _, older=older: httpx.Response(200, json=older), Clock()).busy_s() is None
+
+
 def test_an_answer_that_is_no_json_is_still_an_error_of_its_status() -> None:
     with pytest.raises(NotFound, match="HTTP 404: <html>"):
         link(lambda _: httpx.Response(404, text="<html>"), Clock()).nack("b")

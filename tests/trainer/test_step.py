@@ -168,13 +168,14 @@ def test_metrics_of_a_step(tmp_path: Path) -> None:
     record = json.loads((tmp_path / "metrics.jsonl").read_text())
     assert record["timing"].keys() == {"wait", "drain", "train", "update_actor", "save", "push"}
     del record["timing"]
+    assert record.pop("idle").keys() == {"trainer", "engine"}
     assert record == {
         "step": 1, "policy_version": 1, "batch": "lease0", "daemons": {"http://proxy": 2},
         "reward_mean": 0.5, "reward_std": 0.5, "groups": 2,
         "episodes": 4, "rejected_episodes": 0, "samples": 6, "sampled_tokens": 2 * (12 + 3),
         "prompt_tokens": 2 * (12 + 4),
         "merged_calls": 4, "merged_tokens": 2 * (2 * 7), "min_policy_version": 0, "max_policy_version": 0,
-        "uncertain_tokens": 0, "repaired_tokens": 0,
+        "staleness_mean": 0.0, "staleness_max": 0, "uncertain_tokens": 0, "repaired_tokens": 0,
         "corrected_tokens": 0, "untold_tokens": 0, "left_out_calls": {},
         "pg_loss": 0.5, "learner": {"actor/something": 2.0},
     }  # fmt: skip

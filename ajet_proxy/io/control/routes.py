@@ -268,7 +268,8 @@ class Control:
         gate, urls = self._store.state.gate, list(self._engines.of(""))
         version = self._store.state.policy_version("")
         others = {"any_model": {"policy_version": version, "gate": gate, "upstreams": urls}} if urls else {}
-        now: dict[str, Any] = {"requests": {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting}}
+        gate_now = {"in_flight": self._gate.in_flight, "waiting": self._gate.waiting, "busy_s": self._gate.busy_s}
+        now: dict[str, Any] = {"requests": gate_now}
         limits = self._store.limits
         now["journal"] = {"healthy": self._store.healthy, "refused": {} if limits is None else limits.refused()}
         now["alerts"] = list(self._store.alerts().values())

@@ -5,6 +5,7 @@ for it. Requests are held, not refused: an agent never learns that the weights c
 gives up with a 503, so that a dead trainer cannot hold agents forever.
 
 Invariant: `in_flight` is the number of ``enter`` blocks that are running, and none starts while the gate is not open.
+`busy_s` never falls, and grows exactly while `in_flight` is not 0.
 """
 
 from __future__ import annotations
@@ -33,6 +34,12 @@ class Gatekeeper:
         self._stopping = False
         self.in_flight = 0
         self.waiting = 0
+        self._busy_before = self._busy_since = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the start in which anybody was inside."""
+        return self._busy_before + (perf_counter() - self._busy_since if self.in_flight else 0.0)
 
     def changed(self) -> None:
         """Wake everyone who waits, to look again."""
@@ -54,13 +61,18 @@ class Gatekeeper:
         began = perf_counter()
         if not passable():
             await self._hold(passable)
-        self._waited(perf_counter() - began)
+        now = perf_counter()
+        self._waited(now - began)
+        if self.in_flight == 0:
+            self._busy_since = now
         self.in_flight += 1
         try:
             yield
         finally:
+            busy_s = self.busy_s
             self.in_flight -= 1
             if self.in_flight == 0:
+                self._busy_before = busy_s
                 self.changed()
 
     async def drained(self, wait_s: float) -> bool:

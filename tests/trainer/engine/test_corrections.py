@@ -102,6 +102,32 @@ def test_a_call_has_the_product_of_its_own_ratios(worker: Any, monkeypatch: pyte
     assert all(abs(product - ratio) > 0.1 for (*name, _), ratio in expected.items() if name == [row.group, row.session])
 
 
+def test_rows_that_verl_fills_up_with_change_nothing(
+    worker: Any, monkeypatch: pytest.MonkeyPatch, tiny: Path
+) -> None:
+    """They are copies of the first row, but for the response: what numbers the calls is as long as that row's."""
+    from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
+
+    from ajet_trainer.verl_backend import trainer
+
+    def fields(row: Row) -> dict[str, Any]:
+        if row.sampled:
+            return made(row)
+        template, _ = construct_minimal_padding_template(made(rows[0]), {}, 0)
+        del template["attention_mask"]
+        return {**template, "uid": row.group}
+
+    made, rows, steps = trainer.row_fields, episodes(True), Steps(monkeypatch, tiny, worker, **SEQUENCE, **REJECT)
+    plain = steps.put(rows)
+    monkeypatch.setattr(trainer, "row_fields", fields)
+    filled = steps.put([*rows, padding(0), padding(1)])
+    assert len(filled["pad_0_0"]["calls"]) == len(rows[0].response) > len(filled["pad_0_0"]["response_mask"]) == 1
+    assert not filled["pad_0_0"]["response_mask"].any() and not filled["pad_0_0"]["rollout_is_weights"].any()
+    for row in rows:
+        for name in ("rollout_is_weights", "response_mask", "advantages"):
+            assert filled[row.key][name].tolist() == pytest.approx(plain[row.key][name].tolist(), abs=EXACT)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("options", [SEQUENCE, SEQUENCE | REJECT], ids=["weights", "rejections"])
 def test_merged_and_split_episodes_have_equal_gradients(

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from ajet_proxy.io.ledger_port import gatekeeper
 from ajet_proxy.io.ledger_port.gatekeeper import Gatekeeper
 from ajet_sdk.errors import NotReady
 
@@ -48,6 +49,40 @@ async def test_a_closed_gate_holds_until_it_opens() -> None:
     await asyncio.gather(*tasks)
     assert log == ["0", "1", "2"]
     assert gate.waiting == 0
+
+
+async def test_the_seconds_in_which_anybody_is_inside_are_counted_once_and_never_fall(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, (door, gate) = [100.0], make()
+    monkeypatch.setattr(gatekeeper, "perf_counter", lambda: now[0])
+    assert gate.busy_s == 0
+    now[0] += 5
+    async with gate.enter():
+        now[0] += 1
+        async with gate.enter():
+            now[0] += 2
+            assert gate.busy_s == 3
+        now[0] += 4
+        assert gate.busy_s == 7
+    now[0] += 50
+    assert gate.busy_s == 7
+    door.open = False
+    held = asyncio.create_task(visit(gate, [], "held"))
+    await asyncio.sleep(0)
+    now[0] += 50
+    assert (gate.waiting, gate.busy_s) == (1, 7)
+    door.open = True
+    gate.changed()
+    await held
+    log, leave = list[str](), asyncio.Event()
+    cancelled = asyncio.create_task(visit(gate, log, "cancelled", leave))
+    await asyncio.sleep(0)
+    now[0] += 0.5
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    now[0] += 50
+    assert (log, gate.busy_s) == (["cancelled"], 7.5)
 
 
 async def test_how_long_each_was_held_is_told() -> None:
