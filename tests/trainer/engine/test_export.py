@@ -243,8 +243,8 @@ def test_what_cannot_be_exported_is_said_with_what_can(
     )
     out.mkdir()
     (out / "mine").touch()
-    assert refused(capsys, run, out) == f"{out} is not empty: name a folder that is to be made"
-    assert refused(capsys, run, out / "mine") == f"{out}/mine is not empty: name a folder that is to be made"
+    assert refused(capsys, run, out) == f"{out} is not empty: name one that does not exist yet"
+    assert refused(capsys, run, out / "mine") == f"{out}/mine is not empty: name one that does not exist yet"
     assert [path.name for path in out.iterdir()] == ["mine"]
 
 
