@@ -17,6 +17,7 @@ Next: ajet_proxy/core/trajectory/samples.py
 from __future__ import annotations
 
 import copy
+import json
 import socket
 import ssl
 import sys
@@ -130,6 +131,15 @@ class Link:
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
         self._send("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
+
+    def evaluate(self, model: str, episodes: int, name: str) -> None:
+        """So many evaluation episodes of `model` are wanted from now on, as the evaluation `name`."""
+        self._send("/evaluations", routes.Evaluate(model, episodes, name))
+
+    def evaluation(self, name: str) -> dict[str, Any]:
+        """How the evaluation `name` stands. Raises `NotFound` when a later one has its place."""
+        found: dict[str, Any] = json.loads(self._send(f"/evaluations/{quote(name, safe='')}") or b"{}")
+        return found
 
     def meet(self) -> None:
         """Checks that the proxy answers and takes us for a trainer: it is asked about a batch that cannot exist."""
