@@ -50,7 +50,7 @@ def export(run: Path, step: int | None, target: Path, say: Callable[[str], None]
     try:
         with unfinished(target) as folder:
             Export(checkpoint, say).write(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # such as a model that brings code of its own
         raise ExportFailed(f"cannot export {checkpoint} to {target}: {error}") from error
     say(f"exported to {target}")
 
