@@ -248,7 +248,7 @@ class Rollouts(RolloutsPlan):
     def _await_wanted(self) -> str | None:
         """The model of the next episode. Where only wanted ones are played, waits for one; the run may stop before."""
         model = self._body.model
-        while self._wanted is not None and not self._stopped:
+        while self._wanted is not None and not self._stopped and self._fault is None:
             if (found := self._client.drive(wanting(self._client.target, model))) is not None:
                 return found
             self._wanted.begin()

@@ -458,6 +458,16 @@ async def test_what_cannot_be_wanted(face: Any, stub: ControlStub, how: Any, sai
     assert not stub.heard
 
 
+async def test_a_callback_that_raises_ends_those_who_wait_too(face: Any, stub: ControlStub, eager: None) -> None:
+    stub.evaluations.extend([{"m": 1}, *[{}] * 100_000])
+
+    def raises(result: RunResult) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await face.run(one, ["a"], eval=True, wanted=True, parallel=3, on_result=raises)
+
+
 async def test_waiting_ends_when_it_is_cancelled(stub: ControlStub, eager: None) -> None:
     stub.evaluations.extend([{}] * 100_000)
     running = asyncio.ensure_future(aio.run(one, ["a"], eval=True, wanted=True, parallel=4))
