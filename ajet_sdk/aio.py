@@ -17,16 +17,17 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Concatenate
 
 from ajet_sdk import episodes, routes
 from ajet_sdk.client import ClientBase, no_reply
-from ajet_sdk.episodes import EpisodeLife, P, opening, shown_as
+from ajet_sdk.episodes import EpisodeLife, P, opening, shown_as, wanting
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import Rollout, RolloutsPlan, name_of, result_of
+from ajet_sdk.rollouts import WANTED_S, Rollout, RolloutsPlan, name_of, result_of
 
 
 class Client(ClientBase):
@@ -178,6 +179,7 @@ async def run(
     model: str | None = None,
     agent_name: str | None = None,
     eval: bool = False,
+    wanted: bool = False,
     on_result: Callable[[RunResult], None] | None = None,
     proxy_url: str | None = None,
     api_key: str | None = None,
@@ -186,13 +188,17 @@ async def run(
     """See `ajet_sdk.run`; the agent is a coroutine function, and `parallel` of them run at once in this event loop."""
     body = routes.OpenEpisode(None, model, agent_name, eval)
     async with Client(proxy_url, api_key, deadline=deadline) as client:
-        return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result).run()
+        return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, wanted).run()
 
 
 class Rollouts(RolloutsPlan):
     """One run over tasks; `ajet_sdk.rollouts.Rollouts` with asyncio's tasks in place of threads."""
 
     _client: Client
+
+    def __init__(self, *plan: Any) -> None:
+        super().__init__(*plan)
+        self._turn = nullcontext() if self._wanted is None else asyncio.Lock()
 
     async def run(self) -> RunResults:
         workers = [asyncio.ensure_future(self._work()) for _ in range(self._parallel)]
@@ -209,21 +215,44 @@ class Rollouts(RolloutsPlan):
         return self.results
 
     async def _work(self) -> None:
-        for rollout in self._rollouts:
-            if self._stopped:
-                return
-            # a task of its own, so that an agent that cancels the task it runs in ends nothing else
-            result = self._done[rollout.number] = await asyncio.ensure_future(self._roll_out(rollout))
+        # each in a task of its own, so that an agent that cancels the task it runs in ends nothing else
+        while (one := await asyncio.ensure_future(self._roll_out())) is not None:
+            number, result = one
+            self._done[number] = result
             if self._on_result is not None:
                 self._on_result(result)
+            if self._wanted is not None and not result.ok:
+                await asyncio.sleep(WANTED_S)
 
-    async def _roll_out(self, rollout: Rollout) -> RunResult:
-        started, client = time.monotonic(), self._client
-        body = replace(self._body, task=self._name(rollout.task))
-        found: Episode | None = None
-        error: BaseException | None = None
+    async def _await_wanted(self) -> str | None:
+        """See `ajet_sdk.rollouts.Rollouts`."""
+        model = self._body.model
+        while self._wanted is not None:
+            if (found := await self._client.drive(wanting(self._client.target, model))) is not None:
+                return found
+            self._wanted.begin()
+            await asyncio.sleep(WANTED_S)
+        return model
+
+    async def _roll_out(self) -> tuple[int, RunResult] | None:
+        client, found, error = self._client, None, None
+        async with self._turn:
+            model = await self._await_wanted()
+            rollout = None if self._stopped else next(self._rollouts, None)
+            if rollout is None:
+                return None
+            started = time.monotonic()
+            body = replace(self._body, task=self._name(rollout.task), model=model)
+            try:
+                found = Episode(client, await client.drive(opening(client.target, body)))
+            except BaseException as caught:
+                error = self._theirs(caught)
+        if found is not None:
+            error = await self._play(rollout, found)
+        return rollout.number, result_of(rollout, body.task or "", found, error, time.monotonic() - started)
+
+    async def _play(self, rollout: Rollout, found: Episode) -> BaseException | None:
         try:
-            found = Episode(client, await client.drive(opening(client.target, body)))
             async with found:
                 answer = self._agent(rollout.task, found)
                 if not inspect.isawaitable(answer):
@@ -232,8 +261,11 @@ class Rollouts(RolloutsPlan):
                 if value is not None:
                     await found.reward(value)
         except BaseException as caught:
-            ours = (KeyboardInterrupt, GeneratorExit, *([asyncio.CancelledError] if self._stopped else []))
-            if isinstance(caught, ours):
-                raise
-            error = caught  # a CancelledError too: the agent made it
-        return result_of(rollout, body.task or "", found, error, time.monotonic() - started)
+            return self._theirs(caught)
+        return None
+
+    def _theirs(self, caught: BaseException) -> BaseException:
+        """What an agent raised; what ends this run is raised again. A CancelledError may be either."""
+        if isinstance(caught, (KeyboardInterrupt, GeneratorExit, *([asyncio.CancelledError] if self._stopped else []))):
+            raise caught
+        return caught

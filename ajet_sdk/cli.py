@@ -83,6 +83,9 @@ def ajet() -> None:
     "AJET_REWARD_FILE names.  [default: what the program gives itself, else exit-code]",
 )
 @click.option("--eval", "is_eval", is_flag=True, help="Record the episodes and never train on them.")
+@click.option(
+    "--wanted", is_flag=True, help="With --eval: play only what a trainer's evaluations want, until Ctrl-C."
+)
 @click.option("--agent", metavar="NAME", callback=text, help="The agent's name in the records.")
 @click.option(
     "--model", metavar="NAME", callback=text,
@@ -96,7 +99,7 @@ def ajet() -> None:
 @proxy_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
-    task: str, repeat: int, parallel: int, reward_cmd: str | None, reward_from: str | None, is_eval: bool,
+    task: str, repeat: int, parallel: int, reward_cmd: str | None, reward_from: str | None, is_eval: bool, wanted: bool,
     agent: str | None, model: str | None, intercept: bool, quiet: bool, proxy: str | None, program: tuple[str, ...],
 ) -> int:
     """Run an unmodified program once per episode, and reward it.
@@ -116,15 +119,17 @@ def run(
         raise click.UsageError("give --reward-cmd or --reward-from, not both")
     if not task:
         raise click.UsageError("--task is empty: an unset variable?")
+    if wanted and not is_eval:
+        raise click.UsageError("--wanted needs --eval: what is trained is played without it")
     check_program(program[0])
     with usage():
-        files = allow_files(min(parallel, repeat))
+        files = allow_files(parallel if wanted else min(parallel, repeat))
     with client_for(proxy, RUN_S) as client, ExitStack() as stack:
         await_proxy(client)
         found = stack.enter_context(intercepting(client)) if intercept else None
         what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files)
         how = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval}
-        return run_and_tell(client, what, task, quiet, **how)
+        return run_and_tell(client, what, task, quiet, wanted=wanted, **how)
 
 
 @ajet.command(context_settings={"ignore_unknown_options": True})

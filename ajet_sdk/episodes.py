@@ -72,6 +72,12 @@ def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
         raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}") from error
 
 
+def wanting(target: Target, model: str | None) -> Talk[str | None]:
+    """A model that wants evaluation episodes now, and is `model` if that is given; None if none does."""
+    answer = _told(target, (yield from request(target, "wanted")))
+    return next((name for name, missing in answer["eval"].items() if missing > 0 and model in (None, name)), None)
+
+
 def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outcome]:
     """Gives a reward under an id made here, so that it counts once, however often it is sent.
 

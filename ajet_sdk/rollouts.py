@@ -14,12 +14,13 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Episode, EpisodeLife, aborting, opening, reason_of
+from ajet_sdk.episodes import Episode, EpisodeLife, aborting, opening, reason_of, wanting
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S
 from ajet_sdk.results import RunResult, RunResults
@@ -28,6 +29,8 @@ from ajet_sdk.untold import told
 Agent = Callable[[Any, Episode], Any]
 INTERRUPTED = "the run was interrupted"
 STOP_DEADLINE_S = 5.0
+WANTED_S = 1.0
+"""How long it may take until it is seen that episodes are wanted. One that failed is wanted again, but not sooner."""
 HEARD_S = 1.0
 """A signal that comes as a wait begins, or to another thread, wakes no wait: it is heard when that ends."""
 
@@ -48,6 +51,27 @@ def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
     each = (task for task in tasks for _ in range(repeat))
     for number, task in enumerate(each):
         yield Rollout(number, task, number % repeat)
+
+
+class WantedRollouts(Iterator[Rollout]):
+    """The tasks of one evaluation after the other, without end. Each evaluation goes through them from the first on."""
+
+    def __init__(self, tasks: Iterable[Any], repeat: int) -> None:
+        self._all, self._repeat = tuple(rollouts_at(tasks, repeat)), repeat
+        if not self._all:
+            raise BadRequest("there is no task to play", param="tasks")
+        self._number = self._place = 0
+
+    def begin(self) -> None:
+        """What comes next belongs to another evaluation."""
+        self._place = 0
+
+    def __next__(self) -> Rollout:
+        around, place = divmod(self._place, len(self._all))
+        once = self._all[place]
+        made = Rollout(self._number, once.task, once.index + around * self._repeat)
+        self._number, self._place = self._number + 1, self._place + 1
+        return made
 
 
 def name_of(task: Any) -> str:
@@ -98,6 +122,9 @@ class RolloutsPlan:
 
     `body` opens the episodes, each with its task's `name`. The caller's mistakes are raised here, before anything has
     begun. One of them is a task without a name, if `tasks` can be gone through twice.
+
+    With `wanted`, only evaluation episodes that a trainer wants are played, from the first task on for each evaluation,
+    and the run has no end. Episodes are then opened one after the other: each asks whether one more is wanted.
     """
 
     def __init__(
@@ -110,16 +137,20 @@ class RolloutsPlan:
         body: routes.OpenEpisode,
         name: Callable[[Any], str],
         on_result: Callable[[RunResult], None] | None,
+        wanted: bool = False,
     ) -> None:
+        if wanted and not body.eval:
+            raise BadRequest("only evaluations are wanted: set eval too", param="wanted")
         for what, value in (("repeat", repeat), ("parallel", parallel)):
             if value < 1:
                 raise BadRequest(f"{what} must be at least 1, not {value}", param=what)
         if isinstance(tasks, Collection) and not isinstance(tasks, str):
             for task in tasks:
                 name(task)
-            parallel = max(1, min(parallel, len(tasks) * repeat))
+            parallel = parallel if wanted else max(1, min(parallel, len(tasks) * repeat))
+        self._wanted = WantedRollouts(tasks, repeat) if wanted else None
         self._client, self._agent, self._body, self._name, self._on_result = client, agent, body, name, on_result
-        self._rollouts = rollouts_at(tasks, repeat)
+        self._rollouts: Iterator[Rollout] = self._wanted or rollouts_at(tasks, repeat)
         self._parallel = parallel
         self._done: dict[int, RunResult] = {}
         self._stopped = False
@@ -142,6 +173,7 @@ class Rollouts(RolloutsPlan):
         self._on_stop = on_stop
         self._workers: list[tuple[threading.Thread, threading.Event]] = []
         self._lock = threading.Lock()
+        self._turn = nullcontext() if self._wanted is None else threading.Lock()
         self._open: dict[str, Episode] = {}
         self._fault: BaseException | None = None
 
@@ -200,26 +232,54 @@ class Rollouts(RolloutsPlan):
 
     def _work(self, ended: threading.Event) -> None:
         try:
-            while (rollout := self._next()) is not None:
-                result = self._roll_out(rollout)
+            while (one := self._roll_out()) is not None:
+                number, result = one
                 with self._lock:
-                    self._done[rollout.number] = result
+                    self._done[number] = result
                 if self._on_result is not None:
                     self._on_result(result)
+                if self._wanted is not None and not result.ok:
+                    time.sleep(WANTED_S)
         except BaseException as error:  # the caller's own: a task without a name, a callback that raised
             self._fault = error
         finally:
             ended.set()
 
-    def _roll_out(self, rollout: Rollout) -> RunResult:
-        started, client = time.monotonic(), self._client
-        body = replace(self._body, task=self._name(rollout.task))
-        episode: Episode | None = None
-        error: BaseException | None = None
+    def _await_wanted(self) -> str | None:
+        """The model of the next episode. Where only wanted ones are played, waits for one; the run may stop before."""
+        model = self._body.model
+        while self._wanted is not None and not self._stopped and self._fault is None:
+            if (found := self._client.drive(wanting(self._client.target, model))) is not None:
+                return found
+            self._wanted.begin()
+            time.sleep(WANTED_S)
+        return model
+
+    def _roll_out(self) -> tuple[int, RunResult] | None:
+        """The next rollout to its end, and its number; None if there is none. If another thread must not open an
+        episode before this one has, it waits for its turn."""
+        client, episode, error = self._client, None, None
+        with self._turn:
+            model = self._await_wanted()
+            if (rollout := self._next()) is None:
+                return None
+            started = time.monotonic()
+            body = replace(self._body, task=self._name(rollout.task), model=model)
+            try:
+                episode = Episode(client, client.drive(opening(client.target, body)))
+                with self._lock:
+                    self._open[episode.id] = episode
+            except KeyboardInterrupt:
+                raise
+            except BaseException as caught:
+                error = caught
+        if episode is not None:
+            error = self._play(rollout, episode)
+        return rollout.number, result_of(rollout, body.task or "", episode, error, time.monotonic() - started)
+
+    def _play(self, rollout: Rollout, episode: Episode) -> BaseException | None:
+        """Has the agent play an open episode, and settles it. Returns what the agent raised."""
         try:
-            episode = Episode(client, client.drive(opening(client.target, body)))
-            with self._lock:
-                self._open[episode.id] = episode
             with episode:
                 if self._stopped:
                     episode.abort(INTERRUPTED)
@@ -230,12 +290,11 @@ class Rollouts(RolloutsPlan):
         except KeyboardInterrupt:
             raise
         except BaseException as caught:  # as SystemExit is, or what an event loop of the agent's own was cancelled with
-            error = caught
+            return caught
         finally:
-            if episode is not None:
-                with self._lock:
-                    self._open.pop(episode.id, None)
-        return result_of(rollout, body.task or "", episode, error, time.monotonic() - started)
+            with self._lock:
+                self._open.pop(episode.id, None)
+        return None
 
 
 def run(
@@ -248,6 +307,7 @@ def run(
     model: str | None = None,
     agent_name: str | None = None,
     eval: bool = False,
+    wanted: bool = False,
     on_result: Callable[[RunResult], None] | None = None,
     proxy_url: str | None = None,
     api_key: str | None = None,
@@ -260,7 +320,10 @@ def run(
     results. `name` turns a task into its name; `on_result` is called as each rollout ends, by the thread that ran it. A
     list in which a task has no name is refused before any task is begun. KeyboardInterrupt aborts the open episodes and
     is raised again.
+
+    With `wanted` (and `eval`), only the evaluation episodes are played that a trainer wants, and this ends by an
+    interrupt alone. Each evaluation goes through the tasks from the first on.
     """
     body = routes.OpenEpisode(None, model, agent_name, eval)
     with Client(proxy_url, api_key, deadline=deadline) as client:
-        return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result).run()
+        return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, wanted).run()

@@ -143,6 +143,16 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
+class Evaluate:
+    """``POST evaluations``: so many evaluation `episodes` of `model` are wanted, at the version that serves it. ``id``
+    makes it idempotent; without one the proxy makes one."""
+
+    model: str
+    episodes: int
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``admin`` or ``any``."""
 
@@ -168,6 +178,9 @@ ROUTES: tuple[Route, ...] = (
     Route("gate_close", "POST", "/gate/close", "trainer", GateClose),
     Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
     Route("policy", "POST", "/policy", "trainer", Policy),
+    Route("evaluate", "POST", "/evaluations", "trainer", Evaluate),
+    Route("evaluation", "GET", "/evaluations/{id}", "trainer", None),
+    Route("wanted", "GET", "/wanted", "agent", None),
     Route("status", "GET", "/status", "any", None),
     Route("overview", "GET", "/overview", "admin", None),
     Route("events", "GET", "/events", "admin", None),

@@ -248,6 +248,7 @@ def run_program(
     model: str | None = None,
     agent: str | None = None,
     eval: bool = False,
+    wanted: bool = False,
     client: Client | None = None,
     on_output: OnOutput | None = None,
     on_result: Callable[[RunResult], None] | None = None,
@@ -259,4 +260,4 @@ def run_program(
     """
     body = routes.OpenEpisode(None, model, agent, eval)
     with nullcontext(client) if client else Client() as own, ProgramAgent(program, own, on_output) as runs:
-        return Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, on_stop=runs.stop).run()
+        return Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, wanted, on_stop=runs.stop).run()

@@ -101,6 +101,11 @@ class Config:
         10, "Checkpoint every so many steps; batches are acknowledged with the checkpoint that holds them. 0: at the "
         "end alone.", zero=True,
     )
+    eval_every: int = option(
+        0, "Evaluate after every so many steps, and before the first: agents play episodes that are not trained. 0: "
+        "never.", zero=True,
+    )
+    eval_episodes: int = option(16, "Episodes of an evaluation.", most=10_000)
     verl: Mapping[str, Any] = field(default_factory=dict)
     """verl's own keys, as dotted names."""
 

@@ -198,6 +198,25 @@ class Daemons:
         several daemons is tried only once, so that it holds up no other's leases."""
         self._once(daemon).extend(batch, lease_s)
 
+    def evaluate(self, model: str, episodes: int, name: str) -> dict[str, int]:
+        """Wants evaluation episodes of `model` of all daemons together, as the evaluation `name`: how many of each."""
+        here, out = self._here(), dict[str, int]()
+        for place, member in enumerate(here):
+            part = episodes // len(here) + (place < episodes % len(here))
+            if part:
+                with suppress(Away), self._asking(member):
+                    member.link.evaluate(model, part, name)
+                    out[member.url] = part
+        return out
+
+    def evaluation(self, daemon: str, name: str) -> dict[str, Any]:
+        """How the part of `daemon` in an evaluation stands. Raises `NotFound` if it knows of none, and `Away`."""
+        member = self._member(daemon)
+        if member.away:
+            raise Away(f"{member.url} is away: {member.away}")
+        with self._asking(member):
+            return member.link.evaluation(name)
+
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version` everywhere; `upstreams`, if given, are its engines from now on."""
         self._policy = (model, version, upstreams)

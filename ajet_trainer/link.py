@@ -137,6 +137,15 @@ class Link:
         seconds: float | None = json.loads(self._send("/status") or b"{}").get("requests", {}).get("busy_s")
         return seconds
 
+    def evaluate(self, model: str, episodes: int, name: str) -> None:
+        """So many evaluation episodes of `model` are wanted from now on, as the evaluation `name`."""
+        self._send("/evaluations", routes.Evaluate(model, episodes, name))
+
+    def evaluation(self, name: str) -> dict[str, Any]:
+        """How the evaluation `name` stands. Raises `NotFound` when a later one has its place."""
+        found: dict[str, Any] = json.loads(self._send(f"/evaluations/{quote(name, safe='')}") or b"{}")
+        return found
+
     def meet(self) -> None:
         """Checks that the proxy answers and takes us for a trainer: it is asked about a batch that cannot exist."""
         self._send("/status")

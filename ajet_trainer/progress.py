@@ -2,7 +2,8 @@
 
 `phase.json` is ``{"phase", "step", "of"}``, replaced atomically; ``of`` is 0 when the run has no planned end. Where
 several daemons feed the run it has ``daemons`` too: what each gave since the start, and why it is away, if it is.
-`metrics.jsonl` has one JSON object a step. A resumed run first drops the lines of steps that its checkpoint does not
+`metrics.jsonl` has one JSON object a step. Its line of step 0, if there is one, is the evaluation of the model that the
+run began with. A resumed run first drops the lines of steps that its checkpoint does not
 hold, so that each step stands in the file once.
 """
 
@@ -49,7 +50,7 @@ class Progress:
         self.step = step
         take_back(self.run_dir, step)
         found = self.metrics_path.read_text().splitlines() if self.metrics_path.exists() else []
-        kept = [one for one in found if (_step(one) or step + 1) <= step]
+        kept = [one for one in found if (known := _step(one)) is not None and known <= step]
         if line and _step(line) == step and step not in map(_step, kept):
             kept.append(line)
         if not found + kept:
@@ -58,14 +59,22 @@ class Progress:
         temporary.write_text("".join(one + "\n" for one in kept))
         os.replace(temporary, self.metrics_path)
 
+    def has(self, step: int) -> bool:
+        """Whether `metrics.jsonl` has the line of `step`."""
+        return self.metrics_path.exists() and step in map(_step, self.metrics_path.read_text().splitlines())
+
     def record(self, metrics: Mapping[str, Any]) -> None:
         """Appends one step to `metrics.jsonl` and says it in a line."""
         self.step = int(metrics["step"])
         with self.metrics_path.open("a") as file:
             file.write(line_of(metrics) + "\n")
         of = f"/{self.total_steps}" if self.total_steps else ""
-        parts = [f"step {self.step}{of}", f"reward {metrics['reward_mean']:.3f} ± {metrics['reward_std']:.3f}"]
-        parts.append(f"{metrics['episodes']} episodes, {metrics['sampled_tokens']} sampled tokens")
+        parts = [f"step {self.step}{of}"]
+        if "reward_mean" in metrics:  # a line of step 0 has an evaluation alone
+            parts.append(f"reward {metrics['reward_mean']:.3f} ± {metrics['reward_std']:.3f}")
+            parts.append(f"{metrics['episodes']} episodes, {metrics['sampled_tokens']} sampled tokens")
+        if "eval_reward_mean" in metrics:
+            parts.append(f"eval {metrics['eval_reward_mean']:.2f} ({metrics['eval_episodes']})")
         daemons = metrics.get("daemons", {})
         if len(daemons) > 1:
             parts.append("groups from " + ", ".join(f"{url}: {count}" for url, count in daemons.items()))

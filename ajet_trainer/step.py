@@ -7,6 +7,7 @@ test, is the same for verl and for a script in a test.
   (``save_freq = 1``) or that a checkpoint will soon hold.
 - A batch is acknowledged only when a checkpoint that names it is complete; until then its lease is extended.
 - A batch that fails a step three times is set aside (`attempts`), or a supervisor would repeat it for ever.
+- An evaluation comes between the gate's opening and the next step, so that one version plays all of it.
 - However a step ends, the gate does not stay closed. `Run.close` opens it with the version the engine last took, and
   gives back every batch whose gradient no checkpoint holds.
 
@@ -16,6 +17,7 @@ Next: ajet_trainer/link.py
 from __future__ import annotations
 
 import math
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +34,7 @@ from ajet_trainer.attempts import MAX_ATTEMPTS, REASON, Attempts, Elsewhere
 from ajet_trainer.batch import Row, to_rows
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
+from ajet_trainer.evaluation import Evaluation
 from ajet_trainer.idle import Idle
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress, line_of, numbers, timed
@@ -105,9 +108,12 @@ class Run:
         progress: Progress,
         *,
         stopping: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.config, self.daemons, self.learner, self.batches = config, daemons, learner, batches
         self.keeper, self.progress, self.stopping = keeper, progress, stopping
+        self.clock, self.sleep = clock, sleep
         if not daemons.alone:
             progress.account = daemons.account
         self.attempts = Attempts(progress.run_dir)
@@ -130,6 +136,10 @@ class Run:
 
     def loop(self) -> None:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
+        if self.evaluation_due and self.learner.version == 0 and not self.progress.has(0):
+            self.timing = {}
+            if (figures := self.evaluate())["eval_episodes"]:
+                self.note({"step": 0, "policy_version": 0, **figures}, {})
         while not self.done:
             self.step()
         if self.batches.unsaved:
@@ -160,10 +170,35 @@ class Run:
         self.close_gate()
         self.push()
         self.open_gate()
+        if self.evaluation_due:
+            figures |= self.evaluate()
         figures["idle"] = self.idle.shares(self.daemons.busy())
-        self.progress.record(figures | {"timing": self.times(metrics)})
+        self.note(figures, metrics)
         self.acknowledge()
-        self.learner.log(logged(metrics, figures | {"timing": self.timing}), self.learner.version)
+
+    def note(self, figures: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Writes the line of a step, and tells the loggers."""
+        self.progress.record({**figures, "timing": self.times(metrics)})
+        self.learner.log(logged(metrics, {**figures, "timing": self.timing}), int(figures["step"]))
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the version that serves now is one of those that are evaluated."""
+        return self.config.eval_every > 0 and self.learner.version % self.config.eval_every == 0
+
+    def evaluate(self) -> dict[str, Any]:
+        """Has the version that serves now evaluated, and returns what came of it. The next step waits for that, unless
+        it takes too long, nobody plays, or a stop is asked for."""
+        def meanwhile() -> None:
+            self.daemons.look()
+            self.acknowledge()
+            self.learner.check()
+
+        with self.part("eval", "evaluating"):
+            evaluation = Evaluation(self.daemons, self.config.model_name, self.config.eval_episodes, self.clock)
+            if said := evaluation.wait(meanwhile, self.stopping, self.sleep):
+                self.say_once(said)
+        return evaluation.figures()
 
     def lease(self) -> Sequence[Leased]:
         """The batches of the next step, held from here on. None when asked to stop before they are together.

@@ -13,7 +13,7 @@ import msgpack
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import headers
-from ajet_proxy.core.ledger import episode, leases, views
+from ajet_proxy.core.ledger import commands, episode, leases, views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
@@ -103,13 +103,17 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
         await ask("POST", "/batches/{id}/extend", {}, id=batch)
         await ask("POST", f"/batches/{{id}}/{end}", body, id=batch)
     await ask("POST", "/policy", {"model": "stub", "version": 1})
+    wanted = (await ask("POST", "/evaluations", {"model": "stub", "episodes": 1}))["evaluation"]
+    await ask("GET", "/wanted")
+    await ask("GET", "/evaluations/{id}", id=wanted)
     await ask("POST", "/gate/close", {})
     await ask("POST", "/gate/open", {"policy_version": 2})
 
 
 def test_the_record_of_an_episode() -> None:
     rig = LedgerRig(archive=(shelf := Shelf()))
-    rig.open("plain")
+    rig.evaluate("m")
+    rig.open("plain", eval=True, model="m")
     rig.open("over several", tenant="a", members={"x": "m", "y": "n"}, metadata={"k": 1}, task="t")
     for agent, model in (("x", "m"), ("y", "n")):
         rig.call("over several", agent=agent, model=model, tenant="a")
@@ -266,7 +270,8 @@ def test_the_limits_that_are_fixed() -> None:
     assert found == [
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
-        control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, front.client_timeout,
+        control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, commands.MAX_EVALUATION,
+        front.client_timeout,
         front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
     ]
     for said, limit in (

@@ -1,7 +1,7 @@
 """The trained model as a Hugging Face folder: what a checkpoint's processes wrote, put together tensor by tensor.
 
 verl's own merger rounds every weight to bfloat16, holds several copies of the model in memory, and leaves an adapter
-beside the model. So this is ours. The tensors of a checkpoint stay in their files until they are needed, and what is
+next to the model. So this is ours. The tensors of a checkpoint stay in their files until they are needed, and what is
 made of them stays in files too. transformers writes the folder, by the names that tensors have on disk. An adapter is
 merged into the weights that it adapts, as for engines.
 
@@ -43,14 +43,14 @@ class ExportFailed(AjetError):
 def export(run: Path, step: int | None, target: Path, say: Callable[[str], None]) -> None:
     """Writes the model of a checkpoint of `run`, the latest unless a `step` is asked for, into the folder `target`."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is not empty: name a folder that is to be made", param="DIR")
+        raise ConfigError(f"{target} is not empty: name one that does not exist yet", param="DIR")
     checkpoint = find(run, step)
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("torch.distributed.device_mesh").setLevel(logging.ERROR)  # warns that no process group is there
     try:
         with unfinished(target) as folder:
             Export(checkpoint, say).write(folder)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # such as a model that brings code of its own
         raise ExportFailed(f"cannot export {checkpoint} to {target}: {error}") from error
     say(f"exported to {target}")
 
@@ -111,7 +111,7 @@ class Export:
     def __init__(self, checkpoint: Path, say: Callable[[str], None]) -> None:
         self._checkpoint, self._say = checkpoint, say
         self._own = checkpoint / "actor" / "huggingface"
-        """What verl saved beside the weights: the configuration, and the tokenizer with its template."""
+        """What verl saved with the weights: the configuration, and the tokenizer with its template."""
         self._described = json.loads((self._own / "config.json").read_text())
         kept = torch.load(checkpoint / "data.pt", mmap=True, weights_only=True)
         self._described["dtype"] = kept.get(DTYPE) or self._described.get("dtype") or "float32"

@@ -100,6 +100,12 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     # What verl asks of a trainer -----------------------------------------------------------------------------------
 
+    def _init_tokenizer(self) -> None:
+        super()._init_tokenizer()
+        model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
+        dtype = getattr(model.hf_config, "dtype", None)
+        self._dtype = dtype and str(dtype).removeprefix("torch.")
+
     def _init_dataloader(self) -> None:
         self.train_dataloader = self.val_dataloader = Leases()
         self.steps_per_epoch = self.total_training_steps = self.config.trainer.total_training_steps
@@ -243,9 +249,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
     def save(self, batches: Mapping[str, Any]) -> None:
         """Saves verl's checkpoint with `batches` in it, then removes old ones but for those that stay. verl writes its
         latest-checkpoint marker last."""
-        model = omega_conf_to_dataclass(self.config.actor_rollout_ref.model)
-        dtype = getattr(model.hf_config, "dtype", None)
-        self.train_dataloader.batches = {**batches, DTYPE: dtype and str(dtype).removeprefix("torch.")}
+        self.train_dataloader.batches = {**batches, DTYPE: self._dtype}
         self._save_checkpoint()
         prune(Path(self.config.trainer.default_local_dir), self._ours.keep_checkpoints)
 

@@ -18,7 +18,7 @@ from ajet_trainer.config import flatten
 
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 _AGENTS = "agents play through the proxy, which gives their requests to the engine as they are"
-_EVAL = "nothing is validated here: let agents play episodes with eval, whose rewards the owner's page shows apart"
+_EVAL = "verl validates nothing here: set eval_every and eval_episodes in [trainer], and agents play evaluations"
 _REWARD = "agents give the rewards: see `ajet reward` and the SDK"
 _KEPT = "the proxy keeps every episode, and `ajet-proxy export` writes them"
 _TOKENS = "micro-batches are packed by tokens: set"

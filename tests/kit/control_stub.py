@@ -1,5 +1,8 @@
 """The control routes an agent uses, in memory, on a thread: what the SDK is tested against without a proxy.
 
+`ControlStub.evaluations` are what is wanted, one after the other: the next begins when somebody asks and nothing is
+wanted any more. After the last, asking is a 404, which ends a run that waits.
+
 `ControlStub.faults` holds what happens to coming requests before or instead of being served, one each: an HTTP answer
 (`Say`), a connection closed before (`drop`) or after (`lose`) the request took effect.
 """
@@ -52,6 +55,8 @@ class ControlStub:
         self.heard: list[Heard] = []
         self.episodes: dict[str, dict[str, Any]] = {}
         self.admin_key = admin_key
+        self.evaluations: deque[dict[str, int]] = deque()
+        self.wanted: dict[str, int] = {}
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.stub = self
@@ -96,6 +101,8 @@ class ControlStub:
         shown = heard.headers.get("authorization", "").removeprefix("Bearer ")
         if path == "/status":
             return self.status()
+        if path == "/wanted":
+            return self._wanted()
         if path == "/episodes":
             if self.admin_key not in (None, shown):
                 raise Unauthorized("no key or a bad one")
@@ -116,7 +123,17 @@ class ControlStub:
         episodes = {"opened": len(states), **counts}
         return {"version": "0", "models": {"stub": model}, "episodes": episodes, "groups": {"ready": 0}}
 
+    def _wanted(self) -> dict[str, Any]:
+        answer = {model: missing for model, missing in self.wanted.items() if missing > 0}
+        if not answer:
+            if not self.evaluations:
+                raise NotFound("no more is wanted")
+            self.wanted = self.evaluations.popleft()
+        return {"eval": answer}
+
     def _open(self, body: routes.OpenEpisode) -> dict[str, Any]:
+        if body.eval and body.model in self.wanted:
+            self.wanted[body.model] -= 1
         name = f"ep-{len(self.episodes)}"
         self.episodes[name] = {
             "episode": name, "task": body.task, "state": "open", "model": body.model, "eval": body.eval,

@@ -27,7 +27,9 @@ SHORT = st.lists(st.integers(0, 2), max_size=4)
 
 def _open(rig: LedgerRig, draw: Any) -> None:
     members = {"x": "m", "y": "n"} if draw(st.integers(0, 4)) == 0 else None
-    rig.open(draw(EPISODES), task=draw(st.sampled_from([None, "s", "t"])), members=members)
+    evaluates, model = draw(st.integers(0, 2)) == 0, draw(st.sampled_from([None, "m"]))
+    task = draw(st.sampled_from([None, "s", "t"]))
+    rig.open(draw(EPISODES), task=task, members=members, eval=evaluates, model=None if members else model)
 
 
 def _call(rig: LedgerRig, draw: Any) -> None:
@@ -81,12 +83,16 @@ def _time(rig: LedgerRig, draw: Any) -> None:
     rig.expire()
 
 
+def _evaluate(rig: LedgerRig, draw: Any) -> None:
+    rig.evaluate(draw(st.sampled_from(["m", "n"])), draw(st.integers(1, 2)))
+
+
 def _archive(rig: LedgerRig, draw: Any) -> None:
     rig.archive(draw(st.integers(0, 3)))
 
 
 STEPS = (_open, _call, _call, _reward, _ready, _ready, _lease, _lease, _answer, _answer, _lose, _end, _weights, _time,
-         _archive, _archive)
+         _evaluate, _archive, _archive)
 
 
 @st.composite

@@ -17,7 +17,7 @@ from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
 from ajet_proxy.core.trajectory.timeline import pack
-from ajet_sdk.routes import EPISODE_STATES, ROUTES, Abort, Ack, Extend, Lease, OpenEpisode, Policy, Reward
+from ajet_sdk.routes import EPISODE_STATES, ROUTES, Abort, Ack, Evaluate, Extend, Lease, OpenEpisode, Policy, Reward
 from tests.kit.strategies import make_call
 
 SETTINGS = LedgerSettings(idle_timeout=100.0, wall_timeout=1000.0, group_size=2)
@@ -50,6 +50,8 @@ def picture(state: State) -> str:
         "queues": sorted(queues.items()),
         "batches": batches,
         "leased": sorted(state.leased),
+        "evaluations": [one.to_json() for one in state.evaluations.values()],
+        "wanted": state.wanted(),
     }
     return json.dumps(seen, sort_keys=True)
 
@@ -90,6 +92,12 @@ def check(state: State) -> None:
     assert state.queues.complete == sum(length // size for length in lengths)
     assert state.queues.waiting == sum(0 < length < size for length in lengths)
     assert sum(state.discarded.values()) == shown["discarded"]
+    for model, evaluation in state.evaluations.items():
+        own = [episode for episode in episodes if episode.evaluation == evaluation.id]
+        assert all(episode.eval and episode.model in (model, None) for episode in own)
+        assert evaluation.playing == {episode.id for episode in own if episode.state in ("open", "sealed")}
+        assert evaluation.rewards == {one.id: one.reward() for one in own if one.state == "recorded"}
+        assert 0 <= evaluation.missing <= evaluation.wanted
 
 
 class Shelf:
@@ -221,6 +229,13 @@ class LedgerRig:
 
     def announce(self, model: str = "m", version: int = 1, upstreams: tuple[str, ...] | None = None) -> Sequence[Event]:
         return self.run(self.commands.announce(Policy(model, version, upstreams), at=self.at))
+
+    def evaluate(self, model: str = "m", episodes: int = 2, name: str | None = None) -> str:
+        """The evaluation that is wanted now."""
+        body = Evaluate(model, episodes, name)
+        name = name or self.id("eval")
+        self.run(self.commands.evaluate(body, evaluation=name, at=self.at))
+        return name
 
     def expire(self) -> Sequence[Event]:
         return self.run(self.commands.expire(self.at))

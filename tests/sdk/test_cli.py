@@ -257,6 +257,29 @@ def test_an_interrupt_leaves_no_program_and_no_open_episode(stub: ControlStub, t
     assert "Traceback" not in err
 
 
+def test_wanted_episodes_are_played_until_an_interrupt(stub: ControlStub) -> None:
+    stub.evaluations.extend([{"m": 3}, *[{}] * 1000])
+    argv = [*AJET, "run", "--task", "t", "--eval", "--wanted", "--parallel", "2", "--", "sh", "-c", "exit 0"]
+    with subprocess.Popen(
+        argv, env={**os.environ, "AJET_PROXY_URL": stub.url}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        until = time.monotonic() + 60
+        while sum(record["state"] == "ready" for record in stub.episodes.values()) < 3 and time.monotonic() < until:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, len(stub.episodes)) == (130, 3)
+    assert {(record["model"], record["eval"]) for record in stub.episodes.values()} == {("m", True)}
+    assert "3 episodes: 3 rewarded" in out and "interrupted" in err and "Traceback" not in err
+
+
+def test_what_is_wanted_is_an_evaluation(ajet: Ajet, stub: ControlStub) -> None:
+    code, _, err = ajet("run", "--proxy", stub.url, "--task", "t", "--wanted", "--", "true")
+    assert (code, len(stub.heard)) == (2, 0)
+    assert err.startswith("ajet run: --wanted needs --eval: what is trained is played without it")
+
+
 def test_a_reader_that_left_is_no_traceback(stub: ControlStub) -> None:
     script = f"{' '.join(map(_quoted, AJET))} status | true"
     done = subprocess.run(

@@ -7,17 +7,18 @@ import itertools
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import ajet_sdk
-from ajet_sdk import aio, errors
+from ajet_sdk import aio, errors, rollouts
 from ajet_sdk.results import RunResult
 from ajet_sdk.rollouts import Rollouts, RolloutsPlan, name_of, rollouts_at
 from ajet_sdk.routes import OpenEpisode
-from tests.kit.control_stub import DROP, ControlStub
+from tests.kit.control_stub import DROP, ControlStub, Say
 from tests.kit.ports import free_port
 from tests.sdk.faces import FACES
 
@@ -370,3 +371,109 @@ async def test_cancelling_aborts_what_is_open(stub: ControlStub) -> None:
         await running
     assert len(stub.episodes) == 3
     assert {record["detail"] for record in stub.episodes.values()} == {"CancelledError"}
+
+
+# ---- what a trainer wants
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wanted is seen at once."""
+    for module in (rollouts, aio):
+        monkeypatch.setattr(module, "WANTED_S", 0.01)
+
+
+async def one(task: Any, episode: Any) -> float:
+    return 1.0
+
+
+async def played(face: Any, tasks: Any, **how: Any) -> list[RunResult]:
+    """What a run plays until nothing is wanted any more, by its number."""
+    seen: list[RunResult] = []
+    with pytest.raises(errors.NotFound, match="no more is wanted"):
+        await face.run(one, tasks, eval=True, wanted=True, on_result=seen.append, **how)
+    return seen
+
+
+@pytest.mark.parametrize("parallel", [1, 4, 32])
+async def test_exactly_what_is_wanted_is_played(face: Any, stub: ControlStub, eager: None, parallel: int) -> None:
+    stub.evaluations.extend([{"m": 5}, {"m": 3}, {"n": 2}])
+    seen = await played(face, ["a", "b"], repeat=1, parallel=parallel)
+    assert len(seen) == 10 and {item.outcome for item in seen} == {"rewarded"}
+    opened = [(record["model"], record["task"], record["eval"]) for record in stub.episodes.values()]
+    assert opened == [
+        *(("m", task, True) for task in "ababa"), *(("m", task, True) for task in "aba"),
+        *(("n", task, True) for task in "ab"),
+    ], "each evaluation begins with the first task"
+    assert stub.wanted == {"n": 0}
+
+
+async def test_tasks_are_gone_through_again_and_again(face: Any, stub: ControlStub, eager: None) -> None:
+    stub.evaluations.append({"m": 7})
+    seen = await played(face, iter(["a", "b"]), repeat=2, parallel=1)
+    assert [(item.task, item.index) for item in seen] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1), ("a", 2), ("a", 3), ("b", 2),
+    ]  # fmt: skip
+
+
+async def test_only_the_model_that_is_named_is_played(face: Any, stub: ControlStub, eager: None) -> None:
+    stub.evaluations.append({"m": 2, "n": 1})
+    stub.faults.extend([Say(200, {"eval": {"m": 2}}), Say(200, {"eval": {"m": 2, "n": 1}})])
+    running = asyncio.ensure_future(asyncio.to_thread(asyncio.run, played(face, ["a"], repeat=1, model="n")))
+    while not stub.episodes:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    stub.wanted, stub.evaluations = {}, deque()
+    await running
+    assert [record["model"] for record in stub.episodes.values()] == ["n"]
+
+
+async def test_an_agent_that_fails_ends_no_evaluation_and_is_tried_again_slowly(
+    face: Any, stub: ControlStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.evaluations.append({"m": 3})
+    seen: list[RunResult] = []
+    for module in (rollouts, aio):
+        monkeypatch.setattr(module, "WANTED_S", 0.2)
+
+    async def fails(task: Any, episode: Any) -> float:
+        raise RuntimeError("no idea")
+
+    began = time.monotonic()
+    with pytest.raises(errors.NotFound):
+        await face.run(fails, ["a"], eval=True, wanted=True, parallel=1, on_result=seen.append)
+    assert [item.reason for item in seen] == ["RuntimeError: no idea"] * 3
+    assert time.monotonic() - began > 4 * 0.2, "one wait for the evaluation, and one after each"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"tasks": ["a"], "eval": False}, "only evaluations are wanted: set eval too"),
+        ({"tasks": [], "eval": True}, "there is no task to play"),
+    ],
+)
+async def test_what_cannot_be_wanted(face: Any, stub: ControlStub, how: Any, said: str) -> None:
+    with pytest.raises(errors.BadRequest, match=said):
+        await face.run(one, wanted=True, **how)
+    assert not stub.heard
+
+
+async def test_a_callback_that_raises_ends_those_who_wait_too(face: Any, stub: ControlStub, eager: None) -> None:
+    stub.evaluations.extend([{"m": 1}, *[{}] * 100_000])
+
+    def raises(result: RunResult) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await face.run(one, ["a"], eval=True, wanted=True, parallel=3, on_result=raises)
+
+
+async def test_waiting_ends_when_it_is_cancelled(stub: ControlStub, eager: None) -> None:
+    stub.evaluations.extend([{}] * 100_000)
+    running = asyncio.ensure_future(aio.run(one, ["a"], eval=True, wanted=True, parallel=4))
+    while stub.count("GET", "/wanted") < 3:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not stub.episodes

@@ -210,3 +210,31 @@ def test_a_reward_survives_the_death_of_the_proxy(engine: str, tmp_path: Path, m
         with Client(proxy.url) as client:
             record = client.ask("get_episode", id=ep.id).json()
     assert (record["state"], len(record["rewards"])) == ("ready", 1)
+
+
+async def test_two_clients_play_what_is_wanted_together(proxy: ProxyProcess) -> None:
+    """Each opens its episodes one after the other, so what they may play in excess is one each."""
+    wanted, post = 6, {"model": "stub", "episodes": 6}
+    started: list[str] = []
+
+    async def agent(task: str, episode: aio.Episode) -> float:
+        started.append(episode.id)
+        await asyncio.sleep(0.05)
+        return 0.5
+
+    async with httpx.AsyncClient(base_url=f"{proxy.url}/ajet/v1", trust_env=False) as http:
+        name = (await http.post("/evaluations", json=post)).json()["evaluation"]
+        both = [
+            asyncio.ensure_future(aio.run(agent, ["a", "b"], eval=True, wanted=True, parallel=3)) for _ in range(2)
+        ]
+        told: dict[str, Any] = {"done": 0}
+        while told["done"] < wanted:
+            await asyncio.sleep(0.05)
+            told = (await http.get(f"/evaluations/{name}")).json()
+        await asyncio.sleep(1.5)
+        for running in both:
+            running.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+        assert (told["opened"], told["rewards"]) == (wanted, [0.5] * wanted)
+        assert wanted <= len(started) <= wanted + 2
+        assert (await http.get("/wanted")).json() == {"eval": {}}

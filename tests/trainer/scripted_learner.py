@@ -117,6 +117,8 @@ class MemoryProxy:
         self._leases = 0
         self.deadline_s = 120.0
         self.busy: float | None = None
+        self.evaluations: dict[str, dict[str, Any]] = {}
+        self.plays: Callable[[dict[str, Any]], None] = lambda evaluation: None
         self.make: Callable[[str], tuple[BatchEpisode, ...]] = lambda task: tuple(
             episode(f"{task}e{i}", float(i), task=task) for i in range(2)
         )
@@ -182,6 +184,20 @@ class MemoryProxy:
         if upstreams is not None:
             self.upstreams = tuple(upstreams)
         self.log.append(f"announce {version}")
+
+    def evaluate(self, model: str, episodes: int, name: str) -> None:
+        self.answer()
+        self.instants.pass_by("before an evaluation")
+        self.log.append(f"evaluate {episodes} at {self.version} {self.gate}")
+        self.evaluations[name] = {"wanted": episodes, "opened": 0, "done": 0, "rewards": []}
+
+    def evaluation(self, name: str) -> dict[str, Any]:
+        """How it stands once what the test `plays` of it is played."""
+        self.answer()
+        if name not in self.evaluations:
+            raise NotFound(f"no evaluation {name}")
+        self.plays(self.evaluations[name])
+        return dict(self.evaluations[name])
 
     def expire(self) -> None:
         """Every lease runs out."""

@@ -38,6 +38,25 @@ def link(handler: Callable[[httpx.Request], httpx.Response], clock: Clock, **opt
     return Link("http://proxy:1/", transport=transport, clock=clock, sleep=clock.sleep, **options)  # type: ignore[arg-type]
 
 
+def test_an_evaluation_is_wanted_under_one_name_and_told_by_it() -> None:
+    """The name makes it safe to ask again where an answer got lost."""
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(503 if len(seen) == 1 else 200, json={"evaluation": "e", "done": 3})
+
+    one = link(handler, Clock())
+    one.evaluate("policy", 4, "e")
+    assert one.evaluation("e") == {"evaluation": "e", "done": 3}
+    assert [(request.method, request.url.path) for request in seen] == [
+        ("POST", "/ajet/v1/evaluations"), ("POST", "/ajet/v1/evaluations"), ("GET", "/ajet/v1/evaluations/e"),
+    ]  # fmt: skip
+    assert json.loads(seen[0].content) == json.loads(seen[1].content) == {
+        "model": "policy", "episodes": 4, "id": "e",
+    }  # fmt: skip
+
+
 def test_a_batch_is_leased_over_the_wire_with_version_and_key() -> None:
     seen: list[httpx.Request] = []
     sent = batch("b1")

@@ -22,7 +22,7 @@ from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.views import Tokens, Wanted, overview, parts, record, records, status
 from ajet_sdk import routes
-from ajet_sdk.errors import BadRequest, Forbidden
+from ajet_sdk.errors import BadRequest, Forbidden, NotFound
 from ajet_sdk.routes import check_id, parse, route
 
 MAX_RECORDS = 1000
@@ -204,6 +204,26 @@ class _Handlers:
         model = self.body.model
         version, upstreams = self.state.policy_version(model), self.state.upstreams(model)
         return {"model": model, "policy_version": version, "upstreams": list(upstreams)}
+
+    # -- evaluations
+
+    def evaluate(self) -> Answer:
+        name = check_id(self.new_id("eval") if self.body.id is None else self.body.id, "id")
+        _check_length("model", self.body.model, MAX_LABEL)
+        events = self.commands.evaluate(self.body, evaluation=name, at=self.at)
+        known = self.state.evaluation(name)
+        version = self.state.policy_version(self.body.model) if known is None else known.policy_version
+        return Answer(lambda: {"evaluation": name, "policy_version": version}, events)
+
+    def evaluation(self) -> Answer:
+        name = self.request.id
+        known = self.state.evaluation(name)
+        if known is None:
+            raise NotFound(f"no evaluation {name}, or there is a later one of its model", code="unknown_evaluation")
+        return Answer(known.to_json)
+
+    def wanted(self) -> Answer:
+        return Answer(lambda: {"eval": self.state.wanted()})
 
     # -- all of it
 

@@ -31,6 +31,7 @@ from ajet_sdk.routes import (
     MAX_VERSION,
     Abort,
     Ack,
+    Evaluate,
     Extend,
     GateClose,
     GateOpen,
@@ -41,6 +42,8 @@ from ajet_sdk.routes import (
 )
 
 Events = tuple[Event, ...]
+MAX_EVALUATION = 10_000
+"""Episodes of one evaluation: each is kept in memory while it is the latest."""
 EXPIRED_AT_ONCE = 1000
 """So many episodes end of themselves in one turn: some 50 ms, while which everybody else waits."""
 
@@ -58,12 +61,15 @@ class Commands:
     ) -> Events:
         if self.state.find(episode) is not None:
             raise Conflict(f"episode {episode} exists already", code="episode_exists")
+        evaluation = None
+        if body.eval and not body.members and (model := body.model or self.state.only_model()) in self.state.wanted():
+            evaluation = self.state.evaluations[model].id
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
         return (
             ev.EpisodeOpened(
                 at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
                 eval=body.eval, idle_timeout=idle, wall_timeout=wall, tenant=tenant, metadata=body.metadata,
-                identified_by=identified_by, members=body.members,
+                identified_by=identified_by, members=body.members, evaluation=evaluation,
             ),
         )
 
@@ -229,6 +235,17 @@ class Commands:
         if known is not None and known.version == body.version and body.upstreams in (None, known.upstreams):
             return ()
         return (ev.PolicyAnnounced(self._time(at), body.model, body.version, body.upstreams),)
+
+    def evaluate(self, body: Evaluate, *, evaluation: str, at: float) -> Events:
+        """`evaluation` is `body.id`, or a new one if that is None. One that was asked for before stays as it is."""
+        if not body.model:
+            raise BadRequest("an evaluation needs a model", param="model")
+        if not 1 <= body.episodes <= MAX_EVALUATION:
+            raise BadRequest(f"episodes must be 1 to {MAX_EVALUATION}", param="episodes")
+        if self.state.evaluation(evaluation) is not None:
+            return ()
+        version = self.state.policy_version(body.model)
+        return (ev.EvaluationWanted(self._time(at), evaluation, body.model, version, body.episodes),)
 
     def gate_close(self, body: GateClose, *, at: float) -> Events:
         return () if self.state.gate_now.shut else (ev.GateClosed(self._time(at), body.reason),)

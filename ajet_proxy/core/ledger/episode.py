@@ -139,6 +139,7 @@ class Episode:
     identified_by: str
     metadata: Mapping[str, Any]
     members: Mapping[str, str] | None
+    evaluation: str | None = None
     state: str = "open"
     reason: str | None = None
     detail: str | None = None

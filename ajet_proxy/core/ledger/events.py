@@ -42,6 +42,7 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     metadata: Mapping[str, Any] = {}
     identified_by: str = "key"
     members: Mapping[str, str] | None = None
+    evaluation: str | None = None
 
 
 class TaskNamed(EpisodeEvent, frozen=True):
@@ -166,6 +167,15 @@ class PolicyAnnounced(Event, frozen=True):
     model: str
     version: int
     upstreams: tuple[str, ...] | None = None
+
+
+class EvaluationWanted(Event, frozen=True):
+    """From now on, ``episodes`` evaluation episodes of a model are wanted, at the policy version that serves it."""
+
+    evaluation: str
+    model: str
+    policy_version: int
+    episodes: int
 
 
 class GateClosed(Event, frozen=True):

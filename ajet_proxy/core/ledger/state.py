@@ -17,6 +17,7 @@ from msgspec import Struct
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
+from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
@@ -139,6 +140,8 @@ class State(Serving):
         self.gate_now = Gate()
         self.lineage = Lineage()
         self.reward_curves = RewardCurves()
+        self.evaluations: dict[str, Evaluation] = {}
+        """The latest of each model."""
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -161,6 +164,7 @@ class State(Serving):
             ev.BatchTrained: self._trained,
             ev.EpisodesArchived: self._archived,
             ev.PolicyAnnounced: self._announced,
+            ev.EvaluationWanted: self._evaluation_wanted,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
             ev.ProxyStarted: self._started,
@@ -220,6 +224,18 @@ class State(Serving):
         """The model that a request means if it names none: the only one that was announced, else ""."""
         return next(iter(self.served)) if len(self.served) == 1 else ""
 
+    def evaluation(self, name: str | None) -> Evaluation | None:
+        """The evaluation called `name`, as long as it is the latest of its model."""
+        return next((one for one in self.evaluations.values() if one.id == name), None)
+
+    def wanted(self) -> dict[str, int]:
+        """How many evaluation episodes of each model are still to be opened now, where any are. What another version
+        would play is wanted no more."""
+        return {
+            one.model: one.missing for one in self.evaluations.values()
+            if one.missing > 0 and one.policy_version == self.policy_version(one.model)
+        }
+
     def leasable(self) -> object:
         """A value that stays equal as long as no lease can find anything new."""
         return self.queues.changes, self.state_changes, self.policy_updates
@@ -241,7 +257,10 @@ class State(Serving):
             id=event.episode, task=event.task, model=event.model, agent=event.agent, eval=event.eval,
             opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
             identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
+            evaluation=event.evaluation,
         )
+        if (evaluation := self.evaluation(event.evaluation)) is not None:
+            evaluation.playing.add(event.episode)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
         self.counts["open"] += 1
         self.opened += 1
@@ -317,6 +336,7 @@ class State(Serving):
         )
         if episode.state in ("ready", "recorded"):
             self._count(episode, before, event.at)
+            self._evaluated(episode)
 
     def _sealed(self, event: ev.EpisodeSealed) -> None:
         episode = self.episodes[event.episode]
@@ -446,6 +466,9 @@ class State(Serving):
         self.served[event.model] = Served(event.version, upstreams)
         self.policy_updates += 1
 
+    def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
+        self.evaluations[event.model] = Evaluation(event.evaluation, event.model, event.policy_version, event.episodes)
+
     def _gate_closed(self, event: ev.GateClosed) -> None:
         self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)
 
@@ -471,6 +494,11 @@ class State(Serving):
             batch.lease_until += back
         self._doubt(tuple(self.unsent))
 
+    def _evaluated(self, episode: Episode) -> None:
+        """Tells the evaluation of `episode`, if it has one that still counts, how it stands."""
+        if (evaluation := self.evaluation(episode.evaluation)) is not None:
+            evaluation.moved(episode.id, episode.state, episode.reward())
+
     def _move(
         self, episode: Episode, state: str, at: float, reason: str | None = None, detail: str | None = None
     ) -> None:
@@ -481,6 +509,7 @@ class State(Serving):
         episode.move(state, at, reason, detail)
         if state not in ("open", "sealed"):
             self.unsettled.pop(episode.id, None)
+        self._evaluated(episode)
         if reason is not None:
             self.discarded[reason] += 1
         if episode.ended_at is not None:

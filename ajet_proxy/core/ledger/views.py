@@ -140,6 +140,7 @@ def summary(episode: Episode) -> dict[str, Any]:
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
         "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
         "tenant": episode.tenant or None, "shares": _shares(episode), "stored": episode.stored,
+        "evaluation": episode.evaluation,
     }
     return out | {name: value for name, value in extra.items() if value is not None}
 

@@ -53,6 +53,7 @@ EVENTS: dict[str, Any] = {
     "BatchTrained": ev.BatchTrained,
     "EpisodesArchived": ev.EpisodesArchived,
     "PolicyAnnounced": ev.PolicyAnnounced,
+    "EvaluationWanted": ev.EvaluationWanted,
     "GateClosed": ev.GateClosed,
     "GateOpened": ev.GateOpened,
     "ProxyStarted": ev.ProxyStarted,

@@ -243,8 +243,8 @@ def test_what_cannot_be_exported_is_said_with_what_can(
     )
     out.mkdir()
     (out / "mine").touch()
-    assert refused(capsys, run, out) == f"{out} is not empty: name a folder that is to be made"
-    assert refused(capsys, run, out / "mine") == f"{out}/mine is not empty: name a folder that is to be made"
+    assert refused(capsys, run, out) == f"{out} is not empty: name one that does not exist yet"
+    assert refused(capsys, run, out / "mine") == f"{out}/mine is not empty: name one that does not exist yet"
     assert [path.name for path in out.iterdir()] == ["mine"]
 
 
@@ -285,6 +285,25 @@ def test_other_engines_are_named_with_what_exports_them(
     assert "was not written by fsdp: `python -m verl.model_merger` knows other engines" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"architectures": ["NoSuchModel"]}, "transformers has no model of the kind ['NoSuchModel']"),
+        ({"model_type": "no_such_type", "architectures": []}, "no_such_type"),
+    ],
+)
+def test_a_model_that_transformers_does_not_have_is_one_line(
+    run: Path, tmp_path: Path, change: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copied = edited(run, tmp_path / "run", lambda kept: None)
+    for path in copied.rglob("config.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert status("export", str(copied), str(tmp_path / "out")) == 1
+    captured = capsys.readouterr()
+    assert said in captured.err and captured.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(("model", "dtype"), [("half", "bfloat16"), ("tiny", "float32")])
 def test_a_checkpoint_names_the_dtype_of_the_model_that_the_run_began_with(
     model: str, dtype: str, request: pytest.FixtureRequest, tmp_path: Path, verl_here: None
@@ -295,5 +314,6 @@ def test_a_checkpoint_names_the_dtype_of_the_model_that_the_run_began_with(
     made.config = composed({}, model=str(request.getfixturevalue(model)))
     made._ours, made.train_dataloader = SimpleNamespace(keep_checkpoints=2), trainer.Leases()
     made._save_checkpoint = lambda: None
+    made._init_tokenizer()
     made.save({"saved": []})
     assert made.train_dataloader.state_dict() == {"saved": [], "dtype": dtype}

@@ -286,3 +286,46 @@ def test_errors_are_those_of_the_tree(caller: Caller) -> None:
         with pytest.raises(AjetError) as caught:
             caller.post(path, body)
         assert caught.value.status == 404
+
+
+# ---- evaluations
+
+
+def test_an_evaluation_is_wanted_played_and_told(caller: Caller) -> None:
+    caller.rig.announce("m", 7)
+    agent = Claims("agent", "acme")
+    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {}}
+    asked = caller.post("/evaluations", {"model": "m", "episodes": 2}, claims=Claims("trainer"))
+    name = asked["evaluation"]
+    assert asked == {"evaluation": name, "policy_version": 7} and name.startswith("eval-")
+    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {"m": 2}}
+    episode = caller.post("/episodes", {"eval": True, "model": "m"}, claims=agent)["episode"]
+    assert caller.ask("GET", f"/episodes/{episode}", claims=agent)["evaluation"] == name
+    caller.rig.call(episode, tenant="acme")
+    caller.post(f"/episodes/{episode}/rewards", {"value": 0.5}, claims=agent)
+    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {"m": 1}}
+    assert caller.ask("GET", f"/evaluations/{name}") == {
+        "evaluation": name, "model": "m", "policy_version": 7, "wanted": 2, "opened": 1, "done": 1, "rewards": [0.5],
+        "mean_reward": 0.5,
+    }  # fmt: skip
+
+
+def test_asking_for_an_evaluation_again_changes_nothing(caller: Caller) -> None:
+    caller.rig.announce("m", 7)
+    body = {"model": "m", "episodes": 2, "id": "mine"}
+    first = caller.post("/evaluations", body)
+    caller.rig.announce("m", 8)
+    assert caller.post("/evaluations", body) == first == {"evaluation": "mine", "policy_version": 7}
+    assert len([event for event in caller.rig.events if type(event).__name__ == "EvaluationWanted"]) == 1
+
+
+def test_only_the_latest_evaluation_of_a_model_is_known(caller: Caller) -> None:
+    for name in ("one", "two"):
+        caller.post("/evaluations", {"model": "m", "episodes": 1, "id": name})
+    assert caller.ask("GET", "/evaluations/two")["wanted"] == 1
+    with pytest.raises(NotFound, match="or there is a later one of its model") as found:
+        caller.ask("GET", "/evaluations/one")
+    assert found.value.code == "unknown_evaluation"
+    for body in ({"model": "m", "episodes": 1, "id": "a b"}, {"model": "x" * 1001, "episodes": 1}):
+        with pytest.raises(BadRequest):
+            caller.post("/evaluations", body)

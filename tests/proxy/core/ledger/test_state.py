@@ -62,10 +62,27 @@ class AnythingHappens(RuleBasedStateMachine):
             assert len(self.rig.events) == seen
             assert picture(self.rig.state) == self.rig.pictures[-1]
 
-    @rule(episode=EPISODES, task=st.sampled_from([None, "s", "t"]), eval=st.booleans(), members=st.booleans())
-    def opens(self, episode: str, task: str | None, eval: bool, members: bool) -> None:
+    @rule(
+        episode=EPISODES, task=st.sampled_from([None, "s", "t"]), eval=st.booleans(), members=st.booleans(),
+        model=st.sampled_from([None, "m"]),
+    )
+    def opens(self, episode: str, task: str | None, eval: bool, members: bool, model: str | None) -> None:
         both = {"x": "m", "y": "n"} if members else None
-        self.attempt(lambda: self.rig.open(episode, task=task, eval=eval and not members, members=both))
+        fields = {"eval": eval, "members": both, "model": None if members else model}
+        self.attempt(lambda: self.rig.open(episode, task=task, **fields))
+
+    @rule(model=MODELS, episodes=st.integers(0, 2), name=st.sampled_from([None, None, "again"]))
+    def wants_an_evaluation(self, model: str, episodes: int, name: str | None) -> None:
+        self.attempt(lambda: self.rig.evaluate(model, episodes, name))
+
+    @rule(value=st.sampled_from([None, 0.0, 1.0]))
+    def plays_an_evaluation(self, value: float | None) -> None:
+        episode = self.rig.open(eval=True, model="m")
+        self.rig.call(episode)
+        if value is None:
+            self.rig.seal(episode)
+        else:
+            self.rig.reward(episode, value)
 
     @rule(
         episode=EPISODES, model=MODELS, choices=st.integers(1, 2), body=st.sampled_from(["p", "q"]),

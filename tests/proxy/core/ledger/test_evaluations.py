@@ -1,0 +1,164 @@
+"""Which episodes belong to an evaluation that a trainer wants, how many are missing, and what came of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ajet_proxy.core.ledger.commands import MAX_EVALUATION
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import GateClose, GateOpen
+from tests.kit.ledger_rig import LedgerRig
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    made = LedgerRig(watch=True)
+    made.announce("m", 3)
+    return made
+
+
+def told(rig: LedgerRig, name: str) -> dict[str, Any]:
+    found = rig.state.evaluation(name)
+    assert found is not None
+    return found.to_json()
+
+
+def plays(rig: LedgerRig, reward: float | None = 1.0, **how: Any) -> str:
+    """An evaluation episode to its end."""
+    episode = rig.open(eval=True, **{"model": "m", **how})
+    rig.call(episode)
+    if reward is None:
+        rig.seal(episode)
+    else:
+        rig.reward(episode, reward)
+    return episode
+
+
+def test_nothing_is_wanted_unless_somebody_wants_it(rig: LedgerRig) -> None:
+    assert rig.state.wanted() == {}
+    assert rig.state.evaluation(None) is None
+    assert rig.state.episodes[plays(rig)].evaluation is None
+
+
+def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRig) -> None:
+    name = rig.evaluate("m", 2)
+    assert told(rig, name) == {
+        "evaluation": name, "model": "m", "policy_version": 3, "wanted": 2, "opened": 0, "done": 0, "rewards": [],
+        "mean_reward": None,
+    }  # fmt: skip
+    assert rig.state.wanted() == {"m": 2}
+    first = rig.open(eval=True, model="m")
+    assert (rig.state.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 1)
+    second, third = plays(rig, 0.5), plays(rig, 0.0)
+    assert rig.state.wanted() == {}
+    assert [rig.state.episodes[one].evaluation for one in (first, second, third)] == [name, name, None]
+    assert (told(rig, name)["done"], told(rig, name)["rewards"]) == (1, [0.5])
+    rig.call(first)
+    rig.reward(first, 1.0)
+    assert told(rig, name) | {"evaluation": ""} == {
+        "evaluation": "", "model": "m", "policy_version": 3, "wanted": 2, "opened": 2, "done": 2,
+        "rewards": [0.5, 1.0], "mean_reward": 0.75,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("how", "belongs"),
+    [
+        ({"eval": True, "model": "m"}, True),
+        ({"eval": True}, True),
+        ({"eval": True, "model": "n"}, False),
+        ({"eval": True, "members": {"a": "m"}}, False),
+        ({"eval": False, "model": "m"}, False),
+    ],
+)
+def test_only_an_evaluation_of_its_one_model_belongs_to_it(rig: LedgerRig, how: Any, belongs: bool) -> None:
+    """An episode that names no model asks the only one that there is."""
+    name = rig.evaluate("m", 2)
+    assert rig.state.episodes[rig.open(**how)].evaluation == (name if belongs else None)
+
+
+def test_an_episode_that_a_header_makes_an_evaluation_as_it_opens_belongs_to_it(rig: LedgerRig) -> None:
+    name = rig.evaluate("m", 2)
+    rig.begin("by-header", eval=True)
+    rig.begin("later")
+    rig.begin("later", eval=True)
+    assert rig.state.episodes["by-header"].evaluation == name
+    assert (rig.state.episodes["later"].eval, rig.state.episodes["later"].evaluation) == (True, None)
+
+
+def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:
+    name = rig.evaluate("m", 1)
+    for end in ("abort", "expire"):
+        episode = rig.open(eval=True, model="m")
+        assert rig.state.wanted() == {}
+        if end == "abort":
+            rig.abort(episode)
+        else:
+            rig.at += 101.0
+            rig.expire()
+        assert rig.state.episodes[episode].state == "discarded"
+        assert (rig.state.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 0)
+    plays(rig)
+    assert told(rig, name)["done"] == 1
+
+
+def test_one_without_a_reward_is_done_and_counts_in_no_mean(rig: LedgerRig) -> None:
+    name = rig.evaluate("m", 2)
+    bare = plays(rig, None)
+    plays(rig, 0.25)
+    assert (told(rig, name)["done"], told(rig, name)["rewards"]) == (2, [0.25])
+    rig.reward(bare, 0.75)
+    assert told(rig, name)["rewards"] == [0.75, 0.25], "it may come late, and be corrected"
+    rig.reward(bare, 0.5)
+    assert told(rig, name)["mean_reward"] == 0.375
+
+
+def test_a_newer_one_takes_its_place(rig: LedgerRig) -> None:
+    old = rig.evaluate("m", 2)
+    late = rig.open(eval=True, model="m")
+    new = rig.evaluate("m", 3)
+    other = rig.evaluate("n", 1)
+    assert rig.state.evaluation(old) is None
+    assert rig.state.wanted() == {"m": 3, "n": 1}
+    rig.call(late)
+    rig.reward(late)
+    assert (told(rig, new)["opened"], told(rig, other)["opened"]) == (0, 0)
+    assert rig.state.episodes[late].state == "recorded"
+
+
+def test_one_that_was_asked_for_before_stays_as_it_is(rig: LedgerRig) -> None:
+    rig.evaluate("m", 2, "mine")
+    plays(rig)
+    rig.evaluate("m", 2, "mine")
+    assert told(rig, "mine")["done"] == 1
+
+
+def test_what_another_version_would_play_is_wanted_no_more(rig: LedgerRig) -> None:
+    name = rig.evaluate("m", 2)
+    begun = rig.open(eval=True, model="m")
+    rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
+    assert rig.state.wanted() == {"m": 1}, "calls wait at the gate"
+    rig.run(rig.commands.gate_open(GateOpen(4), at=rig.at))
+    assert rig.state.wanted() == {}
+    assert rig.state.episodes[plays(rig)].evaluation is None
+    rig.call(begun)
+    rig.reward(begun)
+    assert (told(rig, name)["opened"], told(rig, name)["done"]) == (1, 1)
+
+
+def test_it_survives_a_restart_and_what_is_archived_still_counts(rig: LedgerRig) -> None:
+    name = rig.evaluate("m", 2)
+    plays(rig, 0.5)
+    rig.restart()
+    rig.archive()
+    assert rig.state.wanted() == {"m": 1}
+    plays(rig, 1.0)
+    assert told(rig, name)["mean_reward"] == 0.75
+
+
+@pytest.mark.parametrize(("model", "episodes"), [("", 1), ("m", 0), ("m", -1), ("m", MAX_EVALUATION + 1)])
+def test_what_cannot_be_wanted_is_refused(rig: LedgerRig, model: str, episodes: int) -> None:
+    with pytest.raises(BadRequest, match="model" if not model else "episodes must be 1 to"):
+        rig.evaluate(model, episodes)

@@ -1,0 +1,239 @@
+"""Evaluations while training: when they are wanted, what is waited for, and where their figures go."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ajet_sdk.errors import NotFound
+from ajet_trainer.config import Config
+from ajet_trainer.daemons import Daemons, Keeper
+from ajet_trainer.evaluation import EVAL_QUIET_S, EVAL_WAIT_S, NOBODY
+from ajet_trainer.link import Link
+from ajet_trainer.progress import Progress
+from ajet_trainer.step import Run
+from ajet_trainer.trained_batches import TrainedBatches
+from tests.trainer.scripted_learner import Disk, Instants, Killed, MemoryProxy, ScriptedLearner
+from tests.trainer.test_link import Clock
+
+
+class Evaluating:
+    """A run of some steps over daemons; `plays` is what agents do with an evaluation whenever the trainer looks."""
+
+    def __init__(self, folder: Path, *, daemons: int = 1, steps: int = 4, **options: Any) -> None:
+        usual = {"groups": 2, "total_steps": steps, "save_freq": 1, "eval_every": 2, "eval_episodes": 4}
+        self.config = Config(model="m", run_dir=str(folder), **{**usual, **options})
+        self.folder, self.instants, self.disk, self.said, self.clock = folder, Instants(), Disk(), list[str](), Clock()
+        names = ["proxy"] if daemons == 1 else ["a", "b", "c"][:daemons]
+        self.proxies = [MemoryProxy(steps, self.instants, f"http://{name}", singly=daemons > 1) for name in names]
+        self.stop: Callable[[], bool] = lambda: False
+        self.logged: dict[int, dict[str, float]] = {}
+
+    def play(self, plays: Callable[[dict[str, Any]], None]) -> None:
+        for proxy in self.proxies:
+            proxy.plays = plays
+
+    def whole(self) -> None:
+        daemons = Daemons(
+            cast(list[Link], self.proxies), say=self.said.append, clock=self.clock, sleep=self.clock.sleep,
+            deadline_s=1e9,
+        )
+        learner = ScriptedLearner(self.disk, self.instants)
+        progress = Progress(self.config.run_dir, self.config.total_steps, self.said.append)
+        batches = TrainedBatches.from_state(self.disk.batches, daemons.urls)
+        run = Run(
+            self.config, daemons, learner, batches, Keeper(daemons, 300.0), progress, stopping=lambda: self.stop(),
+            clock=self.clock, sleep=self.clock.sleep,
+        )
+        try:
+            run.start()
+            run.loop()
+        finally:
+            self.logged |= learner.logged
+            if self.instants.fatal is None:
+                run.close()
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def evaluated(self) -> list[tuple[int, float | None, int | None]]:
+        """``(step, mean, episodes)`` of each line."""
+        return [(line["step"], line.get("eval_reward_mean"), line.get("eval_episodes")) for line in self.lines()]
+
+
+def plays(*rewards: float) -> Callable[[dict[str, Any]], None]:
+    """One more of these at each look, until the evaluation is full."""
+
+    def play(evaluation: dict[str, Any]) -> None:
+        if evaluation["done"] < evaluation["wanted"]:
+            evaluation["rewards"].append(rewards[evaluation["done"] % len(rewards)])
+            evaluation["opened"] = evaluation["done"] = evaluation["done"] + 1
+
+    return play
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Evaluating:
+    made = Evaluating(tmp_path)
+    made.play(plays(0.0, 1.0))
+    return made
+
+
+def test_the_model_is_evaluated_before_the_first_step_and_after_every_second(run: Evaluating) -> None:
+    run.whole()
+    assert run.evaluated() == [(0, 0.5, 4), (1, None, None), (2, 0.5, 4), (3, None, None), (4, 0.5, 4)]
+    assert all(line["eval_reward_std"] == 0.5 for line in run.lines() if "eval_episodes" in line)
+    assert "eval" in run.lines()[0]["timing"] and "eval" not in run.lines()[1]["timing"]
+
+
+def test_every_evaluation_is_of_one_version_with_the_gate_open(run: Evaluating) -> None:
+    run.whole()
+    log = run.proxies[0].log
+    wanted = [line for line in log if line.startswith("evaluate")]
+    assert wanted == [f"evaluate 4 at {version} open" for version in (0, 2, 4)]
+    for version in (0, 2):
+        after = log[log.index(f"evaluate 4 at {version} open") + 1 :]
+        assert after.index("close") < after.index(f"open {version + 1}"), "the next step comes later"
+
+
+def test_loggers_and_the_terminal_get_its_figures(run: Evaluating) -> None:
+    run.whole()
+    assert run.logged[0]["ajet/eval_reward_mean"] == 0.5 and "ajet/reward_mean" not in run.logged[0]
+    assert (run.logged[2]["ajet/eval_episodes"], run.logged[2]["ajet/reward_mean"]) == (4.0, 0.5)
+    assert "ajet/timing/eval" in run.logged[2] and "ajet/eval_episodes" not in run.logged[1]
+    shown = [line for line in run.said if line.startswith("step ")]
+    assert [("eval 0.50 (4)" in line) for line in shown] == [True, False, True, False, True]
+    assert shown[0].startswith("step 0/4 · eval 0.50 (4)")
+
+
+def test_off_is_the_default(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, eval_every=Config().eval_every)
+    run.whole()
+    assert not run.proxies[0].evaluations
+    assert [line["step"] for line in run.lines()] == [1, 2, 3, 4]
+
+
+def test_where_nobody_plays_training_continues_and_says_so_once(run: Evaluating) -> None:
+    run.play(lambda evaluation: None)
+    before = run.clock()
+    run.whole()
+    assert run.said.count(NOBODY) == 1
+    assert 3 * EVAL_QUIET_S <= run.clock() - before < 3 * EVAL_QUIET_S + 30
+    assert run.evaluated() == [(1, None, None), (2, None, 0), (3, None, None), (4, None, 0)]
+
+
+def test_one_that_does_not_end_is_left_with_what_it_has(run: Evaluating) -> None:
+    def stuck(evaluation: dict[str, Any]) -> None:
+        evaluation |= {"opened": 3, "done": 1, "rewards": [0.25]}
+
+    run.play(stuck)
+    run.whole()
+    assert run.clock() >= 3 * EVAL_WAIT_S
+    assert run.evaluated()[0] == (0, 0.25, 1)
+    assert f"1 of 4 evaluation episodes are done after {EVAL_WAIT_S:.0f} s, training continues" in run.said
+
+
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_stop_waits_for_no_evaluation(run: Evaluating, looks: int) -> None:
+    """What was played by then counts, and the run saves, acknowledges and ends as always."""
+    seen: list[int] = []
+
+    def slow(evaluation: dict[str, Any]) -> None:
+        if run.proxies[0].version == 2:
+            seen.append(1)
+            if len(seen) == looks:
+                run.stop = lambda: True
+        plays(0.25)(evaluation)
+
+    run.play(slow)
+    run.whole()
+    assert run.evaluated()[-1] == (2, 0.25, looks)
+    assert run.disk.version == 2 and "ack lease1 2" in run.proxies[0].log
+
+
+def test_a_resumed_run_repeats_no_evaluation_that_it_has(run: Evaluating) -> None:
+    run.stop = lambda: "ack lease2 3" in run.proxies[0].log
+    run.whole()
+    run.stop = lambda: False
+    run.whole()
+    assert run.evaluated() == [(0, 0.5, 4), (1, None, None), (2, 0.5, 4), (3, None, None), (4, 0.5, 4)]
+    assert len(run.proxies[0].evaluations) == 3
+
+
+def test_a_run_that_begins_again_keeps_the_evaluation_of_its_start(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, save_freq=10)
+    run.play(plays(1.0))
+    for fatal in (14, 20):
+        run.instants.seen, run.instants.fatal = 0, fatal
+        with pytest.raises(Killed):
+            run.whole()
+        run.proxies[0].expire()
+    run.instants.fatal = None
+    run.whole()
+    assert [line["step"] for line in run.lines()] == [0, 1, 2, 3, 4]
+    assert len([line for line in run.proxies[0].log if line == "evaluate 4 at 0 open"]) == 1
+
+
+def test_an_evaluation_that_a_crash_cut_short_is_repeated_at_the_start_alone(run: Evaluating) -> None:
+    whole = run.proxies[0].plays
+
+    def crash(evaluation: dict[str, Any]) -> None:
+        raise Killed("while an evaluation is played")
+
+    run.play(crash)
+    with pytest.raises(Killed):
+        run.whole()
+    run.play(whole)
+    run.whole()
+    assert run.evaluated()[0] == (0, 0.5, 4)
+    assert [line for line in run.proxies[0].log if "at 0" in line] == ["evaluate 4 at 0 open"] * 2
+
+
+def test_several_daemons_play_their_parts(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, daemons=3, groups=6, steps=2, eval_episodes=5)
+    run.play(plays(1.0, 0.0))
+    run.whole()
+    parts = [[one["wanted"] for one in proxy.evaluations.values()] for proxy in run.proxies]
+    assert parts == [[2, 2], [2, 2], [1, 1]]
+    mean, std = 0.6, math.sqrt(0.24)
+    line = run.lines()[0]
+    assert (line["eval_reward_mean"], line["eval_episodes"]) == (pytest.approx(mean), 5)
+    assert line["eval_reward_std"] == pytest.approx(std)
+
+
+def test_more_daemons_than_episodes(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, daemons=3, groups=6, steps=1, eval_episodes=2)
+    run.play(plays(1.0))
+    run.whole()
+    assert [len(proxy.evaluations) for proxy in run.proxies] == [1, 1, 0]
+
+
+def test_a_daemon_that_goes_away_is_not_waited_for(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, daemons=2, groups=4, steps=1, eval_episodes=4)
+
+    def play(evaluation: dict[str, Any]) -> None:
+        plays(0.5)(evaluation)
+        if evaluation["done"] == 1:
+            run.proxies[1].down = True
+
+    run.play(play)
+    run.stop = lambda: any("is away" in line for line in run.said) and len(run.proxies[0].log) > 5
+    run.whole()
+    line = run.lines()[0]
+    assert 2 <= line["eval_episodes"] < 4
+
+
+def test_a_daemon_that_knows_nothing_of_it_any_more_is_not_waited_for(run: Evaluating) -> None:
+    def forgotten(evaluation: Mapping[str, Any]) -> None:
+        raise NotFound("there is a later one of its model")
+
+    run.play(forgotten)
+    before = run.clock()
+    run.whole()
+    assert run.clock() == before
+    assert run.evaluated() == [(1, None, None), (2, None, 0), (3, None, None), (4, None, 0)]
