@@ -20,14 +20,15 @@ FLOAT32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"
 @pytest.mark.filterwarnings("ignore")  # verl, imported to restore the engine, warns of engines it lacks
 def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, shaped: Engine) -> None:
     """With a learning rate that moves the policy far, trainer and engine still agree: the weights did arrive. So they
-    do at both temperatures at which the players sample, and each is a row of its own."""
+    do at both temperatures at which the players sample, and each is a row of its own. Without overlap all is on-policy:
+    a whole call, too, is as likely for the trainer as it was for the engine."""
     ours = {
         "model": str(shaped.model), "model_name": "tiny", "engine_urls": [shaped.url],
-        "groups": GROUPS, "group_size": SIZE, "max_tokens": 256, "max_staleness": 0, "total_steps": STEPS,
+        "groups": GROUPS, "group_size": SIZE, "max_tokens": 256, "overlap": 0, "total_steps": STEPS,
         "save_freq": 0,
     }  # fmt: skip
     verl = {f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{k}": v for k, v in FLOAT32.items()}
-    verl |= {"actor_rollout_ref.actor.optim.lr": 5e-3}
+    verl |= {"actor_rollout_ref.actor.optim.lr": 5e-3, "algorithm.rollout_correction.rollout_is": "sequence"}
     with ProxyProcess(f"tiny={shaped.url}", tmp_path / "proxy") as proxy:
         try:
             with (
@@ -43,10 +44,13 @@ def test_an_engine_that_stands_alone_takes_the_weights(tmp_path: Path, shaped: E
     metrics = trainer.metrics()
     assert [line["policy_version"] for line in metrics] == list(range(1, STEPS + 1))
     assert all(line["min_policy_version"] >= line["step"] - 1 for line in metrics)
+    assert all(line["staleness_max"] == 0 for line in metrics)
+    assert all(0 <= share <= 1 for line in metrics for share in line["idle"].values())
+    assert all(line["idle"]["engine"] > 0 and line["idle"]["trainer"] > 0 for line in metrics)
     assert max(line["rollout_probs_diff_max"] for line in metrics) < 1e-3
     assert all(line["samples"] == 2 * line["episodes"] and line["merged_calls"] == 0 for line in metrics)
     first = metrics[0]["learner"]
-    assert all(first[f"rollout_corr/rollout_is_{end}"] == pytest.approx(1.0, abs=1e-4) for end in ("min", "max"))
+    assert all(first[f"rollout_corr/rollout_is_{end}"] == pytest.approx(1.0, abs=1e-3) for end in ("min", "max"))
     assert not any(line[name] for line in metrics for name in ("left_out_calls", "corrected_tokens", "untold_tokens"))
     assert metrics[-1]["entropy"] < metrics[0]["entropy"]
     assert living(below, 20) == []
