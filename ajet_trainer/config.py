@@ -211,8 +211,8 @@ def check(config: Config) -> Config:
     if config.overlap and not config.attached:
         said = "trainer and engine take turns on the same devices: set engine_urls, or leave overlap out"
         raise ConfigError(f"overlap = {config.overlap} cannot be: {said}", param="overlap")
-    if config.overlap is not None and config.max_staleness is not None and config.max_staleness < config.overlap:
-        said = "tokens of agents that are so far ahead would be discarded: leave max_staleness out, or set it to"
+    if config.overlap is not None and config.max_staleness not in (None, config.overlap):
+        said = "overlap is the bound: leave max_staleness out, or set it to"
         raise ConfigError(
             f"max_staleness = {config.max_staleness} contradicts overlap = {config.overlap}: {said} {config.overlap}",
             param="max_staleness",

@@ -169,7 +169,7 @@ class Daemons:
         out = {}
         for member in self._here():
             with suppress(AjetError):
-                if (seconds := member.link.within(0.0).busy_s()) is not None:
+                if (seconds := member.link.busy_s()) is not None:
                     out[member.url] = seconds
         return out
 
@@ -204,9 +204,12 @@ class Daemons:
         for place, member in enumerate(here):
             part = episodes // len(here) + (place < episodes % len(here))
             if part:
-                with suppress(Away), self._asking(member):
-                    member.link.evaluate(model, part, name)
-                    out[member.url] = part
+                try:
+                    with suppress(Away), self._asking(member):
+                        member.link.evaluate(model, part, name)
+                        out[member.url] = part
+                except NotFound:
+                    self._say(f"the daemon at {member.url} knows no evaluations: upgrade it")
         return out
 
     def evaluation(self, daemon: str, name: str) -> dict[str, Any]:

@@ -23,9 +23,10 @@ EVAL_WAIT_S = 1800.0
 EVAL_QUIET_S = 60.0
 """How long anyone may take to open the first of its episodes."""
 NOBODY = (
-    "nobody plays evaluations, so training continues without: run `ajet run --eval --wanted --task … -- PROGRAM` "
-    "next to the agents"
+    "nobody plays evaluations at {}, so training continues without: run "
+    "`ajet run --eval --wanted --task … -- PROGRAM` next to the agents"
 )
+"""Of these daemons."""
 
 
 class Evaluation:
@@ -44,26 +45,39 @@ class Evaluation:
     ) -> str | None:
         """Waits until all is played, or somebody is `stopping`; `meanwhile` is done between two looks. If it was not
         played in time, returns a line that says so."""
-        while not stopping() and not self._look():
+        while not stopping() and (left := self._look()):
             waited = self._clock() - self._began
-            if waited >= EVAL_QUIET_S and not any(told["opened"] for told in self._told.values()):
-                return NOBODY
+            if waited >= EVAL_QUIET_S and not any(self._tried(url) for url in left):
+                return NOBODY.format(", ".join(left))
             if waited >= EVAL_WAIT_S:
                 done = self.figures()["eval_episodes"]
-                return f"{done} of {self._wanted} evaluation episodes are done after {waited:.0f} s, training continues"
+                lost = sum(told.get("lost", 0) for told in self._told.values())
+                return (f"{done} of {self._wanted} evaluation episodes are done after {waited:.0f} s, and {lost} were "
+                        "discarded; training continues")  # fmt: skip
             meanwhile()
             sleep(LOOK_S)
         return None
 
-    def _look(self) -> bool:
-        """Asks how it stands; whether there is nothing more to wait for. A daemon that is away, or knows nothing of it
-        any more, is not waited for. What it said before still counts."""
-        waiting = False
+    def _tried(self, url: str) -> int:
+        """How many episodes were opened at a daemon, those that were discarded among them."""
+        told = self._told[url]
+        return int(told["opened"] + told.get("lost", 0))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that was wanted is played."""
+        return self._wanted <= sum(int(told["done"]) for told in self._told.values())
+
+    def _look(self) -> list[str]:
+        """Asks how it stands; the daemons whose part is still waited for. One that is away, or knows nothing of it any
+        more, is not. What it said before still counts."""
+        left = []
         for url in self._told:
             with suppress(Away, NotFound):
                 told = self._told[url] = self._daemons.evaluation(url, self._name)
-                waiting = waiting or told["done"] < told["wanted"]
-        return not waiting
+                if told["done"] < told["wanted"]:
+                    left.append(url)
+        return left
 
     def figures(self) -> dict[str, Any]:
         """What `metrics.jsonl` says of it."""

@@ -24,13 +24,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 
 from ajet_sdk import routes
-from ajet_sdk.errors import AjetError, NotFound, ProxyUnreachable, TooLarge
+from ajet_sdk.errors import AjetError, BadRequest, NotFound, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import CONTENT_TYPE, MAX_FRAME_BYTES, VERSION, FrameError, decode_batch
 from ajet_sdk.operations import PASSING, Reply, refused
 from ajet_sdk.sample import Batch
@@ -38,6 +39,8 @@ from ajet_sdk.settings import ConfigError
 from ajet_trainer.config import Config
 
 ANSWER_S, CONNECT_S = 30.0, 3.0
+BUSY_ANSWER_S = 1.0
+"""How long a figure is waited for that nothing depends on."""
 HANG_UPS = 3
 _RELEASES = "install the same ajet release on both sides"
 
@@ -96,7 +99,12 @@ class Link:
 
     def lease(self, ask: routes.Lease) -> Batch | None:
         """The next batch, or None when nothing was ready within ``ask.wait_s``."""
-        frame = self._send("/batches/lease", ask, wait_s=ask.wait_s)
+        try:
+            frame = self._send("/batches/lease", ask, wait_s=ask.wait_s)
+        except BadRequest as error:
+            if error.param != "signal":
+                raise
+            frame = self._send("/batches/lease", replace(ask, signal=False), wait_s=ask.wait_s)  # an older proxy
         if frame is None:
             return None
         try:
@@ -133,8 +141,11 @@ class Link:
         self._send("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
 
     def busy_s(self) -> float | None:
-        """Seconds since the proxy's start in which an agent's request was under way. None from an older proxy."""
-        seconds: float | None = json.loads(self._send("/status") or b"{}").get("requests", {}).get("busy_s")
+        """Seconds since the proxy's start in which an agent's request was under way, asked once. None from an older
+        proxy."""
+        once = self.within(0.0)
+        once._answer_s = min(BUSY_ANSWER_S, self._answer_s)
+        seconds: float | None = json.loads(once._send("/status") or b"{}").get("requests", {}).get("busy_s")
         return seconds
 
     def evaluate(self, model: str, episodes: int, name: str) -> None:

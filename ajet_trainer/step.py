@@ -138,7 +138,7 @@ class Run:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
         if self.evaluation_due and self.learner.version == 0 and not self.progress.has(0):
             self.timing = {}
-            if (figures := self.evaluate())["eval_episodes"]:
+            if (figures := self.evaluate()).get("eval_episodes"):
                 self.note({"step": 0, "policy_version": 0, **figures}, {})
         while not self.done:
             self.step()
@@ -188,17 +188,17 @@ class Run:
 
     def evaluate(self) -> dict[str, Any]:
         """Has the version that serves now evaluated, and returns what came of it. The next step waits for that, unless
-        it takes too long, nobody plays, or a stop is asked for."""
+        it takes too long or nobody plays. If a stop cuts it short, a part of it says nothing."""
         def meanwhile() -> None:
             self.daemons.look()
             self.acknowledge()
             self.learner.check()
 
-        with self.part("eval", "evaluating"):
+        with self.part("eval", "evaluating"), self.idle.waiting():
             evaluation = Evaluation(self.daemons, self.config.model_name, self.config.eval_episodes, self.clock)
             if said := evaluation.wait(meanwhile, self.stopping, self.sleep):
                 self.say_once(said)
-        return evaluation.figures()
+        return {} if self.stopping() and not evaluation.whole else evaluation.figures()
 
     def lease(self) -> Sequence[Leased]:
         """The batches of the next step, held from here on. None when asked to stop before they are together.
@@ -208,7 +208,8 @@ class Run:
         hand: list[Leased] = []
         ask = Lease(
             group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
-            signal=self.config.no_signal == "drop", wait_s=POLL_S, lease_s=self.keeper.lease_s,
+            signal=self.config.no_signal == "drop" and self.learner.shaping is None,
+            wait_s=POLL_S, lease_s=self.keeper.lease_s,
         )  # fmt: skip
         with self.part("wait", "waiting for episodes"), self.idle.waiting():
             while not self.stopping():
@@ -241,9 +242,12 @@ class Run:
             by_turn=self.learner.by_turn,
             shaping=self.learner.shaping,
         )  # fmt: skip
-        if (self.config.overlong == "mask" or self.learner.shaping) and not overlong.are_told(leased.batch):
-            self.say_once("overlong calls are known by their length alone: the daemon does not say why calls ended; "
-                          "upgrade it")  # fmt: skip
+        if not overlong.are_told(leased.batch):
+            why = "the daemon does not say why calls ended; upgrade it"
+            if self.config.overlong == "mask":
+                self.say_once(f"calls that ended at their limit of tokens are not known, and none is masked: {why}")
+            if self.learner.shaping:
+                self.say_once(f"calls are punished by their length alone: {why}")
         for rejection in admission.rejected:
             self.progress.say(f"not trained: episode {rejection.episode}: {rejection.reason} ({rejection.detail})")
         if given_up := [rejection.episode for rejection in admission.rejected if rejection.reason == REASON]:
@@ -327,7 +331,7 @@ class Run:
     def close_gate(self) -> None:
         """No call is in flight and none starts until `open_gate`."""
         self.gate_closed = True
-        with self.part("drain", "draining calls in flight"):
+        with self.part("drain", "draining calls in flight"), self.idle.waiting():
             self.daemons.close_gate("weights", DRAIN_S)
 
     def push(self) -> None:

@@ -21,7 +21,7 @@ from ajet_trainer.batch import Row
 
 KEPT_STEPS = 20
 """Files of so many steps stay."""
-ARRAYS = ("prompt", "response", "mask", "logprobs", "spans")
+ARRAYS = ("prompt", "response", "mask", "logprobs", "spans", "advantages")
 """What of a row does not stand in ``head`` as it is."""
 Floats = NDArray[np.float32]
 
@@ -64,9 +64,12 @@ def write(run_dir: Path, step: int, trained: Sequence[TrainedRow], model: str) -
             [weight[row.mask == 1] for weight, row in zip(weights, rows, strict=True)]
         ).astype(np.float32)
     temporary = folder / f".{step}.new"
-    with temporary.open("wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]  # its own options are no arrays
-    os.replace(temporary, folder / f"{step}.npz")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # its own options are no arrays
+        os.replace(temporary, folder / f"{step}.npz")
+    finally:
+        temporary.unlink(missing_ok=True)
     for old in steps(run_dir)[:-KEPT_STEPS]:
         (folder / f"{old}.npz").unlink()
 
@@ -107,6 +110,8 @@ def steps(run_dir: Path) -> list[int]:
 
 
 def take_back(run_dir: Path, step: int) -> None:
-    """Removes what is kept of steps after `step`, whose weights are gone."""
+    """Removes what is kept of steps after `step`, whose weights are gone, and what a kill left of a file."""
     for later in [number for number in steps(run_dir) if number > step]:
         (run_dir / "rows" / f"{later}.npz").unlink()
+    for cut_short in (run_dir / "rows").glob(".*.new"):
+        cut_short.unlink()

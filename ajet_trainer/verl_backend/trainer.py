@@ -271,12 +271,13 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
             weights.forget(self._folder, self.global_steps)
 
     def _keep(self, rows: Sequence[Row], partition: str) -> None:
-        """Writes what the step knows of its rows into a file for reading. A disk that takes none ends no run."""
-        stored = tq.kv_batch_get(keys=[row.key for row in rows], partition_id=partition, select_fields=list(KEPT))
+        """Writes what the step knows of its rows into a file for reading. The step has worked, even if that fails."""
         try:
+            stored = tq.kv_batch_get(keys=[row.key for row in rows], partition_id=partition, select_fields=list(KEPT))
             trained_rows.write(Path(self._ours.run_dir), self.global_steps, trained(rows, stored), self._ours.model)
-        except OSError as error:
-            self._say(f"the rows of step {self.global_steps} are not kept for reading: {error}")
+        except Exception as error:
+            said = str(error) or type(error).__name__
+            self._say(f"the rows of step {self.global_steps} are not kept for reading: {said}")
 
     # Helpers -------------------------------------------------------------------------------------------------------
 

@@ -101,7 +101,7 @@ def test_how_far_agents_may_be_ahead_bounds_how_stale_tokens_may_be(file: Path) 
     attached = "engine_urls=http://a"
     for words, bound in (
         ([], None), (["overlap=0"], 0), (["overlap=0", attached], 0), (["overlap=2", attached], 2),
-        (["overlap=2", "max_staleness=3", attached], 3), (["max_staleness=1"], 1),
+        (["overlap=2", "max_staleness=2", attached], 2), (["max_staleness=1"], 1),
     ):
         assert load(str(file), words).max_staleness == bound
 

@@ -122,7 +122,7 @@ def test_where_nobody_plays_training_continues_and_says_so_once(run: Evaluating)
     run.play(lambda evaluation: None)
     before = run.clock()
     run.whole()
-    assert run.said.count(NOBODY) == 1
+    assert run.said.count(NOBODY.format(run.proxies[0].url)) == 1
     assert 3 * EVAL_QUIET_S <= run.clock() - before < 3 * EVAL_QUIET_S + 30
     assert run.evaluated() == [(1, None, None), (2, None, 0), (3, None, None), (4, None, 0)]
 
@@ -135,12 +135,13 @@ def test_one_that_does_not_end_is_left_with_what_it_has(run: Evaluating) -> None
     run.whole()
     assert run.clock() >= 3 * EVAL_WAIT_S
     assert run.evaluated()[0] == (0, 0.25, 1)
-    assert f"1 of 4 evaluation episodes are done after {EVAL_WAIT_S:.0f} s, training continues" in run.said
+    done = f"1 of 4 evaluation episodes are done after {EVAL_WAIT_S:.0f} s, and 0 were discarded"
+    assert f"{done}; training continues" in run.said
 
 
 @pytest.mark.parametrize("looks", [1, 2])
 def test_a_stop_waits_for_no_evaluation(run: Evaluating, looks: int) -> None:
-    """What was played by then counts, and the run saves, acknowledges and ends as always."""
+    """What was played by then says nothing of the whole, and the run saves, acknowledges and ends as always."""
     seen: list[int] = []
 
     def slow(evaluation: dict[str, Any]) -> None:
@@ -152,7 +153,7 @@ def test_a_stop_waits_for_no_evaluation(run: Evaluating, looks: int) -> None:
 
     run.play(slow)
     run.whole()
-    assert run.evaluated()[-1] == (2, 0.25, looks)
+    assert run.evaluated()[-1] == (2, None, None)
     assert run.disk.version == 2 and "ack lease1 2" in run.proxies[0].log
 
 
@@ -204,6 +205,39 @@ def test_several_daemons_play_their_parts(tmp_path: Path) -> None:
     line = run.lines()[0]
     assert (line["eval_reward_mean"], line["eval_episodes"]) == (pytest.approx(mean), 5)
     assert line["eval_reward_std"] == pytest.approx(std)
+
+
+def test_a_daemon_where_nobody_plays_is_not_waited_for_when_the_others_are_done(tmp_path: Path) -> None:
+    run = Evaluating(tmp_path, daemons=2, groups=4, steps=2, eval_episodes=4)
+    run.proxies[0].plays = plays(1.0)
+    before = run.clock()
+    run.whole()
+    assert run.clock() - before < 2 * (EVAL_QUIET_S + 10)
+    assert run.said.count(NOBODY.format(run.proxies[1].url)) == 1
+    assert [line["eval_episodes"] for line in run.lines() if "eval_episodes" in line] == [2, 2]
+
+
+def test_episodes_that_are_all_discarded_are_not_nobodys(run: Evaluating) -> None:
+    def lose(evaluation: dict[str, Any]) -> None:
+        evaluation["lost"] = 3
+
+    run.play(lose)
+    run.stop = lambda: run.clock() > EVAL_WAIT_S
+    run.whole()
+    assert not any("nobody plays" in line for line in run.said)
+    assert any("and 3 were discarded; training continues" in line for line in run.said)
+
+
+def test_a_daemon_of_an_older_release_evaluates_nothing_and_ends_no_run(
+    run: Evaluating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(model: str, episodes: int, name: str) -> None:
+        raise NotFound("unknown route", code="unknown_route")
+
+    monkeypatch.setattr(run.proxies[0], "evaluate", unknown)
+    run.whole()
+    assert [line["step"] for line in run.lines()] == [1, 2, 3, 4]
+    assert any("knows no evaluations: upgrade it" in line for line in run.said)
 
 
 def test_more_daemons_than_episodes(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 
 from ajet_sdk import routes
-from ajet_sdk.errors import Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable, TooLarge
+from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable, TooLarge
 from ajet_sdk.frame import FrameError, decode_batch, encode_batch
 from ajet_trainer import link as link_module
 from ajet_trainer.link import Link, WireVersion
@@ -55,6 +55,31 @@ def test_an_evaluation_is_wanted_under_one_name_and_told_by_it() -> None:
     assert json.loads(seen[0].content) == json.loads(seen[1].content) == {
         "model": "policy", "episodes": 4, "id": "e",
     }  # fmt: skip
+
+
+def test_a_proxy_that_knows_no_signal_is_asked_without_it() -> None:
+    seen: list[dict[str, object]] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        if "signal" in seen[-1]:
+            return httpx.Response(400, json=BadRequest("unknown field 'signal'", param="signal").to_body())
+        return httpx.Response(204)
+
+    assert link(handler, Clock()).lease(routes.Lease(groups=2, signal=True)) is None
+    assert seen == [{"groups": 2, "signal": True}, {"groups": 2}]
+
+
+def test_a_figure_that_nothing_depends_on_is_asked_once() -> None:
+    clock, asked = Clock(), list[httpx.Request]()
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        raise httpx.ReadTimeout("frozen")
+
+    with pytest.raises(ProxyUnreachable):
+        link(handler, clock).busy_s()
+    assert len(asked) == 1 and asked[0].extensions["timeout"]["read"] == link_module.BUSY_ANSWER_S
 
 
 def test_a_batch_is_leased_over_the_wire_with_version_and_key() -> None:

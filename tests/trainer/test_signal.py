@@ -16,8 +16,8 @@ REWARDS = st.lists(st.tuples(VALUES, st.sampled_from([None, "", "critic"]), st.b
 
 
 @given(
-    st.lists(st.tuples(st.lists(AGENTS, min_size=1, max_size=3), REWARDS), min_size=2, max_size=6),
-    st.integers(min_value=2, max_value=3),
+    st.lists(st.tuples(st.lists(AGENTS, min_size=1, max_size=3), REWARDS), min_size=2, max_size=8),
+    st.integers(min_value=2, max_value=4),
 )
 def test_what_is_discarded_had_no_signal_and_what_is_leased_had_one(
     played: list[tuple[list[str], list[tuple[float, str | None, bool]]]], size: int

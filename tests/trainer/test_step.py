@@ -208,6 +208,7 @@ def test_loggers_get_a_steps_figures_once_the_learners_by_its_names_and_ours_apa
     assert theirs == {"actor/pg_loss": 0.5, "timing_s/update_actor": 1.5, "actor/something": 2.0}
     ours = {name.removeprefix("ajet/"): value for name, value in logged.items() if name.startswith("ajet/")}
     times = {name for name in ours if name.startswith("timing/")}
+    assert 0 <= ours.pop("idle/trainer") <= 1
     assert times == {f"timing/{part}" for part in ("wait", "drain", "train", "save", "push")}
     line = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1])
     kept = {name: value for name, value in line.items() if isinstance(value, (int, float)) and name != "pg_loss"}

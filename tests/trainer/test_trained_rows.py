@@ -31,6 +31,22 @@ def alike(one: Row, other: Row) -> bool:
     return all(np.array_equal(a, b) and getattr(a, "dtype", 0) == getattr(b, "dtype", 0) for a, b in pairs)
 
 
+def test_advantages_that_a_row_brings_along_are_kept_as_its_tokens_have_them(tmp_path: Path) -> None:
+    """With credit by turn."""
+    one = trained()
+    write(tmp_path, 1, [replace(one, row=replace(one.row, advantages=one.advantage))], "m")
+    (found,), _ = read(tmp_path, 1)
+    assert found.row.advantages is None
+    assert found.advantage[one.row.mask == 1].tolist() == one.advantage[one.row.mask == 1].tolist()
+
+
+def test_what_a_kill_left_of_a_file_is_removed(tmp_path: Path) -> None:
+    write(tmp_path, 1, [trained()], "m")
+    (tmp_path / "rows" / ".2.new").write_bytes(b"half")
+    take_back(tmp_path, 1)
+    assert [path.name for path in (tmp_path / "rows").iterdir()] == ["1.npz"]
+
+
 @pytest.mark.parametrize("weight", [True, False])
 def test_what_is_written_is_what_is_read(tmp_path: Path, weight: bool) -> None:
     rows = [trained("a", turns=1, weight=weight), trained("b", turns=3, weight=weight, rejected=2)]

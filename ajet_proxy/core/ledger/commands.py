@@ -57,12 +57,15 @@ class Commands:
     # -- episodes
 
     def open_episode(
-        self, body: OpenEpisode, *, episode: str, at: float, tenant: str, identified_by: str = "key"
+        self, body: OpenEpisode, *, episode: str, at: float, tenant: str, identified_by: str = "key",
+        plays: str | None = None,
     ) -> Events:
+        """`plays` is the model of its first call, if it opens with one. It tells the evaluation, and no more."""
         if self.state.find(episode) is not None:
             raise Conflict(f"episode {episode} exists already", code="episode_exists")
         evaluation = None
-        if body.eval and not body.members and (model := body.model or self.state.only_model()) in self.state.wanted():
+        model = body.model or plays or self.state.only_model()
+        if body.eval and not body.members and model in self.state.wanted():
             evaluation = self.state.evaluations[model].id
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
         return (
@@ -87,7 +90,9 @@ class Commands:
         known = self.state.find(episode)
         if known is None:
             body = OpenEpisode(task=task, eval=eval, metadata=metadata or {})
-            opened = self.open_episode(body, episode=episode, at=at, tenant=tenant, identified_by=identified_by)
+            opened = self.open_episode(
+                body, episode=episode, at=at, tenant=tenant, identified_by=identified_by, plays=model or None
+            )
             return (*opened, started)
         if known.tenant != tenant:
             raise Forbidden(f"episode {episode} belongs to another tenant", code="foreign_episode")
@@ -242,7 +247,9 @@ class Commands:
             raise BadRequest("an evaluation needs a model", param="model")
         if not 1 <= body.episodes <= MAX_EVALUATION:
             raise BadRequest(f"episodes must be 1 to {MAX_EVALUATION}", param="episodes")
-        if self.state.evaluation(evaluation) is not None:
+        if (known := self.state.evaluation(evaluation)) is not None:
+            if (known.model, known.wanted) != (body.model, body.episodes):
+                raise BadRequest(f"evaluation {evaluation} is of another model or number of episodes", param="id")
             return ()
         version = self.state.policy_version(body.model)
         return (ev.EvaluationWanted(self._time(at), evaluation, body.model, version, body.episodes),)

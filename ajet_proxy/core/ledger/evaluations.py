@@ -23,6 +23,8 @@ class Evaluation:
     wanted: int
     playing: set[str] = field(default_factory=set)
     rewards: dict[str, float | None] = field(default_factory=dict)
+    lost: int = 0
+    """How many were discarded, and are wanted again."""
 
     @property
     def opened(self) -> int:
@@ -37,6 +39,8 @@ class Evaluation:
         """An episode of it is now in `state`."""
         if state == "recorded":
             self.rewards[episode] = reward
+        if state == "discarded" and episode in self.playing:
+            self.lost += 1
         if state != "sealed":
             self.playing.discard(episode)
 
@@ -44,6 +48,6 @@ class Evaluation:
         rewards = [reward for reward in self.rewards.values() if reward is not None]
         return {
             "evaluation": self.id, "model": self.model, "policy_version": self.policy_version, "wanted": self.wanted,
-            "opened": self.opened, "done": len(self.rewards), "rewards": rewards,
+            "opened": self.opened, "done": len(self.rewards), "lost": self.lost, "rewards": rewards,
             "mean_reward": math.fsum(rewards) / len(rewards) if rewards else None,
         }

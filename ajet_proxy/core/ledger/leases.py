@@ -62,20 +62,21 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     while len(dropped) < MOST:
         gone = {event.episode for event in dropped if not event.models}
         unusable.update((model, name) for name in gone for model in episodes[name].shares)
-        idle = set[Share]()
-        fits = partial(_fits, episodes, idle, MOST - len(dropped))
-        chosen = state.queues.choose(body.groups, size, body.model, fits, out=unusable, fresh=fresh)
+        idle, flat, most = set[Share](), set[Share](), MOST - len(dropped)
+        fits = partial(_fits, episodes, idle, most)
+        teaches = partial(_teaches, episodes, flat, most if body.signal else 0)
+        chosen = state.queues.choose(body.groups, size, body.model, fits, teaches, out=unusable, fresh=fresh)
         if idle:
             dropped += _dropped(episodes, idle, "no_reward", _named, at)
             unusable |= idle
             continue
+        dropped += _dropped(episodes, flat, "filtered", lambda _: NO_SIGNAL, at, apart=True)
+        unusable |= flat
+        if len(flat) >= most:
+            continue
         if chosen is None:
             break
         model, groups = chosen
-        if body.signal and (shares := _without_signal(episodes, model, groups, MOST - len(dropped))):
-            dropped += _dropped(episodes, shares, "filtered", lambda _: NO_SIGNAL, at)
-            unusable |= shares
-            continue
         sizes = {name: most_bytes(episodes[name], model) for _, names in groups for name in names}
         if taken := leading(groups, sizes):
             return dropped, (model, taken)
@@ -104,25 +105,30 @@ def _named(episode: Episode) -> str:
     return f"no whole call is of what was rewarded: {', '.join(several[:NAMED])}{more}"
 
 
-def _without_signal(episodes: Mapping[str, Episode], model: str, groups: Groups, most: int) -> set[Share]:
-    """The shares of the first of those `groups` whose rewards are equal: `most` at most, or one group.
+def _teaches(
+    episodes: Mapping[str, Episode], flat: set[Share], most: int, model: str, names: tuple[str, ...]
+) -> bool:
+    """Whether rewards differ in a group, so that a lease with `signal` can take it. Otherwise it goes into `flat`. Once
+    that holds `most`, all others do, since this look ends without a lease.
 
-    A trainer compares each agent's rewards with those of the same agent, or all of them if an agent is alone. It
-    compares rewards of single calls in several ways, so groups that have some are left to it.
+    A trainer compares rewards of whole episodes. Where agents have rewards of their own, it compares each agent's with
+    those of the same agent, or all of them if an agent is alone. It compares rewards of single calls in several ways,
+    so groups that have some are left to it.
     """
-    flat = set[Share]()
-    for _, names in groups:
-        members = [episodes[name] for name in names]
-        if len(members) == 1 or any(one.call is not None for member in members for one in member.rewards.values()):
-            continue
+    members = [episodes[name] for name in names]
+    rewards = [one for member in members for one in member.rewards.values()]
+    if len(flat) >= most or len(members) == 1 or any(one.call is not None for one in rewards):
+        return True
+    if any(one.agent is not None for one in rewards):
         earned = [member.earned(model) for member in members]
-        alone = 1 in Counter(agent for rewards in earned for agent in rewards).values()
-        values = {("" if alone else agent, reward) for rewards in earned for agent, reward in rewards.items()}
-        if len(values) == len({agent for agent, _ in values}):
-            if flat and len(flat) + len(names) > most:
-                break
-            flat |= {(model, name) for name in names}
-    return flat
+    else:
+        earned = [{"": member.reward() or 0.0} for member in members]
+    alone = 1 in Counter(agent for given in earned for agent in given).values()
+    values = {("" if alone else agent, reward) for given in earned for agent, reward in given.items()}
+    if len(values) > len({agent for agent, _ in values}):
+        return True
+    flat.update((model, name) for name in names)
+    return False
 
 
 def _fresh(state: State, max_staleness: int, model: str) -> int:
@@ -140,14 +146,17 @@ def _stale(state: State, body: Lease) -> Iterator[Share]:
 
 
 def _dropped(
-    episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: Callable[[Episode], str], at: float
+    episodes: Mapping[str, Episode], shares: set[Share], reason: str, why: Callable[[Episode], str], at: float,
+    *, apart: bool = False,
 ) -> Iterator[ev.EpisodeDiscarded]:
-    """Ready episodes are dropped whole. If a model has trained its share of one, only its other `shares` are."""
+    """Ready episodes are dropped whole. If a model has trained its share of one, or each has its share `apart`, only
+    these `shares` are."""
     for name in sorted({name for _, name in shares}):
         episode = episodes[name]
         if episode.state == "ready":
-            trained = "" in episode.shares.values()
-            models = sorted(model for model in episode.shares if (model, name) in shares) if trained else ()
+            mine = sorted(model for model in episode.shares if (model, name) in shares)
+            some = "" in episode.shares.values() or (apart and len(mine) < len(episode.shares))
+            models = mine if some else ()
             yield ev.EpisodeDiscarded(at, name, reason, why(episode), tuple(models))
 
 

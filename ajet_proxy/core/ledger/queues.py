@@ -21,6 +21,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
@@ -35,6 +36,8 @@ Rank = tuple[int, int]
 episode."""
 Ranked = tuple[Rank, tuple[str, tuple[str, ...]]]
 """A group behind its rank."""
+Teaches = Callable[[str, tuple[str, ...]], bool]
+"""Whether a model may have such a group of episodes."""
 
 
 @dataclass(slots=True)
@@ -143,21 +146,24 @@ class ReadyQueues:
 
     def choose(
         self, groups: int, size: int, model: str | None, fits: Callable[[Share], bool] = lambda share: True,
-        *, out: Collection[Share] = frozenset(), fresh: Callable[[str], int] | None = None,
+        teaches: Teaches = lambda model, members: True, *, out: Collection[Share] = frozenset(),
+        fresh: Callable[[str], int] | None = None,
     ) -> tuple[str, Groups] | None:
         """A model and its first `groups` groups, each of `size` episodes that are not `out` and that all fit; None if
         there are fewer. With several models (None: every model), it is the one whose last group comes first. `fresh`
         tells for a model the oldest version that still counts as fresh; without it, all are.
 
         `fits` is asked in the order of the groups, and for none that comes after what is chosen. What it refuses is out
-        as well, and groups are formed anew."""
+        as well, and groups are formed anew. Then `teaches` is asked of each group, and those that it refuses are left.
+        """
         whole: list[tuple[Rank, str, Groups]] = []
         for name in self._lengths:
             if model in (None, name) and self._whole(name, size) >= groups:
                 since = 0 if fresh is None else fresh(name)
                 late = self._ages[name][0][0] < since
-                found = self._freshest_first(name, groups, size, fits, out, since) if late else list(
-                    islice(self._in_order(name, size, fits, out), groups)
+                good = partial(teaches, name)
+                found = self._freshest_first(name, groups, size, fits, good, out, since) if late else list(
+                    islice((one for one in self._in_order(name, size, fits, out) if good(one[1][1])), groups)
                 )
                 if len(found) == groups:
                     whole.append((found[-1][0], name, tuple(group for _, group in found)))
@@ -167,7 +173,8 @@ class ReadyQueues:
         return name, chosen
 
     def _freshest_first(
-        self, model: str, groups: int, size: int, fits: Callable[[Share], bool], out: Collection[Share], since: int
+        self, model: str, groups: int, size: int, fits: Callable[[Share], bool],
+        good: Callable[[tuple[str, ...]], bool], out: Collection[Share], since: int,
     ) -> list[Ranked]:
         """The first `groups` groups of `model`, or fewer. Those with a version older than `since` come last."""
         gone = {episode for name, episode in out if name == model}
@@ -190,7 +197,8 @@ class ReadyQueues:
                 if refused := {episode for episode in members if not fits((model, episode))}:
                     misfits.setdefault(task, set()).update(refused)
                     continue
-                found.append(((late, number), (task, members)))
+                if good(members):
+                    found.append(((late, number), (task, members)))
             if not misfits:
                 return found
             queues |= {task: _without(*queues[task], refused) for task, refused in misfits.items()}

@@ -8,7 +8,7 @@ import pytest
 
 from ajet_proxy.core.ledger.commands import MAX_EVALUATION
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import GateClose, GateOpen
+from ajet_sdk.routes import Evaluate, GateClose, GateOpen
 from tests.kit.ledger_rig import LedgerRig
 
 
@@ -45,8 +45,8 @@ def test_nothing_is_wanted_unless_somebody_wants_it(rig: LedgerRig) -> None:
 def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRig) -> None:
     name = rig.evaluate("m", 2)
     assert told(rig, name) == {
-        "evaluation": name, "model": "m", "policy_version": 3, "wanted": 2, "opened": 0, "done": 0, "rewards": [],
-        "mean_reward": None,
+        "evaluation": name, "model": "m", "policy_version": 3, "wanted": 2, "opened": 0, "done": 0, "lost": 0,
+        "rewards": [], "mean_reward": None,
     }  # fmt: skip
     assert rig.state.wanted() == {"m": 2}
     first = rig.open(eval=True, model="m")
@@ -100,6 +100,7 @@ def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:
             rig.expire()
         assert rig.state.episodes[episode].state == "discarded"
         assert (rig.state.wanted(), told(rig, name)["opened"]) == ({"m": 1}, 0)
+    assert told(rig, name)["lost"] == 2
     plays(rig)
     assert told(rig, name)["done"] == 1
 
@@ -162,3 +163,23 @@ def test_it_survives_a_restart_and_what_is_archived_still_counts(rig: LedgerRig)
 def test_what_cannot_be_wanted_is_refused(rig: LedgerRig, model: str, episodes: int) -> None:
     with pytest.raises(BadRequest, match="model" if not model else "episodes must be 1 to"):
         rig.evaluate(model, episodes)
+
+
+def test_the_first_call_of_an_episode_says_whose_evaluation_it_plays(rig: LedgerRig) -> None:
+    """It opens by a header, and names no model itself."""
+    name = rig.evaluate("m", 2)
+    rig.announce("judge", 1)
+    for episode, model in (("by-judge", "judge"), ("by-m", "m")):
+        rig.begin(episode, model=model, eval=True)
+    assert rig.state.episodes["by-judge"].evaluation is None
+    assert rig.state.episodes["by-m"].evaluation == name
+    assert rig.state.episodes["by-m"].model is None
+
+
+def test_one_name_is_one_evaluation(rig: LedgerRig) -> None:
+    rig.run(rig.commands.evaluate(Evaluate("m", 2), evaluation="e", at=rig.at))
+    for other in (Evaluate("n", 2), Evaluate("m", 3)):
+        with pytest.raises(BadRequest, match="of another model or number") as caught:
+            rig.commands.evaluate(other, evaluation="e", at=rig.at)
+        assert caught.value.param == "id"
+    assert rig.commands.evaluate(Evaluate("m", 2), evaluation="e", at=rig.at) == ()

@@ -233,11 +233,25 @@ def test_rewards_of_calls_are_for_the_trainer_to_compare(rig: LedgerRig) -> None
     assert leased(rig, signal=True) == [tuple(pair)]
 
 
+def test_what_teaches_one_model_nothing_stays_for_another(rig: LedgerRig) -> None:
+    """Each model's share of an episode is its own, as where a trainer refuses one."""
+    names = []
+    for value in (0.0, 1.0):
+        names.append(episode := rig.open(task="t", members={"a": "m", "b": "n"}))
+        for agent, model, reward in (("a", "m", 1.0), ("b", "n", value)):
+            rig.call(episode, model=model, agent=agent)
+            rig.reward(episode, reward, agent=agent, final=False)
+        rig.seal(episode)
+    assert leased(rig, model="m", signal=True) == []
+    assert {tuple(rig.state.episodes[name].shares) for name in names} == {("n",)}
+    assert leased(rig, model="n", signal=True) == [tuple(names)]
+
+
 def test_without_a_signal_no_more_is_dropped_in_one_look_than_otherwise(
     rig: LedgerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(leases, "MOST", 3)
     names = [earning(rig, "t", 1.0) for _ in range(8)]
-    for left in (4, 2):
+    for left in (4, 0):
         assert leased(rig, groups=2, signal=True) == []
         assert [rig.state_of(name) for name in names].count("ready") == left
