@@ -153,7 +153,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place]["sampled"]}
+        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place].get("sampled", True)}
         batch = super()._compute_advantage(batch, metrics)
         if len(trained) < len(batch.keys) or self.config.algorithm.adv_estimator == BY_TURN:
             batch = self._weigh_episodes(batch, real)
