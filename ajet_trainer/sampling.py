@@ -11,8 +11,8 @@ The trainer computes logprobs of the whole vocabulary at one temperature a row. 
 `treat` leaves calls out of an episode: their tokens stay as history, with mask 0. A sample with calls at several
 temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says
 what is trained. A sample that loses all its calls stays, without a mask, since they belong to their episode.
-Calls that ended at their limit of tokens are left out too, if `Rule.overlong` says so; their episode's reward counts
-with the others (`advantage.Masked`). Invariant: what comes out keeps the laws that came in, and every call with sampled
+Calls that ended at their limit of tokens are left out too, if `Rule.overlong` says so; their episode's reward
+still counts (`advantage.Masked`). Invariant: what comes out keeps the laws that came in, and every call with sampled
 tokens is trained once, counted as left out, or refused with its episode.
 
 A grammar is applied to the logits before vLLM's sampler sees them. So raw logprobs are of the shaped distribution, too.

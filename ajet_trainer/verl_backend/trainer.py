@@ -164,7 +164,7 @@ class AjetTrainer(PPOTrainer):  # type: ignore[misc]
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         real = [place for place, tag in enumerate(batch.tags) if not tag.get("is_padding", False)]
-        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place]["sampled"]}
+        trained = {session_of(batch.keys[place]) for place in real if batch.tags[place].get("sampled", True)}
         if over_sequences(correction := self.config.algorithm.rollout_correction):
             with left_out(correction):
                 batch = super()._compute_advantage(batch, metrics)

@@ -344,7 +344,6 @@ def test_nobody_is_waited_for_to_tell_how_busy_engines_were() -> None:
     two = Two(1, 1)
     a, b = two.fakes
     assert two.all.busy() == {a.url: 1.5, b.url: 1.5}
-    assert a.tries[-1] == 0.0
     a.down = True
     assert two.all.busy() == {b.url: 1.5}
     a.down, b.busy = False, None

@@ -113,11 +113,12 @@ def test_rows_that_verl_fills_up_with_change_nothing(
     def fields(row: Row) -> dict[str, Any]:
         if row.sampled:
             return made(row)
-        template, _ = construct_minimal_padding_template(made(rows[0]), {}, 0)
+        template, _ = construct_minimal_padding_template(made(first), {}, 0)
         del template["attention_mask"]
         return {**template, "uid": row.group}
 
     made, rows, steps = trainer.row_fields, episodes(True), Steps(monkeypatch, tiny, worker, **SEQUENCE, **REJECT)
+    first = replace(rows[0], advantages=0 * rows[0].logprobs)  # as `passed` puts it
     plain = steps.put(rows)
     monkeypatch.setattr(trainer, "row_fields", fields)
     filled = steps.put([*rows, padding(0), padding(1)])

@@ -58,7 +58,7 @@ def test_episodes_belong_to_it_as_they_are_opened_until_it_is_full(rig: LedgerRi
     rig.call(first)
     rig.reward(first, 1.0)
     assert told(rig, name) | {"evaluation": ""} == {
-        "evaluation": "", "model": "m", "policy_version": 3, "wanted": 2, "opened": 2, "done": 2,
+        "evaluation": "", "model": "m", "policy_version": 3, "wanted": 2, "opened": 2, "done": 2, "lost": 0,
         "rewards": [0.5, 1.0], "mean_reward": 0.75,
     }  # fmt: skip
 
