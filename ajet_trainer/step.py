@@ -303,8 +303,11 @@ class Run:
                 if self.stopping() or isinstance(error, (Elsewhere, KeyboardInterrupt)):
                     raise
                 self.learner.check()
-            except (Exception, KeyboardInterrupt):
+            except (Exception, KeyboardInterrupt) as reason:
                 self.attempts.take_back()
+                if isinstance(reason, Elsewhere) and reason is not error:
+                    first = traceback.format_exception_only(error)[0].strip().splitlines()[0]
+                    raise type(reason)(f"{reason}; before that the step failed with {first}") from error
                 raise
             self.attempts.failed(said)
             raise

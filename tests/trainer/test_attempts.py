@@ -28,7 +28,7 @@ def broken(
 
     def check() -> None:
         if dead_engine:
-            raise RuntimeError("the engine is gone")
+            raise Elsewhere("the engine is gone")
 
     setting.learner.train, setting.learner.check = train, check  # type: ignore[method-assign]
     run.start()
@@ -80,6 +80,13 @@ def test_a_stop_or_a_lost_engine_is_not_the_batchs_fault(
     setting.whole()
     assert setting.proxy.filtered == {}
     assert setting.learner.version == 2
+
+
+def test_a_lost_engine_does_not_hide_why_the_step_failed(tmp_path: Path) -> None:
+    """Both may have died of one thing, such as memory."""
+    words = "the engine is gone; before that the step failed with MemoryError: too little"
+    with pytest.raises(Elsewhere, match=words):
+        broken(Setting(tmp_path, 1), MemoryError("too little\nand more"), dead_engine=True)
 
 
 def test_a_step_that_works_forgets_what_failed_before(tmp_path: Path) -> None:

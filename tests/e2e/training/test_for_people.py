@@ -54,7 +54,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
     (folder / "agent.py").write_text(AGENT)
     ours = {"eval_every": 1, "eval_episodes": EVALUATED}
-    verl = {"actor_rollout_ref.actor.optim.lr": 1e-2, "trainer.logger": ["tensorboard"], **FLOAT32}
+    verl = {"actor_rollout_ref.actor.optim.lr": 1e-2, "trainer.logger": ["tensorboard"],
+            "algorithm.adv_estimator": "ajet_turn", **FLOAT32}  # fmt: skip
     with ProxyProcess(None, folder / "proxy") as proxy:
         client = [
             str(ROOT / ".venv" / "bin" / "ajet"), "run", "--proxy", proxy.url, "--task", "held-out", "--eval",
