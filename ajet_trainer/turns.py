@@ -2,8 +2,8 @@
 
 This is `algorithm.adv_estimator = "ajet_turn"`. A session is what one agent did in one episode, and its calls stand in
 the order in which they began. Where no reward of a group was given to an agent or a call alone, a session is the whole
-episode, and all of this equals verl's `grpo`, but for punishments of length (`ajet_trainer.overlong`). The calls of
-several agents then stand by their numbers: samples tell no other order.
+episode, and all of this equals verl's `grpo`. Punishments of length (`ajet_trainer.overlong`) are an exception: they
+are of calls there, too. The calls of several agents then stand by their numbers: samples tell no other order.
 
 - `R` is what the session got as a whole: the rewards without a scope, and those of the agent.
 - `r(k)` is what call k got, and ``G(t) = sum of gamma^(k - t) * r(k) over k >= t`` its return-to-go.
