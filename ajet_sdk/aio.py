@@ -23,7 +23,7 @@ from typing import Any, Concatenate
 
 from ajet_sdk import episodes, routes
 from ajet_sdk.client import ClientBase, no_reply
-from ajet_sdk.episodes import EpisodeLife, P, opening, shown_as, wanting
+from ajet_sdk.episodes import EpisodeLife, P, opening, place_taken, shown_as, wanting
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
 from ajet_sdk.results import RunResult, RunResults
@@ -224,29 +224,33 @@ class Rollouts(RolloutsPlan):
             if self._wanted is not None and not result.ok:
                 await asyncio.sleep(WANTED_S)
 
-    async def _await_wanted(self) -> str | None:
+    async def _await_wanted(self) -> tuple[str | None, int | None]:
         """See `ajet_sdk.rollouts.Rollouts`."""
         model = self._body.model
         while self._wanted is not None:
             if (found := await self._client.drive(wanting(self._client.target, model))) is not None:
                 return found
-            self._wanted.begin()
             await asyncio.sleep(WANTED_S)
-        return model
+        return model, None
 
     async def _roll_out(self) -> tuple[int, RunResult] | None:
         client, found, error = self._client, None, None
         async with self._turn:
-            model = await self._await_wanted()
-            rollout = None if self._stopped else next(self._rollouts, None)
-            if rollout is None:
-                return None
-            started = time.monotonic()
-            body = replace(self._body, task=self._name(rollout.task), model=model)
-            try:
-                found = Episode(client, await client.drive(opening(client.target, body)))
-            except BaseException as caught:
-                error = self._theirs(caught)
+            while True:
+                model, place = await self._await_wanted()
+                rollout = None if self._stopped else self._at(place)
+                if rollout is None:
+                    return None
+                started = time.monotonic()
+                body = replace(self._body, task=self._name(rollout.task), model=model, place=place)
+                try:
+                    found = Episode(client, await client.drive(opening(client.target, body)))
+                except BaseException as caught:
+                    error = self._theirs(caught)
+                    if place_taken(error):
+                        error = None
+                        continue
+                break
         if found is not None:
             error = await self._play(rollout, found)
         return rollout.number, result_of(rollout, body.task or "", found, error, time.monotonic() - started)

@@ -72,10 +72,17 @@ def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
         raise AjetError(f"{target.url} is not an ajet proxy: it answered {repr(answer)[:120]}") from error
 
 
-def wanting(target: Target, model: str | None) -> Talk[str | None]:
-    """A model that wants evaluation episodes now, and is `model` if that is given; None if none does."""
+def wanting(target: Target, model: str | None) -> Talk[tuple[str, int] | None]:
+    """A model that wants evaluation episodes now, and is `model` if that is given, with the next place of its
+    evaluation; None if none does."""
     answer = _told(target, (yield from request(target, "wanted")))
-    return next((name for name, missing in answer["eval"].items() if missing > 0 and model in (None, name)), None)
+    wanted = (name for name, missing in answer["eval"].items() if missing > 0 and model in (None, name))
+    return next(((name, int(answer["next"][name])) for name in wanted), None)
+
+
+def place_taken(error: BaseException) -> bool:
+    """Whether another program has opened the episode of an evaluation that this one wanted to."""
+    return isinstance(error, Conflict) and error.code == "place_taken"
 
 
 def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outcome]:

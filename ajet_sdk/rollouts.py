@@ -20,7 +20,7 @@ from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Episode, EpisodeLife, aborting, opening, reason_of, wanting
+from ajet_sdk.episodes import Episode, EpisodeLife, aborting, opening, place_taken, reason_of, wanting
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S
 from ajet_sdk.results import RunResult, RunResults
@@ -53,25 +53,21 @@ def rollouts_at(tasks: Iterable[Any], repeat: int) -> Iterator[Rollout]:
         yield Rollout(number, task, number % repeat)
 
 
-class WantedRollouts(Iterator[Rollout]):
-    """The tasks of one evaluation after the other, without end. Each evaluation goes through them from the first on."""
+class WantedRollouts:
+    """The tasks of evaluations. A place in one always has the same task, in any program and at any attempt."""
 
     def __init__(self, tasks: Iterable[Any], repeat: int) -> None:
         self._all, self._repeat = tuple(rollouts_at(tasks, repeat)), repeat
         if not self._all:
             raise BadRequest("there is no task to play", param="tasks")
-        self._number = self._place = 0
+        self._number = 0
 
-    def begin(self) -> None:
-        """What comes next belongs to another evaluation."""
-        self._place = 0
-
-    def __next__(self) -> Rollout:
-        around, place = divmod(self._place, len(self._all))
+    def at(self, place: int) -> Rollout:
+        """The rollout at a place of an evaluation; behind the last task comes the first one again."""
+        around, place = divmod(place, len(self._all))
         once = self._all[place]
-        made = Rollout(self._number, once.task, once.index + around * self._repeat)
-        self._number, self._place = self._number + 1, self._place + 1
-        return made
+        self._number += 1
+        return Rollout(self._number - 1, once.task, once.index + around * self._repeat)
 
 
 def name_of(task: Any) -> str:
@@ -123,8 +119,8 @@ class RolloutsPlan:
     `body` opens the episodes, each with its task's `name`. The caller's mistakes are raised here, before anything has
     begun. One of them is a task without a name, if `tasks` can be gone through twice.
 
-    With `wanted`, only evaluation episodes that a trainer wants are played, from the first task on for each evaluation,
-    and the run has no end. Episodes are then opened one after the other: each asks whether one more is wanted.
+    With `wanted`, only evaluation episodes that a trainer wants are played, and the run has no end. Episodes are then
+    opened one after the other: each asks whether one more is wanted, and which place in the evaluation it has.
     """
 
     def __init__(
@@ -150,10 +146,14 @@ class RolloutsPlan:
             parallel = parallel if wanted else max(1, min(parallel, len(tasks) * repeat))
         self._wanted = WantedRollouts(tasks, repeat) if wanted else None
         self._client, self._agent, self._body, self._name, self._on_result = client, agent, body, name, on_result
-        self._rollouts: Iterator[Rollout] = self._wanted or rollouts_at(tasks, repeat)
+        self._rollouts: Iterator[Rollout] = iter(()) if wanted else rollouts_at(tasks, repeat)
         self._parallel = parallel
         self._done: dict[int, RunResult] = {}
         self._stopped = False
+
+    def _at(self, place: int | None) -> Rollout | None:
+        """The next rollout: the one at a `place`, where only wanted ones are played."""
+        return next(self._rollouts, None) if self._wanted is None or place is None else self._wanted.at(place)
 
     @property
     def results(self) -> RunResults:
@@ -220,12 +220,12 @@ class Rollouts(RolloutsPlan):
         self._workers.append((thread, ended))
         start(thread)
 
-    def _next(self) -> Rollout | None:
+    def _next(self, place: int | None) -> Rollout | None:
         with self._lock:
             if self._stopped or self._fault is not None:
                 return None
             try:
-                return next(self._rollouts, None)
+                return self._at(place)
             except Exception as error:
                 self._fault = error
                 return None
@@ -245,34 +245,38 @@ class Rollouts(RolloutsPlan):
         finally:
             ended.set()
 
-    def _await_wanted(self) -> str | None:
-        """The model of the next episode. Where only wanted ones are played, waits for one; the run may stop before."""
+    def _await_wanted(self) -> tuple[str | None, int | None]:
+        """The model of the next episode. Where only wanted ones are played, waits for one, and tells its place; the run
+        may stop before."""
         model = self._body.model
         while self._wanted is not None and not self._stopped and self._fault is None:
             if (found := self._client.drive(wanting(self._client.target, model))) is not None:
                 return found
-            self._wanted.begin()
             time.sleep(WANTED_S)
-        return model
+        return model, None
 
     def _roll_out(self) -> tuple[int, RunResult] | None:
         """The next rollout to its end, and its number; None if there is none. If another thread must not open an
         episode before this one has, it waits for its turn."""
         client, episode, error = self._client, None, None
         with self._turn:
-            model = self._await_wanted()
-            if (rollout := self._next()) is None:
-                return None
-            started = time.monotonic()
-            body = replace(self._body, task=self._name(rollout.task), model=model)
-            try:
-                episode = Episode(client, client.drive(opening(client.target, body)))
-                with self._lock:
-                    self._open[episode.id] = episode
-            except KeyboardInterrupt:
-                raise
-            except BaseException as caught:
-                error = caught
+            while True:
+                model, place = self._await_wanted()
+                if (rollout := self._next(place)) is None:
+                    return None
+                started = time.monotonic()
+                body = replace(self._body, task=self._name(rollout.task), model=model, place=place)
+                try:
+                    episode = Episode(client, client.drive(opening(client.target, body)))
+                    with self._lock:
+                        self._open[episode.id] = episode
+                except KeyboardInterrupt:
+                    raise
+                except BaseException as caught:
+                    if place_taken(caught):
+                        continue
+                    error = caught
+                break
         if episode is not None:
             error = self._play(rollout, episode)
         return rollout.number, result_of(rollout, body.task or "", episode, error, time.monotonic() - started)
@@ -322,7 +326,8 @@ def run(
     is raised again.
 
     With `wanted` (and `eval`), only the evaluation episodes are played that a trainer wants, and this ends by an
-    interrupt alone. Each evaluation goes through the tasks from the first on.
+    interrupt alone. Each evaluation goes through the tasks from the first on. Programs that share one go through them
+    together, if all have the same tasks and the same `repeat`.
     """
     body = routes.OpenEpisode(None, model, agent_name, eval)
     with Client(proxy_url, api_key, deadline=deadline) as client:

@@ -50,7 +50,8 @@ MAX_REWARD = 1e12
 
 @dataclass(frozen=True, slots=True)
 class OpenEpisode:
-    """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold."""
+    """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
+    only if that is the next one of the model's evaluation."""
 
     task: str | None = None
     model: str | None = None
@@ -60,6 +61,7 @@ class OpenEpisode:
     idle_timeout: float | None = None
     wall_timeout: float | None = None
     members: Mapping[str, str] | None = None
+    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

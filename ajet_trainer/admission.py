@@ -101,7 +101,7 @@ def admit(
                 continue
             if shaping is not None:
                 episode, penalties[episode.episode] = punished(episode, shaping, by_turn=by_turn is not None)
-            treated = treat(episode, rule)
+            treated = treat(episode, rule, by_turn=by_turn is not None)
             left_out += treated.left_out
             untold += treated.untold
             if treated.refused is not None:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ajet_sdk.sample import BatchEpisode, Group, Sample
+from ajet_trainer.overlong import PENALTY
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,9 @@ S = TypeVar("S", bound=Session)
 
 @dataclass(frozen=True, slots=True)
 class Masked(Sample):
-    """A sample whose calls were all overlong, with its first two tokens and no mask. Nothing of it is trained, but its
-    reward counts in the baseline. ``policy_versions`` are those of what was sampled."""
+    """A sample whose calls were all left out, with its first two tokens and no mask. Nothing of it is trained, but its
+    reward counts in the baseline: calls of it were overlong, or credit goes by turn. ``policy_versions`` are those of
+    what was sampled."""
 
 
 def compared(group: Group) -> tuple[tuple[Session, ...], ...]:
@@ -87,8 +89,9 @@ def counted(episode: BatchEpisode) -> tuple[Sample, ...]:
 
 
 def rewarded_apart(episode: BatchEpisode) -> bool:
-    """Whether a reward of `episode` was given to an agent or a call alone."""
-    return any(item.get("agent") is not None or item.get("call") is not None for item in episode.rewards)
+    """Whether a reward of `episode` was given to an agent or a call alone. Punishments do not count: they are ours."""
+    given = (item for item in episode.rewards if not item.get(PENALTY))
+    return any(item.get("agent") is not None or item.get("call") is not None for item in given)
 
 
 def _rewarded_calls(episode: BatchEpisode) -> frozenset[str]:

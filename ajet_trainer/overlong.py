@@ -7,7 +7,8 @@ A call of n sampled tokens gets, with the maximum L, the buffer B and the factor
     -f                        if n >= L, or if the call ended at its limit of tokens (finish reason ``length``)
 
 The largest punishment of an episode's calls is added to its reward. With credit by turn each call's own is added to the
-reward of that call. What agents gave stays in the figures of a step as it was given.
+reward of that call, and marked: what was rewarded together stays together. What agents gave stays in the figures of a
+step as it was given.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ajet_sdk.sample import Batch, BatchEpisode, Sample
 
 LENGTH = "length"
 """The finish reason of a call that ran into its limit of tokens."""
+PENALTY = "penalty"
+"""What marks a reward as ours: no agent gave it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,9 @@ def punished(episode: BatchEpisode, shaping: Shaping, *, by_turn: bool) -> tuple
         for sample in episode.samples for call, start, end in sample.spans
     }  # fmt: skip
     if by_turn:
-        given = ({"value": value, "final": False, "call": call} for call, value in found.items() if value)
+        given = (
+            {"value": value, "final": False, "call": call, PENALTY: True} for call, value in found.items() if value
+        )
         return replace(episode, rewards=(*episode.rewards, *given)), sum(found.values())
     worst = min(found.values(), default=0.0)
     samples = (

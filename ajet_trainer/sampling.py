@@ -11,9 +11,11 @@ The trainer computes logprobs of the whole vocabulary at one temperature a row. 
 `treat` leaves calls out of an episode: their tokens stay as history, with mask 0. A sample with calls at several
 temperatures becomes one sample for each. `calls` stays, because the reward is that of all of them, and `spans` says
 what is trained. A sample that loses all its calls stays, without a mask, since they belong to their episode.
-Calls that ended at their limit of tokens are left out too, if `Rule.overlong` says so; their episode's reward
-still counts (`advantage.Masked`). Invariant: what comes out keeps the laws that came in, and every call with sampled
-tokens is trained once, counted as left out, or refused with its episode.
+Calls that ended at their limit of tokens are left out too, if `Rule.overlong` says so; their episode's reward counts
+with the others (`advantage.Masked`). With credit by turn, so do all calls that are left out.
+
+Invariant: what comes out keeps the laws that came in, and every call with sampled tokens is trained once, counted as
+left out, or refused with its episode.
 
 A grammar is applied to the logits before vLLM's sampler sees them. So raw logprobs are of the shaped distribution, too.
 
@@ -168,10 +170,11 @@ def run_fault(sample: Sample) -> str | None:
     return None
 
 
-def treat(episode: BatchEpisode, rule: Rule) -> Treated:
-    """`episode`, which is lawful, as it is trained under `rule`."""
+def treat(episode: BatchEpisode, rule: Rule, *, by_turn: bool = False) -> Treated:
+    """`episode`, which is lawful, as it is trained under `rule`. With credit `by_turn`, all calls count that are left
+    out, as long as something of the episode is trained or overlong."""
     made = Treated(episode)
-    samples: list[Sample] = []
+    samples, never = list[Sample](), set[str]()
     for sample in episode.samples:
         turns, kept, overlong = list(_turns(sample)), dict[float, list[Turn]](), list[Turn]()
         for turn in turns:
@@ -187,10 +190,15 @@ def treat(episode: BatchEpisode, rule: Rule) -> Treated:
             counts = {"left out": made.left_out, "untold": made.untold}.get(verdict.kind)
             if counts is not None:
                 counts[verdict.reason] += 1
-        whole = [turns] == list(kept.values()) or not turns
-        samples += [sample] if whole else _parts(sample, list(kept.values())) if kept else [_silent(sample, overlong)]
+        if [turns] == list(kept.values()) or not turns:
+            samples.append(sample)
+        elif kept:
+            samples += _parts(sample, list(kept.values()))
+        else:
+            samples.append(_silent(sample, turns if by_turn else overlong))
+            never.update([] if overlong else [sample.sample])
     treated = replace(made, episode=replace(episode, samples=tuple(samples)))
-    if made.left_out and not counted(treated.episode):
+    if made.left_out and all(sample.sample in never for sample in counted(treated.episode)):
         reason, _ = made.left_out.most_common(1)[0]
         return replace(treated, refused=f"every call that was rewarded is left out: {reason} ({advice(reason)})")
     return treated
@@ -241,16 +249,16 @@ def _parts(sample: Sample, parts: Iterable[Sequence[Turn]]) -> Iterator[Sample]:
         )
 
 
-def _silent(sample: Sample, overlong: Sequence[Turn]) -> Sample:
-    """What stays of `sample` if nothing of it is trained: its calls, and two tokens. If some calls were `overlong`, its
+def _silent(sample: Sample, counting: Sequence[Turn]) -> Sample:
+    """What stays of `sample` if nothing of it is trained: its calls, and two tokens. If some calls are `counting`, its
     reward counts."""
     cut = replace(
         sample, token_ids=sample.token_ids[:2], loss_mask=(0, 0), logprobs=(0.0, 0.0), policy_versions=(), spans=(),
         sampling=(), repaired_tokens=0, uncertain_tokens=0,
     )  # fmt: skip
-    if not overlong:
+    if not counting:
         return cut
-    versions = _cut(sample.policy_versions, overlong)
+    versions = _cut(sample.policy_versions, counting)
     return Masked(**{item.name: getattr(cut, item.name) for item in fields(cut)} | {"policy_versions": versions})
 
 

@@ -2,7 +2,8 @@
 
 This is `algorithm.adv_estimator = "ajet_turn"`. A session is what one agent did in one episode, and its calls stand in
 the order in which they began. Where no reward of a group was given to an agent or a call alone, a session is the whole
-episode, and all of this equals verl's `grpo`.
+episode, and all of this equals verl's `grpo`. Punishments of length (`ajet_trainer.overlong`) are an exception: they
+are of calls there, too. The calls of several agents then stand by their numbers: samples tell no other order.
 
 - `R` is what the session got as a whole: the rewards without a scope, and those of the agent.
 - `r(k)` is what call k got, and ``G(t) = sum of gamma^(k - t) * r(k) over k >= t`` its return-to-go.
@@ -15,7 +16,8 @@ episode, and all of this equals verl's `grpo`.
   ``sqrt(sum over sessions of mean over calls of A(t)^2 / (E - 1)) + 1e-6``. With R alone that is GRPO's standard
   deviation. A set of one session has nothing to be compared with: its advantages are 0.
 
-Invariant: calls count that are known, trained or not. So what is left out of training changes no other call's credit.
+Invariant: calls count that are known, trained or not. So a call that is left out of an episode that is trained
+changes no other call's credit.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 
 from ajet_sdk.sample import BatchEpisode, Group, Sample
 from ajet_trainer.advantage import Session, compared, counted, rewarded_apart, sets_of
+from ajet_trainer.overlong import PENALTY
 
 EPSILON = 1e-6
 """What GRPO adds to the standard deviation."""
@@ -73,7 +76,7 @@ def plays(group: Group) -> tuple[tuple[Play, ...], ...]:
         (sessions,) = compared(group)
         return (
             tuple(
-                Play(one.reward, one.samples, episode.episode, _turns(episode, episode.samples, {}))
+                Play(one.reward, one.samples, episode.episode, _turns(episode, episode.samples, _punishments(episode)))
                 for one, episode in zip(sessions, group.episodes, strict=True)
             ),
         )
@@ -181,6 +184,11 @@ def _play(episode: BatchEpisode, agent: str) -> Play:
     totals = _totals(mine)
     turns = _turns(episode, [sample for sample in episode.samples if sample.agent == agent], totals)
     return Play(totals.get(None, 0.0), samples, episode.episode, turns)
+
+
+def _punishments(episode: BatchEpisode) -> dict[str | None, float]:
+    """What each call got for its length."""
+    return _totals(item for item in episode.rewards if item.get(PENALTY))
 
 
 def _totals(rewards: Iterable[Mapping[str, Any]]) -> dict[str | None, float]:

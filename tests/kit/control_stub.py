@@ -57,6 +57,7 @@ class ControlStub:
         self.admin_key = admin_key
         self.evaluations: deque[dict[str, int]] = deque()
         self.wanted: dict[str, int] = {}
+        self.next: dict[str, int] = {}
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", port), _Handler)
         self._server.stub = self
@@ -129,11 +130,15 @@ class ControlStub:
             if not self.evaluations:
                 raise NotFound("no more is wanted")
             self.wanted = self.evaluations.popleft()
-        return {"eval": answer}
+            self.next = dict.fromkeys(self.wanted, 0)
+        return {"eval": answer, "next": {model: self.next[model] for model in answer}}
 
     def _open(self, body: routes.OpenEpisode) -> dict[str, Any]:
+        if body.place is not None and body.place != self.next.get(body.model or ""):
+            raise Conflict("another has that place", code="place_taken")
         if body.eval and body.model in self.wanted:
             self.wanted[body.model] -= 1
+            self.next[body.model] += 1
         name = f"ep-{len(self.episodes)}"
         self.episodes[name] = {
             "episode": name, "task": body.task, "state": "open", "model": body.model, "eval": body.eval,

@@ -397,7 +397,7 @@ async def played(face: Any, tasks: Any, **how: Any) -> list[RunResult]:
 
 @pytest.mark.parametrize("parallel", [1, 4, 32])
 async def test_exactly_what_is_wanted_is_played(face: Any, stub: ControlStub, eager: None, parallel: int) -> None:
-    stub.evaluations.extend([{"m": 5}, {"m": 3}, {"n": 2}])
+    stub.evaluations.extend([{"m": 5}, {"m": 3}, {"n": 2}, *[{}] * 20])
     seen = await played(face, ["a", "b"], repeat=1, parallel=parallel)
     assert len(seen) == 10 and {item.outcome for item in seen} == {"rewarded"}
     opened = [(record["model"], record["task"], record["eval"]) for record in stub.episodes.values()]
@@ -405,7 +405,20 @@ async def test_exactly_what_is_wanted_is_played(face: Any, stub: ControlStub, ea
         *(("m", task, True) for task in "ababa"), *(("m", task, True) for task in "aba"),
         *(("n", task, True) for task in "ab"),
     ], "each evaluation begins with the first task"
-    assert stub.wanted == {"n": 0}
+
+
+async def test_two_programs_go_through_the_tasks_of_an_evaluation_once(
+    face: Any, stub: ControlStub, eager: None
+) -> None:
+    """Both ask before either opens its first episode, so one of them finds its place taken."""
+    stub.evaluations.append({"m": 8})
+    tasks = [f"h{number}" for number in range(8)]
+    stub.faults.extend([Say(200, {"eval": {"m": 8}, "next": {"m": 0}})] * 2)
+    stub.wanted, stub.next = stub.evaluations.popleft(), {"m": 0}
+    both = [asyncio.to_thread(asyncio.run, played(face, tasks, repeat=1, parallel=2)) for _ in range(2)]
+    await asyncio.gather(*both)
+    assert [record["task"] for record in stub.episodes.values()] == tasks
+    assert stub.count("POST", "/episodes") > 8
 
 
 async def test_tasks_are_gone_through_again_and_again(face: Any, stub: ControlStub, eager: None) -> None:
@@ -418,7 +431,7 @@ async def test_tasks_are_gone_through_again_and_again(face: Any, stub: ControlSt
 
 async def test_only_the_model_that_is_named_is_played(face: Any, stub: ControlStub, eager: None) -> None:
     stub.evaluations.append({"m": 2, "n": 1})
-    stub.faults.extend([Say(200, {"eval": {"m": 2}}), Say(200, {"eval": {"m": 2, "n": 1}})])
+    stub.faults.extend([Say(200, {"eval": {"m": 2}}), Say(200, {"eval": {"m": 2, "n": 1}, "next": {"m": 0, "n": 0}})])
     running = asyncio.ensure_future(asyncio.to_thread(asyncio.run, played(face, ["a"], repeat=1, model="n")))
     while not stub.episodes:  # noqa: ASYNC110
         await asyncio.sleep(0.01)

@@ -126,3 +126,56 @@ def test_an_older_daemon_says_of_no_call_why_it_ended() -> None:
     untold = batch("b", Group("t", (episode("a"), ended(episode("b")))))
     assert are_told(told) and not are_told(untold)
     assert admit(untold, rule=MASK).left_out == {}
+
+
+def test_by_turn_a_punishment_leaves_the_sessions_as_agents_rewarded_them() -> None:
+    """Episode a is of three agents, and one call of it is a little too long."""
+    one = of_agents(episode("a", 1.0, samples=3), "xyz")
+    others = [of_agents(episode(name, 0.0, sampled=2), "x") for name in "bc"]
+    light, how = Shaping(limit=4, buffer=2, factor=0.002), ByTurn(scaled=False)
+    admission = admit(batch("b", Group("t", (one, *others))), shaping=light, by_turn=how)
+    assert list(admission.penalties.values()) == pytest.approx([-0.003, 0, 0])
+    rows = to_rows("b", admission.groups, by_turn=how)
+    assert len({(row.group, row.session) for row in rows}) == 3
+    found = [float(row.advantages[row.spans[0][1]]) for row in rows if row.advantages is not None]
+    assert found == pytest.approx([2 / 3] * 3 + [-1 / 3] * 2, abs=0.003)
+    assert found[0] < 2 / 3 and rows[0].reward == pytest.approx(0.997)
+
+
+def of_agents(one: BatchEpisode, agents: str, *rewards: float) -> BatchEpisode:
+    """`one` with a sample for each of the `agents`, and their `rewards` if they got any of their own."""
+    samples = [replace(part, agent=agent, turns=(0,)) for part, agent in zip(one.samples, agents, strict=True)]
+    if not rewards:
+        return replace(one, samples=tuple(samples))
+    given = tuple({"value": value, "agent": agent} for value, agent in zip(rewards, agents, strict=True))
+    samples = [replace(part, reward=value) for part, value in zip(samples, rewards, strict=True)]
+    return replace(one, samples=tuple(samples), rewards=given)
+
+
+@pytest.mark.parametrize("cause", ["greedy", "overlong"])
+def test_by_turn_an_agent_whose_calls_are_all_left_out_still_counts(cause: str) -> None:
+    """Whatever the reason, its reward is in the baseline of the others."""
+    how = ByTurn(scaled=False)
+
+    def advantages(*left_out: str) -> dict[str, float]:
+        values = {"a": 3.0, "b": 0.0, "c": 1.0}
+        told = [of_agents(episode(name, samples=2), "xy", 1.0, value) for name, value in values.items()]
+        samples = [replace(part, finish_reasons=("length",)) if cause == "overlong" and part.sample in left_out
+                   else replace(part, sampling=((PROCESSED | {"temperature": 0}, 3),)) if part.sample in left_out
+                   else part for part in told[0].samples]  # fmt: skip
+        group = Group("t", (replace(told[0], samples=tuple(samples)), *told[1:]))
+        admission = admit(batch("b", group), rule=MASK, by_turn=how)
+        assert admission.left_out.total() == len(left_out)
+        return {row.spans[0][0]: float(row.advantages[-1]) for row in to_rows("b", admission.groups, by_turn=how)
+                if row.advantages is not None and row.spans}  # fmt: skip
+
+    whole = advantages()
+    assert {call: whole[call] for call in ("b/1/c0", "c/1/c0")} == pytest.approx({"b/1/c0": -4 / 3, "c/1/c0": -1 / 3})
+    assert advantages("a/1") == {call: value for call, value in whole.items() if call != "a/1/c0"}
+
+
+def test_by_turn_an_episode_without_a_call_that_was_sampled_is_refused() -> None:
+    greedy = PROCESSED | {"temperature": 0}
+    one = episode("a", 1.0, facts=(greedy,))
+    admission = admit(batch("b", Group("t", (one, episode("b"), episode("c")))), by_turn=ByTurn())
+    assert [(rejection.episode, rejection.reason) for rejection in admission.rejected] == [("a", "sampling")]

@@ -223,7 +223,11 @@ class _Handlers:
         return Answer(known.to_json)
 
     def wanted(self) -> Answer:
-        return Answer(lambda: {"eval": self.state.wanted()})
+        def show() -> Body:
+            missing = self.state.wanted()
+            return {"eval": missing, "next": {model: self.state.evaluations[model].next for model in missing}}
+
+        return Answer(show)
 
     # -- all of it
 

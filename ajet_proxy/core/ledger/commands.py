@@ -66,13 +66,17 @@ class Commands:
         evaluation = None
         model = body.model or plays or self.state.only_model()
         if body.eval and not body.members and model in self.state.wanted():
-            evaluation = self.state.evaluations[model].id
+            evaluation = self.state.evaluations[model]
+        if body.place is not None and (evaluation is None or evaluation.next != body.place):
+            message = f"place {body.place} is not the next one of an evaluation: ask again what is wanted"
+            raise Conflict(message, code="place_taken", param="place")
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
         return (
             ev.EpisodeOpened(
                 at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
                 eval=body.eval, idle_timeout=idle, wall_timeout=wall, tenant=tenant, metadata=body.metadata,
-                identified_by=identified_by, members=body.members, evaluation=evaluation,
+                identified_by=identified_by, members=body.members,
+                evaluation=None if evaluation is None else evaluation.id,
             ),
         )
 

@@ -260,7 +260,7 @@ class State(Serving):
             evaluation=event.evaluation,
         )
         if (evaluation := self.evaluation(event.evaluation)) is not None:
-            evaluation.playing.add(event.episode)
+            evaluation.begin(event.episode)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
         self.counts["open"] += 1
         self.opened += 1

@@ -294,20 +294,33 @@ def test_errors_are_those_of_the_tree(caller: Caller) -> None:
 def test_an_evaluation_is_wanted_played_and_told(caller: Caller) -> None:
     caller.rig.announce("m", 7)
     agent = Claims("agent", "acme")
-    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {}}
+    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {}, "next": {}}
     asked = caller.post("/evaluations", {"model": "m", "episodes": 2}, claims=Claims("trainer"))
     name = asked["evaluation"]
     assert asked == {"evaluation": name, "policy_version": 7} and name.startswith("eval-")
-    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {"m": 2}}
+    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {"m": 2}, "next": {"m": 0}}
     episode = caller.post("/episodes", {"eval": True, "model": "m"}, claims=agent)["episode"]
     assert caller.ask("GET", f"/episodes/{episode}", claims=agent)["evaluation"] == name
     caller.rig.call(episode, tenant="acme")
     caller.post(f"/episodes/{episode}/rewards", {"value": 0.5}, claims=agent)
-    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {"m": 1}}
+    assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {"m": 1}, "next": {"m": 1}}
     assert caller.ask("GET", f"/evaluations/{name}") == {
         "evaluation": name, "model": "m", "policy_version": 7, "wanted": 2, "opened": 1, "done": 1, "rewards": [0.5],
         "mean_reward": 0.5,
     }  # fmt: skip
+
+
+def test_a_place_of_an_evaluation_is_opened_once(caller: Caller) -> None:
+    caller.rig.announce("m", 7)
+    caller.rig.evaluate("m", 2)
+    for place in (0, 1):
+        body = {"eval": True, "model": "m", "place": place}
+        opened = caller.post("/episodes", body)["episode"]
+        assert caller.ask("GET", f"/episodes/{opened}")["evaluation"]
+        for taken in ({}, {"model": "n"}, {"eval": False}, {"place": 2}):
+            with pytest.raises(Conflict) as found:
+                caller.post("/episodes", body | taken)
+            assert (found.value.code, found.value.param) == ("place_taken", "place")
 
 
 def test_asking_for_an_evaluation_again_changes_nothing(caller: Caller) -> None:

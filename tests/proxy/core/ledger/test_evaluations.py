@@ -105,6 +105,25 @@ def test_a_discarded_one_is_wanted_again(rig: LedgerRig) -> None:
     assert told(rig, name)["done"] == 1
 
 
+def test_what_was_discarded_has_its_place_again_when_all_were_given(rig: LedgerRig) -> None:
+    """In the order in which they were given back, so that one that always fails holds up no other."""
+    name = rig.evaluate("m", 4)
+    evaluation = rig.state.evaluation(name)
+    assert evaluation is not None
+    opened = [rig.open(eval=True, model="m") for _ in range(3)]
+    for place in (2, 0):
+        rig.abort(opened[place])
+    found = []
+    for _ in range(3):
+        found.append(evaluation.next)
+        rig.open(eval=True, model="m")
+        rig.restart()
+        evaluation = rig.state.evaluation(name)
+        assert evaluation is not None
+    assert found == [3, 2, 0]
+    assert sorted(evaluation.places.values()) == [0, 1, 2, 3] and rig.state.wanted() == {}
+
+
 def test_one_without_a_reward_is_done_and_counts_in_no_mean(rig: LedgerRig) -> None:
     name = rig.evaluate("m", 2)
     bare = plays(rig, None)

@@ -129,11 +129,14 @@ async def test_an_evaluation_survives_a_restart(tmp_path: Path) -> None:
         opened = [(await client.control("POST", "/episodes", evaluating)).json["episode"] for _ in range(2)]
         await client.control("POST", f"/episodes/{opened[0]}/rewards", {"value": 0.5})
     async with serving(tmp_path) as client:
-        assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 1}}
+        assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 1}, "next": {"m": 2}}
         await client.control("POST", f"/episodes/{opened[1]}/abort", {})
-        assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 2}}
+        assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 2}, "next": {"m": 2}}
         told = (await client.control("GET", f"/evaluations/{name}")).json
         assert (told["opened"], told["done"], told["rewards"]) == (1, 1, [0.5])
+        assert (await client.control("POST", "/episodes", evaluating)).status < 300
+    async with serving(tmp_path) as client:
+        assert (await client.control("GET", "/wanted")).json == {"eval": {"m": 1}, "next": {"m": 1}}
 
 
 async def test_what_an_intercepted_program_needs_to_know(tmp_path: Path, client: Client) -> None:
