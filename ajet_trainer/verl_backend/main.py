@@ -16,6 +16,7 @@ import shutil
 import signal
 import tempfile
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
@@ -177,6 +178,7 @@ def environment(device: str, run_dir: Path) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "TENSORBOARD_DIR": str(run_dir.absolute() / "tensorboard"),  # verl's logger would take the working folder
         "TQ_NUM_THREADS": str(min(8, os.cpu_count() or 1)),
+        "VERL_AJET_RUN": uuid.uuid4().hex[:12],
     }
     if device == "cpu":
         values |= {
@@ -190,12 +192,12 @@ def environment(device: str, run_dir: Path) -> dict[str, str]:
 
 
 def register_replica(device: str, folder: Path | None) -> None:
-    """On a CPU verl's vLLM replica is ours (hybrid placement), through verl's own registry."""
-    if device == "cpu" and folder is None:
+    """In hybrid placement verl's vLLM replica is ours, through verl's own registry."""
+    if folder is None:
         from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-        ours = "ajet_trainer.verl_backend.cpu_vllm"
-        RolloutReplicaRegistry.register("vllm", lambda: import_module(ours).CpuReplica)
+        ours, name = "ajet_trainer.verl_backend.vllm_replica", "CpuReplica" if device == "cpu" else "RunReplica"
+        RolloutReplicaRegistry.register("vllm", lambda: getattr(import_module(ours), name))
 
 
 @contextmanager

@@ -7,12 +7,17 @@ for old, reference and new logprobs alike. Rows that verl pads a batch with are 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import ray
 from tensordict import TensorDict
+from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 ROW_TEMPERATURE = "row_temperature"
+RUN_WORD = "VERL_AJET_RUN"
+"""The variable in which every process of a run finds a word that no other run has."""
 
 
 class RowWorker(TrainingWorker):  # type: ignore[misc]
@@ -26,9 +31,25 @@ class RowWorker(TrainingWorker):  # type: ignore[misc]
 
 
 class ActorWorker(ActorRolloutRefWorker):  # type: ignore[misc]
-    """verl's actor, rollout and reference worker."""
+    """verl's actor, rollout and reference worker. It sends weights to the engine of its own run (`vllm_replica`)."""
 
     actor_worker_cls = ref_worker_cls = RowWorker
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
+    def init_model(self) -> None:
+        super().init_model()
+        if (socket := getattr(self.rollout, "zmq_handle", None)) is not None:
+            self.rollout.zmq_handle = own_socket(socket, ray.get_runtime_context().get_job_id())
+
+
+def own_socket(socket: str, job: str) -> str:
+    """The address of `socket`, which verl names by the id of Ray's `job`, named by the run."""
+    return socket.replace(f"-{job}-", f"-{run_word()}-")
+
+
+def run_word() -> str:
+    """What tells this run from all others on the host."""
+    return os.environ[RUN_WORD]
 
 
 def at_own_temperature(data: TensorDict) -> TensorDict:

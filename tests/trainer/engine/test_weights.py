@@ -215,3 +215,26 @@ def test_the_folder_holds_the_newest_weights_only(tmp_path: Path, verl_here: Non
     assert [path.name for path in tmp_path.iterdir()] == ["2"]
     saved = load_file(tmp_path / "2" / "model.safetensors")
     assert {name: tensor.tolist() for name, tensor in saved.items()} == {"w": [2.0, 2.0], "also_w": [2.0, 2.0]}
+
+
+def test_each_run_on_a_host_sends_weights_through_a_socket_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verl_here: None
+) -> None:
+    """Both ends call it alike; every Ray that is started calls its first job 01000000."""
+    from types import SimpleNamespace
+
+    from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+    from ajet_trainer.verl_backend.main import environment
+    from ajet_trainer.verl_backend.worker import RUN_WORD, own_socket, run_word
+
+    engine, sockets = SimpleNamespace(model_runner=None, local_rank=0), set()
+    monkeypatch.delenv(RUN_WORD, raising=False)
+    for _ in range(2):
+        monkeypatch.setenv(RUN_WORD, environment("cpu", tmp_path)[RUN_WORD])
+        monkeypatch.setenv("VERL_RAY_JOB_ID", run_word())
+        mine = own_socket("ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock", "01000000")
+        assert vLLMColocateWorkerExtension._get_zmq_handle(engine) == mine
+        sockets.add(mine)
+        monkeypatch.delenv(RUN_WORD)
+    assert len(sockets) == 2
