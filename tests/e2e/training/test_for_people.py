@@ -127,7 +127,7 @@ def test_rows_are_what_the_engine_sampled_and_the_trainer_computed(trained: Trai
             sampled = [place for place, bit in enumerate(row["mask"]) if bit]
             assert all(row["advantage"][place] is not None and row["texts"][place] for place in sampled)
             differences = [abs(row["trainer"][place] - row["engine"][place]) for place in sampled]
-            assert max(differences) < 0.5
+            assert line["step"] > 1 or max(differences) < 0.1, "both have the weights that the run began with"
 
 
 def exported(trained: Trained, folder: Path, step: int) -> Path:
