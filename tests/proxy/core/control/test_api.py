@@ -306,7 +306,7 @@ def test_an_evaluation_is_wanted_played_and_told(caller: Caller) -> None:
     assert caller.ask("GET", "/wanted", claims=agent) == {"eval": {"m": 1}, "next": {"m": 1}}
     assert caller.ask("GET", f"/evaluations/{name}") == {
         "evaluation": name, "model": "m", "policy_version": 7, "wanted": 2, "opened": 1, "done": 1, "rewards": [0.5],
-        "mean_reward": 0.5,
+        "mean_reward": 0.5, "lost": 0,
     }  # fmt: skip
 
 
