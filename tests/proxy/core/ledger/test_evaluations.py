@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ajet_proxy.core.ledger.commands import MAX_EVALUATION
-from ajet_sdk.errors import BadRequest
+from ajet_sdk.errors import BadRequest, Conflict
 from ajet_sdk.routes import Evaluate, GateClose, GateOpen
 from tests.kit.ledger_rig import LedgerRig
 
@@ -202,3 +202,14 @@ def test_one_name_is_one_evaluation(rig: LedgerRig) -> None:
             rig.commands.evaluate(other, evaluation="e", at=rig.at)
         assert caught.value.param == "id"
     assert rig.commands.evaluate(Evaluate("m", 2), evaluation="e", at=rig.at) == ()
+
+
+def test_a_place_is_taken_in_its_turn_or_not_at_all(rig: LedgerRig) -> None:
+    with pytest.raises(Conflict, match="place 0 is not the next one of an evaluation"):
+        rig.open(eval=True, model="m", place=0)
+    rig.evaluate("m", 2)
+    rig.open(eval=True, model="m", place=0)
+    with pytest.raises(Conflict) as caught:
+        rig.open(eval=True, model="m", place=0)
+    assert (caught.value.code, caught.value.param) == ("place_taken", "place")
+    rig.open(eval=True, model="m", place=1)

@@ -186,3 +186,14 @@ def test_groups_that_are_whole_but_for_what_is_unusable_are_not_chosen() -> None
         queues.add("m", "t", episode, 0)
     assert queues.choose(1, 2, "m", lambda share: share != ("m", "a")) is None
     assert queues.choose(1, 2, "m") == ("m", (("t", ("a", "b")),))
+
+
+def test_groups_that_teach_nothing_are_left_where_they_are() -> None:
+    """In the order of readiness, and where the freshest come first."""
+    queues = ReadyQueues(2)
+    for number, episode in enumerate("abcdef"):
+        queues.add("m", "t", episode, number)
+    for fresh in (None, lambda _: 9):
+        chosen = queues.choose(1, 2, "m", teaches=lambda model, names: (model, names) == ("m", ("c", "d")), fresh=fresh)
+        assert chosen == ("m", (("t", ("c", "d")),))
+        assert queues.choose(1, 2, "m", teaches=lambda model, names: False, fresh=fresh) is None
