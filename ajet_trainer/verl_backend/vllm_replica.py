@@ -28,9 +28,11 @@ class RunHttpServer(vLLMHttpServer):  # type: ignore[misc]
 
 
 class RunReplica(vLLMReplica):  # type: ignore[misc]
+    server: type[RunHttpServer] = RunHttpServer
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(RunHttpServer)
+        self.server_class = ray.remote(self.server)
 
 
 class CpuHttpServer(RunHttpServer):
@@ -43,7 +45,5 @@ class CpuHttpServer(RunHttpServer):
         return EXTENSION
 
 
-class CpuReplica(vLLMReplica):  # type: ignore[misc]
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.server_class = ray.remote(CpuHttpServer)
+class CpuReplica(RunReplica):
+    server = CpuHttpServer

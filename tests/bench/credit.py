@@ -22,20 +22,17 @@ import itertools
 import json
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
 
 import ajet_sdk
-from ajet_sdk.errors import AjetError
 from ajet_trainer.quickstart.figures import ends, paired
 from tests.bench import table
-from tests.e2e.players import UNSHAPED
+from tests.e2e.players import UNSHAPED, Players
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import TrainerProcess
@@ -109,39 +106,16 @@ def gain(rewards: Sequence[float]) -> float:
     return sum(last) / len(last) - sum(first) / len(first)
 
 
-class Games:
+class Games(Players):
     """Plays as many games at once as a step trains, while inside; every `SIZE` in a row share a task."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self._games, self._lock, self._over = itertools.count(), threading.Lock(), threading.Event()
-        self._threads = [threading.Thread(target=self._play_on, daemon=True) for _ in range(GROUPS * SIZE)]
+        super().__init__(url, model=MODEL, group_size=SIZE, parallel=GROUPS * SIZE)
 
-    def __enter__(self) -> Games:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        for thread in self._threads:
-            thread.join(timeout=2.0)
-
-    def _play_on(self) -> None:
-        while not self._over.is_set():
-            with self._lock:
-                game = next(self._games)
-            try:
-                self.play(f"game-{game // SIZE}")
-            except (httpx.HTTPError, AjetError, KeyError):
-                self._over.wait(0.5)
-
-    def play(self, task: str) -> None:
-        """One game. The last reward seals it."""
+    def play(self, task: str) -> float:
+        """One game; the sum of its rewards."""
         with ajet_sdk.episode(task=task, model=MODEL, proxy_url=self.url) as episode:
-            tokens = [START]
+            tokens, earned = [START], 0.0
             for turn, ask in enumerate(ASK):
                 tokens.append(ask)
                 answer = httpx.post(
@@ -156,8 +130,10 @@ class Games:
                 (token,) = answer.json()["choices"][0]["token_ids"]
                 tokens.append(token)
                 right = token * PARTS // VOCABULARY == turn % PARTS
+                earned += right / len(ASK)
                 episode.reward(right / len(ASK), call=answer.headers["X-AJet-Call"], final=False)
             episode.seal()
+            return earned
 
 
 if __name__ == "__main__":

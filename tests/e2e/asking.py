@@ -33,11 +33,14 @@ def ask_all(url: str, prefix: str, cases: Cases) -> dict[str, wire.Answer]:
     return asyncio.run(asking())
 
 
-def the_agent_sees(seen: wire.Answer, own: wire.Answer, *, named: bool) -> None:
-    """Fails unless `seen` is the engine's `own` answer; `named`: with the headers that name episode and calls."""
+def the_agent_sees(
+    seen: wire.Answer, own: wire.Answer, *, named: bool, same: Callable[[bytes, bytes], None] = compare.same_answer
+) -> None:
+    """Fails unless `seen` is the engine's `own` answer; `named`: with the headers that name episode and calls. `same`
+    compares two bodies of the route."""
     assert seen.status == own.status
     assert seen.headers["content-type"] == own.headers["content-type"]
-    compare.same_answer(seen.body, own.body)
+    same(seen.body, own.body)
     ours = {header for header in seen.headers if header.startswith("x-ajet-")}
     assert ours == {"x-ajet-episode", "x-ajet-call"} or not named
 

@@ -17,8 +17,9 @@ from tests.kit.ports import free_port
 from tests.kit.source import ROOT
 from tests.kit.tiny_model import build
 from tests.kit.trainer_process import PYTHON
+from tests.trainer.engine import test_adapters
 from tests.trainer.engine.saving import save
-from tests.trainer.engine.test_adapters import logprobs
+from tests.trainer.engine.test_adapters import LORA, logprobs
 from tests.trainer.engine.test_gradient import conversation, rows_of, step_data
 from tests.trainer.engine.test_settings import composed
 from tests.trainer.test_cli import status
@@ -145,22 +146,8 @@ def test_what_two_processes_wrote_is_one_model(
 def adapted(tiny: Path, tmp_path_factory: pytest.TempPathFactory, verl_here: None) -> tuple[Any, Path]:
     """A worker with an adapter that has moved, and its run."""
     import torch
-    from verl.utils.config import omega_conf_to_dataclass
-    from verl.workers.engine_workers import TrainingWorker, TrainingWorkerConfig
 
-    precision = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
-    float32 = {f"{precision}.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
-    lora = {"actor_rollout_ref.model.lora_rank": 4, "actor_rollout_ref.model.lora_alpha": 6}
-    tree = composed(lora | float32, device="cpu", model=str(tiny)).actor_rollout_ref
-    model, actor = omega_conf_to_dataclass(tree.model), omega_conf_to_dataclass(tree.actor)
-    actor.engine.infer_max_token_len_per_gpu = actor.engine.max_token_len_per_gpu = 256
-    made = TrainingWorker(
-        TrainingWorkerConfig(
-            model_type="language_model", model_config=model, engine_config=actor.engine,
-            optimizer_config=actor.optim, checkpoint_config=actor.checkpoint,
-        )
-    )
-    made.reset()
+    made = test_adapters.adapted(tiny, LORA | {"actor_rollout_ref.model.lora_alpha": 6})
     with torch.no_grad():
         for name, parameter in made.engine.module.named_parameters():
             if "lora_B" in name:
