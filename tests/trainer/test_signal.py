@@ -11,22 +11,24 @@ from ajet_trainer.admission import has_signal
 from tests.kit.ledger_rig import LedgerRig
 
 AGENTS = st.sampled_from(["", "critic"])
+SAMPLED = st.sampled_from([1, 1, 0])
+"""Tokens of a call: one that sampled none is whole, and is trained nowhere."""
 VALUES = st.sampled_from([0.0, 1.0])
 REWARDS = st.lists(st.tuples(VALUES, st.sampled_from([None, "", "critic"]), st.booleans()), min_size=1, max_size=3)
 
 
 @given(
-    st.lists(st.tuples(st.lists(AGENTS, min_size=1, max_size=3), REWARDS), min_size=2, max_size=8),
+    st.lists(st.tuples(st.lists(st.tuples(AGENTS, SAMPLED), min_size=1, max_size=3), REWARDS), min_size=2, max_size=8),
     st.integers(min_value=2, max_value=4),
 )
 def test_what_is_discarded_had_no_signal_and_what_is_leased_had_one(
-    played: list[tuple[list[str], list[tuple[float, str | None, bool]]]], size: int
+    played: list[tuple[list[tuple[str, int]], list[tuple[float, str | None, bool]]]], size: int
 ) -> None:
     rig = LedgerRig()
     for agents, rewards in played:
         episode = rig.open(task="t")
-        for number, agent in enumerate(agents):
-            rig.call(episode, (number, 1), agent=agent)
+        for number, (agent, sampled) in enumerate(agents):
+            rig.call(episode, (number, 1), range(sampled), agent=agent)
         for value, agent, final in rewards:
             rig.reward(episode, value, agent=agent, final=final and agent is not None)
         rig.seal(episode)

@@ -224,7 +224,8 @@ class Episode:
     def earned(self, model: str) -> dict[str, float]:
         """The rewards of the agents that sampled with `model` in this merged episode. Those of the whole episode are in
         them, those of single calls are not."""
-        agents = {chain.turns[0].agent for chain in self.chains if chain.turns[0].model == model}
+        chains = (chain for chain in self.chains if any(turn.sampled for turn in chain.turns))
+        agents = {chain.turns[0].agent for chain in chains if chain.turns[0].model == model}
         rewards = [one for one in self.rewards.values() if one.call is None]
         found = {agent: total(one for one in rewards if one.agent in (None, agent)) for agent in agents}
         return {agent: reward for agent, reward in found.items() if reward is not None}
