@@ -30,6 +30,8 @@ from ajet_trainer.verl_backend.checkpoints import DTYPE, listed, whole
 
 PIECE = "2GB"
 """No file of weights is larger, since one is in memory while it is written."""
+WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
+"""What verl saves besides if it is asked for a whole model, as it was before adapters are merged and in fp32."""
 BASE, PREFIX = ".base_layer.", "base_model.model."
 """How an adapter's library renames the tensors of the model."""
 
@@ -132,7 +134,7 @@ class Export:
         self._say(f"writing {len(tensors)} tensors in {self._described['dtype']}")
         model.to(dtype).save_pretrained(folder, state_dict=tensors, max_shard_size=PIECE)
         shutil.rmtree(between)
-        shutil.copytree(self._own, folder, dirs_exist_ok=True)
+        shutil.copytree(self._own, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*WEIGHTS))
         (folder / "config.json").write_text(json.dumps(self._described, indent=2) + "\n")
         for path in folder.glob("*.safetensors"):  # which their library writes for us alone to read
             path.chmod((folder / "config.json").stat().st_mode)

@@ -59,6 +59,26 @@ def exported(capsys: pytest.CaptureFixture[str], *words: str | Path) -> list[str
     return capsys.readouterr().out.splitlines()
 
 
+def test_a_model_that_verl_saved_besides_is_not_what_is_exported(
+    run: Path, half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`save_contents` may name hf_model: verl writes it, in fp32 and with adapters apart, beside the tokenizer."""
+    own = run / "checkpoints" / "global_step_2" / "actor" / "huggingface"
+    others = [own / name for name in ("model.safetensors", "model-00001-of-00002.safetensors",
+                                      "model.safetensors.index.json", "pytorch_model.bin")]  # fmt: skip
+    try:
+        for path in others:
+            path.write_bytes(b"another model")
+        exported(capsys, run, tmp_path / "out", "--step", "2")
+    finally:
+        for path in others:
+            path.unlink()
+    assert [path.name for path in (tmp_path / "out").iterdir() if "model" in path.name] == ["model.safetensors"]
+    before, after = weights(half), weights(tmp_path / "out")
+    assert before.keys() == after.keys()
+    assert all((after[name] == (before[name].float() * 1.5).bfloat16()).all() for name in after)
+
+
 def test_the_latest_checkpoint_in_the_models_own_dtype(
     run: Path, half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
