@@ -2,10 +2,11 @@
 
 A loss that is a mean over sequences counts rows, padding among them. `ajet_trainer.advantage.row_weights` are the
 factors that make it a mean over sessions. The policy term gets them as ``rollout_is_weights``, by which each of verl's
-losses multiplies what it found for a token. The KL and entropy terms get them here, as ``row_weights``.
+losses multiplies what it found for a token, but for `geo_mean`. The KL and entropy terms get them here, as
+``row_weights``.
 
-verl's `geo_mean` adds up the means over the rows of each micro-batch. Here it is one mean over the update, whatever way
-its rows are packed and shared.
+verl's `geo_mean` takes the mean of a row's weights, and adds up the means over the rows of each micro-batch. Here it is
+one mean over the update, whatever way its rows are packed and shared.
 
 A loss of the user's own is imported here, in the worker.
 """

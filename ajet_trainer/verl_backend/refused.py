@@ -9,6 +9,8 @@ verl's registries.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from importlib.util import find_spec
+from math import inf
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from ajet_sdk.routes import MAX_REWARD
 from ajet_sdk.settings import nearest
 from ajet_trainer.verl_backend.estimators import BY_TURN
 from ajet_trainer.verl_backend.loggers import names as logger_names
+from ajet_trainer.verl_backend.unread import has_critic
 
 ACTOR = "actor_rollout_ref.actor"
 SHAPING = "reward.reward_kwargs"
@@ -48,6 +51,8 @@ ENGINES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """verl's ``model_engine``, which chooses the keys that a run may have, and the strategies that read them."""
 
+ENGINE_KEYS = ("fsdp_config", "fsdp", "megatron", "veomni", "torchtitan")
+"""Where a part has the keys of its engine."""
 UNLIMITED = 1_000_000_000
 """The steps of a run that has no planned end."""
 
@@ -105,6 +110,17 @@ def engine_faults(tree: DictConfig) -> Iterator[Fault]:
             yield f"{part}.strategy", f"= {strategy!r} is not of model_engine = {tree.model_engine!r}: leave it out"
         if cpu and strategy != "fsdp2":
             yield f"{part}.strategy", f"= {strategy!r} does not run on a CPU: leave it out"
+        for home in (part, f"{part}.fsdp_config", f"{part}.fsdp"):
+            name, size = f"{home}.ulysses_sequence_parallel_size", tree.trainer.nnodes * tree.trainer.n_gpus_per_node
+            if size % (OmegaConf.select(tree, name) or 1):
+                yield name, f"must divide the number of processes, nnodes * n_gpus_per_node = {size}"
+    for key in ("actor_rollout_ref.model.use_liger", "critic.model.use_liger"):
+        if OmegaConf.select(tree, key) and not find_spec("liger_kernel"):
+            yield key, "needs the package liger-kernel: install it where verl is, or leave it out"
+    temperature = tree.actor_rollout_ref.rollout.temperature
+    if type(temperature) not in (int, float) or not 0 < temperature < inf:
+        said = f"must be above 0, not {temperature!r}: greedy tokens teach nothing"
+        yield "actor_rollout_ref.rollout.temperature", said
 
 
 def step_faults(tree: DictConfig) -> Iterator[Fault]:
@@ -119,6 +135,11 @@ def step_faults(tree: DictConfig) -> Iterator[Fault]:
         if type(seed := OmegaConf.select(tree, key)) is not int or not 0 <= seed < 2**32:
             yield key, "must be from 0 to 2^32 - 1, which is as far as NumPy's go"
     for part, settings in ((ACTOR, actor), ("critic", tree.critic)):
+        if type(settings.ppo_epochs) is not int or settings.ppo_epochs < 1:
+            yield f"{part}.ppo_epochs", f"must be at least 1, not {settings.ppo_epochs!r}"
+        for home in ENGINE_KEYS:
+            if OmegaConf.select(tree, f"{part}.{home}.forward_only"):
+                yield f"{part}.{home}.forward_only", "would train nothing: leave it out"
         if settings.shuffle and size != groups:
             yield f"{part}.shuffle", f"would mix the groups of a step's updates: leave it out, or leave out {name}"
         for key in ("save_contents", "load_contents"):
@@ -148,11 +169,6 @@ def shaping_faults(tree: DictConfig) -> Iterator[Fault]:
         yield f"{length}.len", f"must be from 1 to max_resp_len, {limit}, not {buffer!r}"
     if type(factor) not in (int, float) or not 0 <= factor <= MAX_REWARD:
         yield f"{length}.penalty_factor", f"must be a number from 0, not {factor!r}"
-
-
-def has_critic(tree: DictConfig) -> bool:
-    """As verl decides it."""
-    return bool(tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable)
 
 
 def schedule_faults(name: str, optim: DictConfig) -> Iterator[Fault]:

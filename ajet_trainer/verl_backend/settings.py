@@ -6,7 +6,7 @@ precision, offloading, parallelism and memory are verl's own business there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,17 @@ from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.verl_backend import functions, refused
 from ajet_trainer.verl_backend.estimators import BY_TURN
-from ajet_trainer.verl_backend.unread import keys, unread
+from ajet_trainer.verl_backend.unread import ACTOR, keys, unread
 from ajet_trainer.verl_backend.weights import BACKEND
 
 CORRECTION = "algorithm.rollout_correction"
 FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.", ".reward_kwargs.")
 """Parts of verl's tree that take any key."""
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
+BY_ROW = ("geo_mean",)
+"""Losses of verl that take the mean of a row's weights."""
+NO_RATIO = ("gpg", "dro", "cispo", "gspo")
+"""Losses of verl that have no ratio, one for a whole row, or one with a bound below."""
 RANKS = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """vLLM's executor within its core: a worker process of its own costs 0.6 GB and some seconds. On a CPU vLLM takes it by
@@ -35,6 +40,8 @@ NOT_ASYNC = "a checkpoint must be whole before its batches are acknowledged"
 PACKED = "rows differ in number and length, so micro-batches are packed by tokens; set {}"
 OURS = {
     "actor_rollout_ref.rollout.n": "set group_size in [trainer]",
+    "actor_rollout_ref.rollout.name": "agents are answered by vLLM",
+    "actor_rollout_ref.rollout.mode": "an engine that serves agents is always async",
     "data.train_batch_size": "set groups in [trainer]",
     "trainer.total_training_steps": "set total_steps in [trainer]",
     "reward.num_workers": "agents give the rewards",
@@ -104,11 +111,16 @@ def everywhere(config: Config) -> dict[str, Any]:
 
 
 def off_policy(config: Config) -> dict[str, Any]:
-    """Importance correction by token, where a token may not be of the distribution that is trained: shaped otherwise,
-    or older. In bypass mode the engine's logprobs are the old ones, and the loss corrects by itself."""
-    bypass = config.verl.get(f"{CORRECTION}.bypass_mode") is True
-    wanted = config.sampling == "correct" or config.max_staleness != 0
-    return {f"{CORRECTION}.rollout_is": "token"} if wanted and not bypass else {}
+    """Importance correction by token, since a token may not be of the distribution that is trained: shaped otherwise,
+    older, or of weights that a crash took back. In bypass mode the engine's logprobs are the old ones, and the loss
+    corrects by itself."""
+    return {} if config.verl.get(f"{CORRECTION}.bypass_mode") is True else {f"{CORRECTION}.rollout_is": "token"}
+
+
+def clipping(config: Config) -> dict[str, Any]:
+    """verl's losses read one limit for each side, and both of them have a default. So a `clip_ratio` is both."""
+    both = config.verl.get(f"{ACTOR}.clip_ratio")
+    return {} if both is None else {f"{ACTOR}.clip_ratio_{side}": both for side in ("low", "high")}
 
 
 def on_cpu(config: Config) -> dict[str, Any]:
@@ -176,7 +188,7 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / "config"), version_base=None):
         tree = hydra_compose("ppo_trainer", overrides=groups)
     theirs = keys(tree)
-    values = everywhere(config) | off_policy(config) | (on_cpu(config) if device == "cpu" else {})
+    values = everywhere(config) | off_policy(config) | clipping(config) | (on_cpu(config) if device == "cpu" else {})
     values |= attached(folder) if folder else {}
     for name, value in values.items():
         OmegaConf.update(tree, name, value, force_add=True)
@@ -191,10 +203,9 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
             raise ConfigError(f"{name} cannot be changed: {OURS[name]}", param=name)
     for key, advice in unread(set_here, tree, attached=folder is not None):
         raise ConfigError(f"{key} is read by nothing here: {advice}", param=key)
-    if config.sampling == "correct" and not corrects(tree):
-        said = "leaves nothing to correct with: set sampling in [trainer] to exact or strict"
-        raise ConfigError(f"{CORRECTION}.rollout_is = None {said}", param=f"{CORRECTION}.rollout_is")
     functions.register_all(tree)
+    for key, said in uncorrected(tree, config.sampling):
+        raise ConfigError(f"{key} {said}", param=key)
     if config.turn_gamma != 1.0 and tree.algorithm.adv_estimator != BY_TURN:
         said = f"is read by algorithm.adv_estimator = {BY_TURN} alone"
         raise ConfigError(f"turn_gamma = {config.turn_gamma} {said}", param="turn_gamma")
@@ -203,11 +214,20 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     return tree
 
 
-def corrects(tree: DictConfig) -> bool:
-    """Whether tokens are weighed by how likely the trainer thinks they are, compared with the engine. In bypass mode
-    the loss does that, but for `gpg`, which has no ratio."""
+def uncorrected(tree: DictConfig, sampling: str) -> Iterator[tuple[str, str]]:
+    """Where single tokens are not weighed by how likely the trainer thinks they are, compared with the engine, although
+    that is wanted. In bypass mode the loss does that, if it has a ratio for each token that it does not bound below."""
     correction, loss = tree.algorithm.rollout_correction, tree.actor_rollout_ref.actor.policy_loss.loss_mode
-    return correction is not None and bool(correction.rollout_is or (correction.bypass_mode and loss != "gpg"))
+    instead = "set sampling in [trainer] to exact or strict"
+    if correction is not None and correction.rollout_is:
+        if loss in BY_ROW:
+            said = f"weighs rows, not tokens: {instead}, and {CORRECTION}.rollout_is = null, or use vanilla"
+            yield LOSS, f"= {loss!r} {said}"
+    elif sampling == "correct" and (correction is None or not correction.bypass_mode):
+        yield f"{CORRECTION}.rollout_is", f"= null leaves nothing to correct with: {instead}"
+    elif sampling == "correct" and loss in (*BY_ROW, *NO_RATIO):
+        said = f"does not correct single tokens in {CORRECTION}.bypass_mode: {instead}, or use vanilla"
+        yield LOSS, f"= {loss!r} {said}"
 
 
 def by_turn(config: Config, tree: DictConfig) -> ByTurn | None:

@@ -1,10 +1,10 @@
 """Keys of verl's that nothing reads here, and what to do instead. They are refused: a key that is accepted works.
 
-verl's own loop, its dataset, its agent loops and its rewards are not used, but their keys stand in verl's tree. A key
-may be set to verl's own default.
+verl's own loop, its dataset, its agent loops and its rewards are not used, but their keys stand in verl's tree. Others
+are read only with some estimators, losses or models. A key may be set to verl's own default.
 
-Invariant: `FAMILIES` and `of_engine` hold every key of verl's tree whose reader is never run. `test_unread` searches
-verl's sources, for each engine those that run with it.
+Invariant: `FAMILIES` and `of_engine` hold every key of verl's tree whose reader is never run, and `BY_CHOICE` those of
+estimators and losses. `test_unread` searches verl's sources, for each engine those that run with it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo import core_algos
 
 from ajet_trainer.config import flatten
+from ajet_trainer.verl_backend.estimators import BY_TURN
 
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 _AGENTS = "agents play through the proxy, which gives their requests to the engine as they are"
@@ -26,6 +28,7 @@ _PROFILE = "verl's profiler starts in verl's own loop: attach one to a process o
 _TEXT = "rows are text: leave it out"
 _EXPERTS = "no engine's routes of experts are recorded: leave it off"
 _OTHER = "verl's engines read another key: set"
+_STEPS = "it follows the run's end: set total_steps in [trainer]"
 FAMILIES: Mapping[str, str] = {
     "data": "there is no dataset, agents bring the tasks: set groups and max_tokens in [trainer]",
     **dict.fromkeys(("reward", "reward_model", "custom_reward_function", "sandbox_fusion"), _REWARD),
@@ -55,6 +58,9 @@ FAMILIES: Mapping[str, str] = {
         [f"{ROLLOUT}.{name}" for name in
          ("agent", "multi_turn", "do_sample", "ignore_eos", "over_sample_rate", "trace")], _AGENTS
     ),
+    f"{ROLLOUT}.prompt_length": "it bounds verl's own requests alone: set max_tokens in [trainer]",
+    f"{ROLLOUT}.router_config_path": _AGENTS,
+    f"{ROLLOUT}.skip_tokenizer_init": "an engine that serves agents has its tokenizer: leave it out",
     f"{ROLLOUT}.multi_stage_wake_up": "engines wake up in two stages as it is: leave it out",
     f"{ROLLOUT}.enable_rollout_routing_replay": _EXPERTS,
     f"{ROLLOUT}.moe_load_balance_metrics_interval": _EXPERTS,
@@ -66,6 +72,11 @@ FAMILIES: Mapping[str, str] = {
     f"{ACTOR}.ppo_micro_batch_size_per_gpu": f"{_TOKENS} {ACTOR}.ppo_max_token_len_per_gpu",
     f"{ACTOR}.grad_clip": f"{_OTHER} {ACTOR}.optim.clip_grad",
     f"{ACTOR}.use_prefix_grouper": "verl's V1 trainer does not group by prefix: leave it off",
+    f"{ACTOR}.optim.total_training_steps": _STEPS,
+    "critic.optim.total_training_steps": _STEPS,
+    **dict.fromkeys([f"{part}.rollout_n" for part in (ACTOR, REF, "critic")], "set group_size in [trainer]"),
+    f"{ACTOR}.use_remove_padding": f"{_OTHER} {MODEL}.use_remove_padding",
+    f"{ACTOR}.use_fused_kernels": f"{_OTHER} {MODEL}.use_fused_kernels",
     f"{ACTOR}.calculate_sum_pi_squared": "verl's V1 trainer does not compute it: leave it off",
     f"{ACTOR}.freeze_vision_tower": _TEXT,
     f"{MODEL}.tiled_mlp": "verl's engines do not ask for it: leave it off",
@@ -89,6 +100,23 @@ FAMILIES: Mapping[str, str] = {
     "algorithm.filter_groups": "there is no dataset with other groups: set no_signal = 'drop' in [trainer]",
     "algorithm.rollout_correction.loss_type": f"verl's V1 trainer does not read it: set {ACTOR}.policy_loss.loss_mode",
 }  # fmt: skip
+_CLIP = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
+BY_CHOICE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "algorithm.adv_estimator": {
+        "algorithm.gamma": ("gae", "reinforce_plus_plus"),
+        "algorithm.lam": ("gae",),
+        "algorithm.norm_adv_by_std_in_grpo": ("grpo", "grpo_vectorized", "grpo_passk", BY_TURN),
+    },
+    f"{ACTOR}.policy_loss.loss_mode": {
+        **dict.fromkeys([f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high")], _CLIP),
+        f"{ACTOR}.clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
+        **dict.fromkeys([f"{ACTOR}.tau_pos", f"{ACTOR}.tau_neg"], ("sapo",)),
+        **dict.fromkeys([f"{ACTOR}.policy_loss.clip_cov_{end}" for end in ("ratio", "lb", "ub")], ("clip_cov",)),
+        **dict.fromkeys([f"{ACTOR}.policy_loss.{name}" for name in ("kl_cov_ratio", "ppo_kl_coef")], ("kl_cov",)),
+        f"{ACTOR}.policy_loss.dro_beta": ("dro",),
+    },
+}
+"""Keys that only some of verl's estimators or losses read."""
 SHAPED = tuple(
     f"reward.reward_kwargs.{name}" for name in
     ("max_resp_len", "overlong_buffer_cfg.enable", "overlong_buffer_cfg.len", "overlong_buffer_cfg.penalty_factor")
@@ -150,6 +178,7 @@ def keys(tree: DictConfig) -> dict[str, Any]:
 def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iterator[tuple[str, str]]:
     """Those of the keys `set_here` that nothing reads in `tree`, each with what to do instead."""
     families = dict(FAMILIES) | of_engine("fsdp" if tree.model_engine == "dp" else tree.model_engine)
+    families |= of_choice(tree)
     for part, settings in ((ACTOR, tree.actor_rollout_ref.actor), ("critic", tree.critic)):
         if not settings.shuffle:
             families[f"{part}.data_loader_seed"] = f"rows are not shuffled: set {part}.shuffle too, or leave it out"
@@ -158,11 +187,42 @@ def unread(set_here: Iterable[str], tree: DictConfig, *, attached: bool) -> Iter
     for key in set_here:
         parts = key.split(".")
         above = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-        advice = None if key in SHAPED else next((families[name] for name in above if name in families), None)
+        known = key in (*SHAPED, "critic.enable")
+        advice = None if known else next((families[name] for name in above if name in families), None)
         if advice is None and attached and key.startswith(f"{ROLLOUT}.") and parts[2] not in READ:
             advice = _ALONE
         if advice is not None:
             yield key, advice
+
+
+def of_choice(tree: DictConfig) -> dict[str, str]:
+    """What is read only with another choice than that of `tree`. What a function of the user's own reads, nobody
+    knows, so it may be anything."""
+    out, registries = {}, (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY)
+    for (by, readers), registry in zip(BY_CHOICE.items(), registries, strict=True):
+        chosen = str(OmegaConf.select(tree, by))
+        if chosen == BY_TURN or getattr(registry.get(chosen), "__module__", "") == core_algos.__name__:
+            for key, names in readers.items():
+                if chosen not in names:
+                    out[key] = f"{by} is {chosen!r}, and it is of {', '.join(names)}"
+    if out.get("algorithm.gamma") and tree.algorithm.adv_estimator == BY_TURN:
+        out["algorithm.gamma"] = "set turn_gamma in [trainer]"
+    actor, algorithm = tree.actor_rollout_ref.actor, tree.algorithm
+    if not actor.use_kl_loss:
+        out |= dict.fromkeys([f"{ACTOR}.kl_loss_{end}" for end in ("coef", "type")], f"set {ACTOR}.use_kl_loss too")
+    if not algorithm.use_kl_in_reward:
+        kl = "set algorithm.use_kl_in_reward too"
+        out |= dict.fromkeys(["algorithm.kl_penalty", "algorithm.kl_ctrl"], kl)
+        if not actor.use_kl_loss:
+            out[REF] = f"no term compares with a reference model: set {ACTOR}.use_kl_loss, or leave it out"
+    if not has_critic(tree):
+        out["critic"] = "no critic is trained: set algorithm.adv_estimator to gae, or leave it out"
+    return out
+
+
+def has_critic(tree: DictConfig) -> bool:
+    """As verl decides it."""
+    return bool(tree.algorithm.adv_estimator == "gae" if tree.critic.enable is None else tree.critic.enable)
 
 
 def of_engine(engine: str) -> dict[str, str]:

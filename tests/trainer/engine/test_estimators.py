@@ -59,16 +59,17 @@ class MemoryQueue:
 
 
 def a_trainer(tiny: Path, *, device: str = "cpu", **options: Any) -> Any:
-    """An `AjetTrainer` that has its configuration and nothing else; `options` are verl's, by the end of their names."""
+    """An `AjetTrainer` that has its configuration and nothing else; `options` are verl's, by the end of their names.
+    Nothing is corrected unless they say so."""
     from ajet_trainer.verl_backend import settings, trainer
 
-    actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode", "dro_beta": "policy_loss.dro_beta"}
+    actor = {"mode": "loss_agg_mode", "loss": "policy_loss.loss_mode"}
     verl = {
         f"actor_rollout_ref.actor.{actor[name]}" if name in actor else f"algorithm.{name}": value
-        for name, value in options.items()
+        for name, value in ({"rollout_correction.rollout_is": None} | options).items()
     }
     made = trainer.AjetTrainer.__new__(trainer.AjetTrainer)
-    made.config = settings.compose(Config(model=str(tiny), sampling="exact", max_staleness=0, verl=verl), device, None)
+    made.config = settings.compose(Config(model=str(tiny), sampling="exact", verl=verl), device, None)
     return made
 
 

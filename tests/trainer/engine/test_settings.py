@@ -13,6 +13,9 @@ from tests.kit.source import ROOT
 
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
+GAE = {"algorithm.adv_estimator": "gae"}
+"""What a critic is trained with."""
+LOSS = f"{ACTOR}.policy_loss.loss_mode"
 IS = f"{CORRECTION}.rollout_is"
 
 
@@ -66,18 +69,13 @@ def test_verls_key_for_checkpoints_says_how_many_stay(verl_here: None) -> None:
     assert "by this very name" in refused({"+trainer.max_actor_ckpt_to_keep": 1})
 
 
-@pytest.mark.parametrize(
-    ("sampling", "max_staleness", "on"),
-    [
-        ("correct", None, True), ("correct", 0, True), ("exact", None, True), ("strict", 1, True), ("exact", 0, False),
-        ("strict", 0, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("sampling", "max_staleness"), [("correct", None), ("exact", 0), ("strict", 1)])
 def test_what_may_be_off_policy_is_corrected_by_token(
-    sampling: str, max_staleness: int | None, on: bool, verl_here: None
+    sampling: str, max_staleness: int | None, verl_here: None
 ) -> None:
+    """That is every batch: after a crash, tokens of weights that are gone may be trained whatever is asked for."""
     ours = {"sampling": sampling, "max_staleness": max_staleness}
-    assert composed({}, **ours).algorithm.rollout_correction.rollout_is == ("token" if on else None)
+    assert composed({}, **ours).algorithm.rollout_correction.rollout_is == "token"
     for own in ("sequence", "token"):
         assert composed({IS: own}, **ours).algorithm.rollout_correction.rollout_is == own
     bypass = composed({f"{CORRECTION}.bypass_mode": True}, **ours).algorithm.rollout_correction
@@ -85,12 +83,65 @@ def test_what_may_be_off_policy_is_corrected_by_token(
 
 
 def test_correct_needs_a_correction(verl_here: None) -> None:
-    said = f"{IS} = None leaves nothing to correct with: set sampling in [trainer] to exact or strict"
+    said = f"{IS} = null leaves nothing to correct with: set sampling in [trainer] to exact or strict"
     assert refused({IS: None}) == refused({CORRECTION: None}) == said
     for sampling in ("exact", "strict"):
         composed({IS: None}, sampling=sampling)
-    gpg = {f"{CORRECTION}.bypass_mode": True, "actor_rollout_ref.actor.policy_loss.loss_mode": "gpg"}
-    assert refused(gpg) == said, "a loss without a ratio"
+
+
+@pytest.mark.parametrize("loss", ["gpg", "dro", "cispo", "gspo", "geo_mean"])
+def test_a_loss_that_cannot_correct_single_tokens_is_not_left_to_do_so(loss: str, verl_here: None) -> None:
+    bypass = {f"{CORRECTION}.bypass_mode": True, LOSS: loss, f"{ACTOR}.policy_loss.dro_beta": 0.1}
+    bypass = bypass if loss == "dro" else {key: bypass[key] for key in (f"{CORRECTION}.bypass_mode", LOSS)}
+    assert refused(bypass).startswith(f"{LOSS} = {loss!r} does not correct single tokens in {CORRECTION}.bypass_mode")
+    composed(bypass, sampling="exact")
+
+
+def test_a_loss_that_weighs_rows_takes_no_weights_of_tokens(verl_here: None) -> None:
+    mean = {LOSS: "geo_mean"}
+    for sampling in ("correct", "exact"):
+        assert refused(mean, sampling=sampling).startswith(f"{LOSS} = 'geo_mean' weighs rows, not tokens: ")
+    composed(mean | {IS: None}, sampling="exact")
+
+
+@pytest.mark.parametrize("loss", ["vanilla", "sapo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov"])
+def test_other_losses_correct_by_themselves(loss: str, verl_here: None) -> None:
+    composed({f"{CORRECTION}.bypass_mode": True, LOSS: loss})
+
+
+def test_one_limit_of_the_ratio_is_both(verl_here: None) -> None:
+    """verl reads its limits of either side, which have defaults of their own."""
+    actor = composed({f"{ACTOR}.clip_ratio": 0.3}).actor_rollout_ref.actor
+    assert (actor.clip_ratio, actor.clip_ratio_low, actor.clip_ratio_high) == (0.3, 0.3, 0.3)
+    higher = composed({f"{ACTOR}.clip_ratio": 0.3, f"{ACTOR}.clip_ratio_high": 0.4}).actor_rollout_ref.actor
+    assert (higher.clip_ratio_low, higher.clip_ratio_high) == (0.3, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({f"{ACTOR}.fsdp_config.forward_only": True}, "would train nothing"),
+        ({f"{ACTOR}.ppo_epochs": 0}, "must be at least 1, not 0"),
+        ({"actor_rollout_ref.rollout.name": "sglang"}, "cannot be changed: agents are answered by vLLM"),
+        ({"actor_rollout_ref.rollout.mode": "sync"}, "cannot be changed"),
+        ({f"{ACTOR}.ulysses_sequence_parallel_size": 2}, "must divide the number of processes"),
+        ({f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}, "must divide the number of processes"),
+        ({"actor_rollout_ref.model.use_liger": True}, "needs the package liger-kernel"),
+        ({"actor_rollout_ref.rollout.temperature": 0}, "must be above 0, not 0"),
+        ({"actor_rollout_ref.rollout.temperature": -1.0}, "must be above 0, not -1.0"),
+        ({"actor_rollout_ref.rollout.temperature": float("nan")}, "must be above 0, not nan"),
+    ],
+)
+def test_what_would_fail_once_ray_runs_is_refused_before(values: dict[str, Any], said: str, verl_here: None) -> None:
+    (key,) = values
+    assert refused(values).startswith(f"{key} ")
+    assert said in refused(values)
+
+
+def test_sequences_are_shared_by_processes_that_there_are(verl_here: None) -> None:
+    shared = {f"{ACTOR}.ulysses_sequence_parallel_size": 2}
+    composed(shared | {"trainer.n_gpus_per_node": 4, "trainer.nnodes": 2})
+    assert refused(shared | {"trainer.n_gpus_per_node": 3})
 
 
 @pytest.mark.parametrize("size", [0, -1, 5, 2.0, "2", None])
@@ -103,28 +154,28 @@ def test_a_step_has_one_update_at_least_and_as_many_as_groups_at_most(size: obje
 
 
 def test_the_critics_updates_are_the_actors(verl_here: None) -> None:
-    said = refused({"critic.ppo_mini_batch_size": 2}, groups=4)
-    assert said == f"critic.ppo_mini_batch_size follows the actor's: set {ACTOR}.ppo_mini_batch_size"
-    assert composed({"critic.ppo_mini_batch_size": 2, f"{ACTOR}.ppo_mini_batch_size": 2}, groups=4)
+    mine = GAE | {"critic.ppo_mini_batch_size": 2}
+    assert refused(mine, groups=4) == f"critic.ppo_mini_batch_size follows the actor's: set {ACTOR}.ppo_mini_batch_size"
+    assert composed(mine | {f"{ACTOR}.ppo_mini_batch_size": 2}, groups=4)
 
 
 @pytest.mark.parametrize("key", [f"{ACTOR}.checkpoint.save_contents", "critic.checkpoint.load_contents"])
 def test_a_checkpoint_holds_all_that_a_run_goes_on_from(key: str, verl_here: None) -> None:
-    assert refused({key: ["hf_model"]}).startswith(f"{key} lacks model, optimizer, extra: ")
-    assert refused({key: ["model", "extra"]}).startswith(f"{key} lacks optimizer: ")
-    assert refused({key: None}).startswith(f"{key} lacks model, optimizer, extra: ")
-    assert composed({key: ["model", "optimizer", "extra", "hf_model"]})
+    assert refused(GAE | {key: ["hf_model"]}).startswith(f"{key} lacks model, optimizer, extra: ")
+    assert refused(GAE | {key: ["model", "extra"]}).startswith(f"{key} lacks optimizer: ")
+    assert refused(GAE | {key: None}).startswith(f"{key} lacks model, optimizer, extra: ")
+    assert composed(GAE | {key: ["model", "optimizer", "extra", "hf_model"]})
 
 
 @pytest.mark.parametrize("optim", [f"{ACTOR}.optim", "critic.optim"])
 def test_a_schedule_by_the_number_of_steps_needs_one(optim: str, verl_here: None) -> None:
-    ratio = {f"{optim}.lr_warmup_steps_ratio": 0.05}
+    ratio = GAE | {f"{optim}.lr_warmup_steps_ratio": 0.05}
     said = refused(ratio)
     assert said.startswith(f"{optim}.lr_warmup_steps_ratio is a share of all steps: set total_steps in [trainer], or ")
     composed(ratio | {f"{optim}.lr_warmup_steps": 20})
     composed(ratio, total_steps=100)
     for key in ("lr_scheduler_type", "warmup_style"):
-        cosine = {f"{optim}.{key}": "cosine"}
+        cosine = GAE | {f"{optim}.{key}": "cosine"}
         assert refused(cosine | {f"{optim}.lr_warmup_steps": 20}).startswith(f"{optim}.{key} = 'cosine' depends on")
         composed(cosine, total_steps=100)
 
@@ -149,10 +200,9 @@ def longest(verl: dict[str, Any], **ours: Any) -> int:
 
 
 def test_the_longest_sample_fits_actor_and_critic(verl_here: None) -> None:
-    gae, smaller = {"algorithm.adv_estimator": "gae"}, {"critic.ppo_max_token_len_per_gpu": 300}
-    assert longest({}, max_tokens=50_000) == longest(gae, max_tokens=50_000) == 50_000
-    assert longest({}, max_tokens=900) == longest(smaller, max_tokens=900) == 16384
-    assert longest(gae | smaller, max_tokens=900) == 300
+    assert longest({}, max_tokens=50_000) == longest(GAE, max_tokens=50_000) == 50_000
+    assert longest({}, max_tokens=900) == 16384
+    assert longest(GAE | {"critic.ppo_max_token_len_per_gpu": 300}, max_tokens=900) == 300
 
 
 @pytest.mark.parametrize(("max_tokens", "limit"), [(2000, 32768), (50_000, 50_000)])

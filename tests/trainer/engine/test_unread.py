@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -100,6 +101,24 @@ def test_every_key_of_an_engine_is_read_by_it_or_refused(engine: str, verl_here:
     ] == []  # fmt: skip
 
 
+def test_what_only_some_choices_read_is_told_apart_as_verl_does(verl_here: None) -> None:
+    """By the words in the source of each function that verl registers."""
+    from verl.trainer.ppo import core_algos
+
+    from ajet_trainer.verl_backend import estimators, unread
+    from ajet_trainer.verl_backend.refused import ESTIMATORS, LOSSES
+
+    registries = (core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY)
+    for readers, registry in zip(unread.BY_CHOICE.values(), registries, strict=True):
+        for key, names in readers.items():
+            word = re.compile(rf"(?<!\w){key.split('.')[-1]}\b")
+            reading = {
+                str(getattr(name, "value", name)) for name, function in registry.items()
+                if function.__module__ == core_algos.__name__ and word.search(inspect.getsource(function))
+            }  # fmt: skip
+            assert reading - {*ESTIMATORS, *LOSSES} == {*names} - {estimators.BY_TURN}, key
+
+
 def test_the_list_names_keys_that_verl_has(verl_here: None) -> None:
     from ajet_trainer.verl_backend.unread import FAMILIES
 
@@ -144,6 +163,20 @@ def test_what_an_engine_does_not_read_is_in_its_tree(engine: str, verl_here: Non
         ("actor_rollout_ref.model.lora.rank", 8, "lora_rank"),
         ("global_profiler.tool", "torch", "profiler"),
         ("algorithm.rollout_correction.loss_type", "reinforce", "policy_loss.loss_mode"),
+        (f"{ACTOR}.optim.total_training_steps", 500, "total_steps in [trainer]"),
+        (f"{ACTOR}.rollout_n", 4, "group_size in [trainer]"),
+        (f"{ACTOR}.use_remove_padding", False, "actor_rollout_ref.model.use_remove_padding"),
+        (f"{ROLLOUT}.skip_tokenizer_init", False, "leave it out"),
+        (f"{ROLLOUT}.prompt_length", 64, "max_tokens in [trainer]"),
+        (f"{ROLLOUT}.router_config_path", "r.yaml", "through the proxy"),
+        ("algorithm.gamma", 0.9, "is 'grpo', and it is of gae, reinforce_plus_plus"),
+        ("algorithm.lam", 0.9, "is 'grpo', and it is of gae"),
+        (f"{ACTOR}.tau_pos", 2.0, "is 'vanilla', and it is of sapo"),
+        (f"{ACTOR}.policy_loss.kl_cov_ratio", 0.1, "kl_cov"),
+        (f"{ACTOR}.kl_loss_coef", 0.1, f"{ACTOR}.use_kl_loss"),
+        ("algorithm.kl_ctrl.kl_coef", 0.1, "algorithm.use_kl_in_reward"),
+        ("actor_rollout_ref.ref.fsdp_config.param_offload", True, f"{ACTOR}.use_kl_loss"),
+        ("critic.ppo_epochs", 2, "algorithm.adv_estimator to gae"),
     ],
 )
 def test_what_nothing_reads_is_refused_with_what_to_do(key: str, value: object, words: str, verl_here: None) -> None:
@@ -187,7 +220,8 @@ def test_what_an_engine_does_not_read_is_refused(
     ("engine", "values"),
     [
         ("dp", {f"{ACTOR}.fsdp_config.param_offload": True, "actor_rollout_ref.model.lora_rank": 8}),
-        ("dp", {f"{ACTOR}.strategy": "fsdp2", "critic.strategy": "fsdp2", f"{ACTOR}.fsdp_config.offload_policy": True}),
+        ("dp", {"algorithm.adv_estimator": "gae", f"{ACTOR}.strategy": "fsdp2", "critic.strategy": "fsdp2",
+                f"{ACTOR}.fsdp_config.offload_policy": True}),
         ("dp", {f"{ACTOR}.strategy": "fsdp_turbo",
                 f"{ACTOR}.fsdp_config.turbo_config.distributed.tensor_parallel_size": 2}),
         ("megatron", {"actor_rollout_ref.model.lora.rank": 8, "actor_rollout_ref.model.lora.dropout_position": "post",
@@ -199,6 +233,26 @@ def test_what_an_engine_does_not_read_is_refused(
 )  # fmt: skip
 def test_what_an_engine_reads_is_taken(engine: str, values: dict[str, Any], verl_here: None) -> None:
     composed({"model_engine": engine} | values, total_steps=9)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"algorithm.adv_estimator": "gae", "algorithm.gamma": 0.9, "algorithm.lam": 0.9, "critic.ppo_epochs": 2},
+        {f"{ACTOR}.policy_loss.loss_mode": "sapo", f"{ACTOR}.tau_pos": 2.0},
+        {f"{ACTOR}.use_kl_loss": True, f"{ACTOR}.kl_loss_coef": 0.1,
+         "actor_rollout_ref.ref.fsdp_config.param_offload": True},
+        {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.1},
+        {"algorithm.adv_estimator": "tests.trainer.engine.own_functions:doubled", "algorithm.gamma": 0.9},
+    ],
+)  # fmt: skip
+def test_what_the_choice_reads_is_taken(values: dict[str, Any], verl_here: None) -> None:
+    composed(values)
+
+
+def test_a_discount_of_turns_is_ajets_own(verl_here: None) -> None:
+    discount = {"algorithm.adv_estimator": "ajet_turn", "algorithm.gamma": 0.9}
+    assert "set turn_gamma in [trainer]" in refused(discount)
 
 
 def test_an_engine_is_of_the_keys_that_were_chosen_and_of_this_device(verl_here: None) -> None:

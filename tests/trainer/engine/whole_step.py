@@ -24,7 +24,7 @@ class Steps:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, tiny: Path, worker: Any, estimator: str = "rloo") -> None:
         self.monkeypatch, self.worker = monkeypatch, worker
-        self.trainer = a_trainer(tiny, adv_estimator=estimator, dro_beta=BETA)
+        self.trainer = a_trainer(tiny, adv_estimator=estimator)
 
     def gradient(
         self, rows: list[Row], *, loss: str = "vanilla", mean: str = "token-mean", at_rest: bool = False
