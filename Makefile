@@ -1,6 +1,6 @@
 # make setup       builds .venv and .venv-engine (the other targets do it too, once)
 # make quickstart  trains a real language model from an unmodified agent, on this machine
-# make proof       repeats the quick start with several seeds and against a control that does not learn
+# make proof       repeats the quick start with several seeds (SEEDS=5) and against a control that does not learn
 # make pictures    the owner's page as the README shows it, from the newest run in runs/ (RUN=DIR: another; needs Chromium)
 # make test        lint, types, and all tests in both environments but those of the next two
 # make test-fast   lint, types, and the tests of the core, the SDK and the pages: the edit loop
@@ -36,7 +36,7 @@ quickstart: setup
 	@.venv-engine/bin/ajet-trainer quickstart
 
 proof: setup
-	@.venv-engine/bin/ajet-trainer quickstart --proof
+	@.venv-engine/bin/ajet-trainer quickstart --proof $(if $(SEEDS),--seeds $(SEEDS))
 
 pictures: setup
 	@.venv/bin/python -m tests.kit.pictures $(RUN)
