@@ -264,3 +264,59 @@ def test_a_calls_tokens_need_not_stand_together(worker: Any, monkeypatch: pytest
     for call, values in found.items():
         weight = 0.0 if call[2] == "c1" else min(expected[call], MOST)
         assert values == pytest.approx([weight] * len(values), abs=EXACT)
+
+
+LOGPROBS = [-1.0, -9.0, -0.5, -1.5]
+
+
+def weighed(loss: str, weights: list[float] | None = None, old: list[float] = LOGPROBS) -> list[float]:
+    """The gradient at each token's logprob of one row, by verl's own `loss`, with these weights."""
+    import torch
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+    from verl.workers.config import FSDPActorConfig, PolicyLossConfig
+
+    config = FSDPActorConfig(
+        strategy="fsdp2", ppo_micro_batch_size_per_gpu=1, rollout_n=1, policy_loss=PolicyLossConfig(
+            loss_mode=loss, dro_beta=0.1
+        )
+    )  # fmt: skip
+    log_prob, ones = torch.tensor([LOGPROBS], requires_grad=True), torch.ones(1, 4)
+    value, _ = get_policy_loss_fn(loss)(
+        old_log_prob=torch.tensor([old]) - 0.05, log_prob=log_prob, advantages=ones, response_mask=ones,
+        loss_agg_mode="token-mean", config=config,
+        rollout_is_weights=None if weights is None else torch.tensor([weights]),
+    )
+    value.backward()
+    return [float(one) for one in log_prob.grad[0]]
+
+
+def losses() -> list[str]:
+    """Those of verl's that a run may have."""
+    from verl.trainer.ppo import core_algos
+
+    from ajet_trainer.verl_backend.refused import LOSSES
+
+    registry = core_algos.POLICY_LOSS_REGISTRY
+    return [name for name, loss in registry.items() if name not in LOSSES and loss.__module__ == core_algos.__name__]
+
+
+def test_each_loss_that_may_correct_weighs_single_tokens(verl_here: None) -> None:
+    """A token that was forced, which the trainer finds unlikely, hardly moves anything; `geo_mean` sees to no token."""
+    from ajet_trainer.verl_backend.settings import BY_ROW
+
+    forced = [1.0, 1e-4, 1.0, 1.0]
+    for loss in losses():
+        plain, corrected = weighed(loss, [1.0] * 4), weighed(loss, forced)
+        assert all(abs(one) > 1e-3 for one in plain), loss
+        expected = [weight * one for weight, one in zip(forced, plain, strict=True)]
+        assert (corrected == pytest.approx(expected, rel=1e-5, abs=1e-9)) == (loss not in BY_ROW), loss
+
+
+def test_without_weights_only_a_ratio_of_its_own_keeps_a_forced_token_small(verl_here: None) -> None:
+    """In bypass mode, where the old logprobs are the engine's, which says 0 of a token that was forced."""
+    from ajet_trainer.verl_backend.settings import BY_ROW, NO_RATIO
+
+    engine = [LOGPROBS[0], 0.0, *LOGPROBS[2:]]
+    for loss in losses():
+        first, forced, *_ = weighed(loss, old=engine)
+        assert (abs(forced) < 0.01 * abs(first)) == (loss not in (*BY_ROW, *NO_RATIO)), loss
