@@ -30,8 +30,10 @@ def test_what_is_discarded_had_no_signal_and_what_is_leased_had_one(
         for number, (agent, sampled) in enumerate(agents):
             rig.call(episode, (number, 1), range(sampled), agent=agent)
         for value, agent, final in rewards:
-            rig.reward(episode, value, agent=agent, final=final and agent is not None)
-        rig.seal(episode)
+            if rig.state_of(episode) != "discarded":
+                rig.reward(episode, value, agent=agent, final=final and agent is not None)
+        if rig.state_of(episode) == "open":
+            rig.seal(episode)
     ready = [name for name in rig.state.episodes if rig.state_of(name) == "ready"]
     before = {name: views.delivered(rig.state.episode(name), "m", None) for name in ready}
     batch = rig.lease(groups=1, group_size=size, signal=True)

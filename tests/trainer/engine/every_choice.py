@@ -27,6 +27,9 @@ filled up with padding. *{EQUAL.capitalize()}* means that the gradient moves by 
 losses have a term of their own for a row. They are *{AT_REST}*: in the first update of a step, where all ratios are 1.
 Those that treat some tokens otherwise *choose* them *in a micro-batch*, at least one in each. So their gradient depends
 on how rows are packed.
+
+Advantages are computed before rows go to training processes. `tests/trainer/engine/test_two_processes.py` repeats each
+loss and mean with two of them: all but those that choose are equal to one process.
 """
 WITH_ALL = "With every loss and mean of the next table."
 

@@ -20,11 +20,13 @@ import pytest
 from ajet_trainer.batch import Row
 from tests.kit.learner import old_logprobs, training_worker
 from tests.trainer.engine.test_adapters import adapted, served
+from tests.trainer.engine.test_corrections import losses as all_losses
 from tests.trainer.engine.test_critic import critic_worker, values
 from tests.trainer.engine.test_estimators import a_trainer, group, padding, passed
 from tests.trainer.engine.test_functions import FILE, by_turn, data_of_turns
 from tests.trainer.engine.test_gradient import gradient, step_data
 from tests.trainer.engine.test_temperature import FOUR, data_of, four
+from tests.trainer.engine.whole_step import BETA, PUT
 
 Found = dict[str, np.ndarray[Any, Any]]
 DESCENT = {"optimizer": "SGD", "lr": 1.0, "weight_decay": 0.0}
@@ -130,7 +132,32 @@ def turns(folder: Path) -> Found:
     return {"gradient": gradient(worker, data, loss_agg_mode="token-mean", policy_loss=own)}
 
 
-PARTS = {part.__name__: part for part in (temperatures, ppo, adapter, turns)}
+def losses(folder: Path) -> Found:
+    """The gradient of each loss with each mean, of rows that the trainer has prepared for it."""
+    import torch
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.config import PolicyLossConfig
+
+    from ajet_trainer.verl_backend.refused import MEANS
+
+    worker, rows, out = training_worker(folder), rows_in_order(), dict[str, np.ndarray[Any, Any]]()
+    mine = rows[share_of(rows)]
+    for mean in MEANS:
+        with pytest.MonkeyPatch.context() as patching:
+            made = passed(patching, a_trainer(folder, adv_estimator="rloo", mode=mean), rows)
+        data = step_data(mine, [0.0] * len(rows), pack=256)
+        tu.assign_non_tensor(data, global_batch_size=len(rows))
+        for name in PUT:
+            if name in made[rows[0].key]:
+                data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in mine], layout=torch.jagged)
+        for loss in all_losses():
+            choice = PolicyLossConfig(loss_mode=loss, dro_beta=BETA)
+            found = gradient(worker, data.copy(), loss_agg_mode=mean, policy_loss=choice)
+            out[f"{loss} {mean}"] = found.astype(np.float32)
+    return out
+
+
+PARTS = {part.__name__: part for part in (temperatures, ppo, adapter, turns, losses)}
 
 
 def main(folder: Path, out: Path) -> None:

@@ -18,9 +18,10 @@ def critic_worker(folder: Path, **optim: Any) -> Any:
     from ajet_trainer.verl_backend.cpu_worker import CpuCriticWorker
 
     float32 = {f"critic.fsdp.mixed_precision.{name}_dtype": "fp32" for name in ("param", "reduce", "buffer")}
-    steps = {f"critic.optim.{name}": value for name, value in ({"total_training_steps": 10} | optim).items()}
+    steps = {f"critic.optim.{name}": value for name, value in optim.items()}
     verl = {"algorithm.adv_estimator": "gae"} | steps
     config = omega_conf_to_dataclass(composed(verl | float32, device="cpu", model=str(folder)).critic)
+    config.optim.total_training_steps = 10
     config.engine.infer_max_token_len_per_gpu = config.engine.max_token_len_per_gpu = 256
     config.engine.use_dynamic_bsz = True
     made = CpuCriticWorker(

@@ -19,6 +19,7 @@ from tests.trainer.engine import one_of_two
 from tests.trainer.engine.test_functions import by_turn, data_of_turns
 from tests.trainer.engine.test_gradient import close, gradient
 from tests.trainer.engine.test_temperature import EXACT, FOUR, four, gradient_by_hand, model
+from tests.trainer.engine.whole_step import CHOOSING, LIMIT
 
 Pair = Callable[[str], list[Any]]
 
@@ -67,6 +68,16 @@ def test_an_adapter_and_what_engines_are_served(pair: Pair, tiny: Path) -> None:
         for name in weights:
             assert np.allclose(alone[name], half[name], rtol=2**-7, atol=1e-7), name
             assert np.mean(alone[name] != half[name]) < 1e-3, name
+
+
+def test_every_loss_and_mean(pair: Pair, tiny: Path) -> None:
+    """But for losses that choose among the tokens of a micro-batch: each process packs its own."""
+    alone, halves = one_of_two.losses(tiny), pair("losses")
+    assert len(alone) == 55
+    for name, expected in alone.items():
+        assert np.linalg.norm(expected) > 0, name
+        moved = max(close(expected, half[name]) for half in halves)
+        assert moved < LIMIT or name.startswith(CHOOSING), (name, moved)
 
 
 def test_credit_by_turn_with_a_loss_of_the_users_own(pair: Pair, tiny: Path) -> None:
