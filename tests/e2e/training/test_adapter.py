@@ -1,0 +1,80 @@
+"""Agents of a run that trains an adapter are served the model with it, in both placements."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Engine
+from tests.e2e.players import Players
+from tests.e2e.training.test_attached import restore
+from tests.kit.proxy_process import ProxyProcess
+from tests.kit.tiny_model import build
+from tests.kit.trainer_process import TRAINER, TrainerProcess
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+STEPS, GROUPS, SIZE = 3, 2, 4
+VERL = {
+    "actor_rollout_ref.model.lora_rank": 8,
+    "actor_rollout_ref.model.lora_alpha": 16,
+    "actor_rollout_ref.actor.optim.lr": 2e-2,
+    **{f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{name}_dtype": "fp32"
+       for name in ("param", "reduce", "buffer")},
+}  # fmt: skip
+
+
+def trained(folder: Path, proxy: str, model: Path, name: str, **ours: Any) -> list[dict[str, Any]]:
+    """The rows of the last step of a run, which its engine sampled with the weights of the steps before it."""
+    usual = {
+        "model": str(model), "model_name": name, "proxy_url": proxy, "groups": GROUPS, "group_size": SIZE,
+        "max_tokens": 256, "total_steps": STEPS, "save_freq": 0, "overlap": 0,
+    }  # fmt: skip
+    with (
+        TrainerProcess(folder, usual | ours, VERL) as trainer,
+        Players(proxy, model=name, group_size=SIZE, parallel=GROUPS * SIZE),
+    ):
+        assert trainer.wait(500) == 0, trainer.words()
+    words = [str(TRAINER), "rows", str(trainer.run_dir), "--step", str(STEPS), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def differences(model: Path, rows: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
+    """For each sampled token: how far the trainer, and the model without an adapter, are from the engine's logprob."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for row in rows:
+        with torch.no_grad():
+            logprobs = plain(torch.tensor([row["ids"]])).logits[0].log_softmax(-1)
+        for place, bit in enumerate(row["mask"]):
+            if bit:
+                without = float(logprobs[place - 1, row["ids"][place]])
+                yield abs(row["trainer"][place] - row["engine"][place]), abs(without - row["engine"][place])
+
+
+def served(model: Path, rows: list[dict[str, Any]]) -> None:
+    ours, plain = (sum(part) for part in zip(*differences(model, rows), strict=True))
+    assert ours < 0.1 * plain, "the engine has the adapter, and it makes a difference"
+
+
+def test_an_engine_of_the_trainers_own_serves_the_adapter(tmp_path: Path) -> None:
+    model = build(tmp_path / "tiny")
+    with ProxyProcess(None, tmp_path / "proxy") as proxy:
+        served(model, trained(tmp_path, proxy.url, model, "policy"))
+
+
+@pytest.mark.filterwarnings("ignore")  # verl, imported to restore the engine, warns of engines it lacks
+def test_an_engine_that_stands_alone_serves_the_adapter(tmp_path: Path, shaped: Engine) -> None:
+    with ProxyProcess(f"tiny={shaped.url}", tmp_path / "proxy") as proxy:
+        try:
+            rows = trained(tmp_path, proxy.url, shaped.model, "tiny", engine_urls=[shaped.url])
+        finally:
+            restore(shaped, tmp_path / "weights")
+    served(shaped.model, rows)
