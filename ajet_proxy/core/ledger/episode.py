@@ -216,16 +216,19 @@ class Episode:
 
     def rewarded(self, model: str) -> bool:
         """Whether a reward concerns anything that `model` sampled in this merged episode."""
-        chains = [chain.turns for chain in self.chains if chain.turns[0].model == model]
-        turns = [turn for chain in chains if any(turn.sampled for turn in chain) for turn in chain]
+        turns = [turn for chain in self._sampled(model) for turn in chain.turns]
         known = {(call, agent) for turn in turns for call in (None, turn.call) for agent in (None, turn.agent)}
         return any((one.call, one.agent) in known for one in self.rewards.values())
+
+    def _sampled(self, model: str) -> list[Chain]:
+        """The timelines in which `model` sampled anything."""
+        mine = (chain for chain in self.chains if chain.turns[0].model == model)
+        return [chain for chain in mine if any(turn.sampled for turn in chain.turns)]
 
     def earned(self, model: str) -> dict[str, float]:
         """The rewards of the agents that sampled with `model` in this merged episode. Those of the whole episode are in
         them, those of single calls are not."""
-        chains = (chain for chain in self.chains if any(turn.sampled for turn in chain.turns))
-        agents = {chain.turns[0].agent for chain in chains if chain.turns[0].model == model}
+        agents = {chain.turns[0].agent for chain in self._sampled(model)}
         rewards = [one for one in self.rewards.values() if one.call is None]
         found = {agent: total(one for one in rewards if one.agent in (None, agent)) for agent in agents}
         return {agent: reward for agent, reward in found.items() if reward is not None}
