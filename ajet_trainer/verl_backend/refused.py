@@ -23,10 +23,11 @@ from verl.utils.tracking import Tracking
 from ajet_sdk.routes import MAX_REWARD
 from ajet_sdk.settings import nearest
 from ajet_trainer.verl_backend.estimators import BY_TURN
+from ajet_trainer.verl_backend.functions import ESTIMATOR, LOSS
 from ajet_trainer.verl_backend.loggers import names as logger_names
-from ajet_trainer.verl_backend.unread import has_critic
+from ajet_trainer.verl_backend.unread import ACTOR, has_critic
 
-ACTOR = "actor_rollout_ref.actor"
+CORRECTION = "algorithm.rollout_correction"
 SHAPING = "reward.reward_kwargs"
 """Where verl has the punishment for length of DAPO."""
 _NO_SQUARES = "it needs sums of squared probabilities, which verl's V1 trainer does not compute; use rloo or opo"
@@ -40,6 +41,10 @@ LOSSES = {
     "bypass_mode": "it fails on a micro-batch of padding only; set algorithm.rollout_correction.bypass_mode = true, "
     "and use vanilla",
 }
+BY_ROW = ("geo_mean",)
+"""Losses that take the mean of a row's weights."""
+NO_RATIO = ("gpg", "dro", "cispo", "gspo")
+"""Losses that have no ratio, one for a whole row, or one with a bound below."""
 PAIRS = {(BY_TURN, "geo_mean"): "it takes the mean of a row's advantages, and each call has its own; use vanilla"}
 """Estimators and losses that do not go together."""
 MEANS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
@@ -60,33 +65,34 @@ Fault = tuple[str, str]
 """A key of verl's and what is wrong with its value, which makes a sentence together."""
 
 
-def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
+def faults(tree: DictConfig, group_size: int, sampling: str) -> Iterator[Fault]:
     """Where verl would fail at a step, or train something else than what was asked for. What a library of the user's
     registers is known too."""
     algorithm, actor = tree.algorithm, tree.actor_rollout_ref.actor
+    yield from uncorrected(tree, sampling)
     yield from engine_faults(tree)
     yield from step_faults(tree)
     import_external_libs(OmegaConf.to_container(tree.actor_rollout_ref.model).get("external_lib"))
     estimator, loss = algorithm.adv_estimator, actor.policy_loss.loss_mode
-    yield from named("algorithm.adv_estimator", estimator, core_algos.ADV_ESTIMATOR_REGISTRY, ESTIMATORS)
-    yield from named(f"{ACTOR}.policy_loss.loss_mode", loss, core_algos.POLICY_LOSS_REGISTRY, LOSSES)
+    yield from named(ESTIMATOR, estimator, core_algos.ADV_ESTIMATOR_REGISTRY, ESTIMATORS)
+    yield from named(LOSS, loss, core_algos.POLICY_LOSS_REGISTRY, LOSSES)
     yield from named(f"{ACTOR}.loss_agg_mode", actor.loss_agg_mode, MEANS)
     yield from named("critic.loss_agg_mode", tree.critic.loss_agg_mode, MEANS)
     if has_critic(tree) and tree.critic.loss_agg_mode.startswith("seq-mean"):
         said = "would count rows, and an episode may have several: set token-mean (by default it is the actor's)"
         yield "critic.loss_agg_mode", f"= {tree.critic.loss_agg_mode!r} {said}"
     if loss == "dro" and not (actor.policy_loss.dro_beta or 0) > 0:
-        yield f"{ACTOR}.policy_loss.loss_mode", f"= 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
+        yield LOSS, f"= 'dro' needs a positive {ACTOR}.policy_loss.dro_beta"
     if estimator in ("grpo_passk", BY_TURN) and group_size < 2:
-        yield "algorithm.adv_estimator", f"= {estimator!r} needs a group_size of 2 or more"
+        yield ESTIMATOR, f"= {estimator!r} needs a group_size of 2 or more"
     if why := PAIRS.get((estimator, loss)):
-        yield f"{ACTOR}.policy_loss.loss_mode", f"= {loss!r} does not go with {estimator}: {why}"
+        yield LOSS, f"= {loss!r} does not go with {estimator}: {why}"
     if estimator == BY_TURN and algorithm.use_kl_in_reward:
         said = "has no part in the rewards of calls, which ajet_turn trains: set actor_rollout_ref.actor.use_kl_loss"
         yield "algorithm.use_kl_in_reward", said
     yield from shaping_faults(tree)
     if estimator == "gae" and tree.critic.enable is False:
-        yield "algorithm.adv_estimator", "= 'gae' needs a critic: leave critic.enable unset"
+        yield ESTIMATOR, "= 'gae' needs a critic: leave critic.enable unset"
     if actor.use_kl_loss:
         yield from kl_faults(f"{ACTOR}.kl_loss_type", actor.kl_loss_type)
     if algorithm.use_kl_in_reward:
@@ -94,9 +100,25 @@ def faults(tree: DictConfig, group_size: int) -> Iterator[Fault]:
         if algorithm.kl_ctrl.type != "fixed":
             yield "algorithm.kl_ctrl.type", "must be fixed: no checkpoint holds where an adaptive one has got to"
     if algorithm.rollout_correction is not None:
-        yield from correction_faults("algorithm.rollout_correction", algorithm.rollout_correction)
+        yield from correction_faults(CORRECTION, algorithm.rollout_correction)
     for name in logger_names(tree):
         yield from named("trainer.logger", name, (*Tracking.supported_backend, "tracking"))
+
+
+def uncorrected(tree: DictConfig, sampling: str) -> Iterator[Fault]:
+    """Where single tokens are not weighed by how likely the trainer thinks they are, compared with the engine, although
+    that is wanted. In bypass mode the loss does that, if it has a ratio for each token that it does not bound below."""
+    correction, loss = tree.algorithm.rollout_correction, tree.actor_rollout_ref.actor.policy_loss.loss_mode
+    instead = "set sampling in [trainer] to exact or strict"
+    if correction is not None and correction.rollout_is:
+        if loss in BY_ROW:
+            said = f"weighs rows, not tokens: {instead}, and {CORRECTION}.rollout_is = null, or use vanilla"
+            yield LOSS, f"= {loss!r} {said}"
+    elif sampling == "correct" and (correction is None or not correction.bypass_mode):
+        yield f"{CORRECTION}.rollout_is", f"= null leaves nothing to correct with: {instead}"
+    elif sampling == "correct" and loss in (*BY_ROW, *NO_RATIO):
+        said = f"does not correct single tokens in {CORRECTION}.bypass_mode: {instead}, or use vanilla"
+        yield LOSS, f"= {loss!r} {said}"
 
 
 def engine_faults(tree: DictConfig) -> Iterator[Fault]:

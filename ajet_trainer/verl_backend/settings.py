@@ -6,7 +6,7 @@ precision, offloading, parallelism and memory are verl's own business there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,12 @@ from ajet_trainer.overlong import Shaping
 from ajet_trainer.turns import ByTurn
 from ajet_trainer.verl_backend import functions, refused
 from ajet_trainer.verl_backend.estimators import BY_TURN
+from ajet_trainer.verl_backend.refused import CORRECTION
 from ajet_trainer.verl_backend.unread import ACTOR, keys, unread
 from ajet_trainer.verl_backend.weights import BACKEND
 
-CORRECTION = "algorithm.rollout_correction"
 FREE = (".engine_kwargs.", ".override_config.", ".mixed_precision", ".sampler_kwargs.", ".reward_kwargs.")
 """Parts of verl's tree that take any key."""
-LOSS = f"{ACTOR}.policy_loss.loss_mode"
-BY_ROW = ("geo_mean",)
-"""Losses of verl that take the mean of a row's weights."""
-NO_RATIO = ("gpg", "dro", "cispo", "gspo")
-"""Losses of verl that have no ratio, one for a whole row, or one with a bound below."""
 RANKS = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 ONE_PROCESS = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """vLLM's executor within its core: a worker process of its own costs 0.6 GB and some seconds. On a CPU vLLM takes it by
@@ -204,30 +199,12 @@ def compose(config: Config, device: str, folder: Path | None) -> DictConfig:
     for key, advice in unread(set_here, tree, attached=folder is not None):
         raise ConfigError(f"{key} is read by nothing here: {advice}", param=key)
     functions.register_all(tree)
-    for key, said in uncorrected(tree, config.sampling):
-        raise ConfigError(f"{key} {said}", param=key)
     if config.turn_gamma != 1.0 and tree.algorithm.adv_estimator != BY_TURN:
         said = f"is read by algorithm.adv_estimator = {BY_TURN} alone"
         raise ConfigError(f"turn_gamma = {config.turn_gamma} {said}", param="turn_gamma")
-    for key, said in refused.faults(tree, config.group_size):
+    for key, said in refused.faults(tree, config.group_size, config.sampling):
         raise ConfigError(f"{key} {said}", param=key)
     return tree
-
-
-def uncorrected(tree: DictConfig, sampling: str) -> Iterator[tuple[str, str]]:
-    """Where single tokens are not weighed by how likely the trainer thinks they are, compared with the engine, although
-    that is wanted. In bypass mode the loss does that, if it has a ratio for each token that it does not bound below."""
-    correction, loss = tree.algorithm.rollout_correction, tree.actor_rollout_ref.actor.policy_loss.loss_mode
-    instead = "set sampling in [trainer] to exact or strict"
-    if correction is not None and correction.rollout_is:
-        if loss in BY_ROW:
-            said = f"weighs rows, not tokens: {instead}, and {CORRECTION}.rollout_is = null, or use vanilla"
-            yield LOSS, f"= {loss!r} {said}"
-    elif sampling == "correct" and (correction is None or not correction.bypass_mode):
-        yield f"{CORRECTION}.rollout_is", f"= null leaves nothing to correct with: {instead}"
-    elif sampling == "correct" and loss in (*BY_ROW, *NO_RATIO):
-        said = f"does not correct single tokens in {CORRECTION}.bypass_mode: {instead}, or use vanilla"
-        yield LOSS, f"= {loss!r} {said}"
 
 
 def by_turn(config: Config, tree: DictConfig) -> ByTurn | None:

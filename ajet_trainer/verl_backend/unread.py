@@ -17,6 +17,7 @@ from verl.trainer.ppo import core_algos
 
 from ajet_trainer.config import flatten
 from ajet_trainer.verl_backend.estimators import BY_TURN
+from ajet_trainer.verl_backend.functions import ESTIMATOR, LOSS
 
 ACTOR, REF, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "ref", "rollout", "model"))
 _AGENTS = "agents play through the proxy, which gives their requests to the engine as they are"
@@ -98,16 +99,16 @@ FAMILIES: Mapping[str, str] = {
     "critic.grad_clip": f"{_OTHER} critic.optim.clip_grad",
     "algorithm.pf_ppo": "verl's V1 trainer would give rows the advantages of others: leave it out",
     "algorithm.filter_groups": "there is no dataset with other groups: set no_signal = 'drop' in [trainer]",
-    "algorithm.rollout_correction.loss_type": f"verl's V1 trainer does not read it: set {ACTOR}.policy_loss.loss_mode",
+    "algorithm.rollout_correction.loss_type": f"verl's V1 trainer does not read it: set {LOSS}",
 }  # fmt: skip
 _CLIP = ("vanilla", "dppo_tv", "dppo_kl", "gspo", "clip_cov", "geo_mean", "cispo")
 BY_CHOICE: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "algorithm.adv_estimator": {
+    ESTIMATOR: {
         "algorithm.gamma": ("gae", "reinforce_plus_plus"),
         "algorithm.lam": ("gae",),
         "algorithm.norm_adv_by_std_in_grpo": ("grpo", "grpo_vectorized", "grpo_passk", BY_TURN),
     },
-    f"{ACTOR}.policy_loss.loss_mode": {
+    LOSS: {
         **dict.fromkeys([f"{ACTOR}.clip_ratio{end}" for end in ("", "_low", "_high")], _CLIP),
         f"{ACTOR}.clip_ratio_c": ("vanilla", "dppo_tv", "dppo_kl"),
         **dict.fromkeys([f"{ACTOR}.tau_pos", f"{ACTOR}.tau_neg"], ("sapo",)),

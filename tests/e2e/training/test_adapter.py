@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,10 @@ import pytest
 from tests.e2e.conftest import Engine
 from tests.e2e.players import Players
 from tests.e2e.training.test_attached import restore
+from tests.e2e.training.test_for_people import FLOAT32, rows
 from tests.kit.proxy_process import ProxyProcess
 from tests.kit.tiny_model import build
-from tests.kit.trainer_process import TRAINER, TrainerProcess
+from tests.kit.trainer_process import TrainerProcess
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS, GROUPS, SIZE = 3, 2, 4
@@ -23,9 +22,8 @@ VERL = {
     "actor_rollout_ref.model.lora_rank": 8,
     "actor_rollout_ref.model.lora_alpha": 16,
     "actor_rollout_ref.actor.optim.lr": 2e-2,
-    **{f"actor_rollout_ref.actor.fsdp_config.mixed_precision.{name}_dtype": "fp32"
-       for name in ("param", "reduce", "buffer")},
-}  # fmt: skip
+    **FLOAT32,
+}
 
 
 def trained(folder: Path, proxy: str, model: Path, name: str, **ours: Any) -> list[dict[str, Any]]:
@@ -39,18 +37,16 @@ def trained(folder: Path, proxy: str, model: Path, name: str, **ours: Any) -> li
         Players(proxy, model=name, group_size=SIZE, parallel=GROUPS * SIZE),
     ):
         assert trainer.wait(500) == 0, trainer.words()
-    words = [str(TRAINER), "rows", str(trainer.run_dir), "--step", str(STEPS), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return rows(trainer.run_dir, STEPS)
 
 
-def differences(model: Path, rows: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
+def differences(model: Path, found: list[dict[str, Any]]) -> Iterator[tuple[float, float]]:
     """For each sampled token: how far the trainer, and the model without an adapter, are from the engine's logprob."""
     import torch
     from transformers import AutoModelForCausalLM
 
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    for row in rows:
+    for row in found:
         with torch.no_grad():
             logprobs = plain(torch.tensor([row["ids"]])).logits[0].log_softmax(-1)
         for place, bit in enumerate(row["mask"]):
@@ -59,8 +55,8 @@ def differences(model: Path, rows: list[dict[str, Any]]) -> Iterator[tuple[float
                 yield abs(row["trainer"][place] - row["engine"][place]), abs(without - row["engine"][place])
 
 
-def served(model: Path, rows: list[dict[str, Any]]) -> None:
-    ours, plain = (sum(part) for part in zip(*differences(model, rows), strict=True))
+def served(model: Path, found: list[dict[str, Any]]) -> None:
+    ours, plain = (sum(part) for part in zip(*differences(model, found), strict=True))
     assert ours < 0.1 * plain, "the engine has the adapter, and it makes a difference"
 
 
@@ -74,7 +70,7 @@ def test_an_engine_of_the_trainers_own_serves_the_adapter(tmp_path: Path) -> Non
 def test_an_engine_that_stands_alone_serves_the_adapter(tmp_path: Path, shaped: Engine) -> None:
     with ProxyProcess(f"tiny={shaped.url}", tmp_path / "proxy") as proxy:
         try:
-            rows = trained(tmp_path, proxy.url, shaped.model, "tiny", engine_urls=[shaped.url])
+            found = trained(tmp_path, proxy.url, shaped.model, "tiny", engine_urls=[shaped.url])
         finally:
             restore(shaped, tmp_path / "weights")
-    served(shaped.model, rows)
+    served(shaped.model, found)

@@ -106,15 +106,16 @@ def test_tensorboard_shows_rewards_and_evaluations(trained: Trained) -> None:
     assert {one.step: one.value for one in events.Scalars("ajet/reward_mean")} == pytest.approx(told)
 
 
-def rows(trained: Trained, step: int) -> list[dict[str, Any]]:
-    words = [str(TRAINER), "rows", str(trained.run), "--step", str(step), "--json"]
+def rows(run: Path, step: int) -> list[dict[str, Any]]:
+    """What `ajet-trainer rows` shows of a step."""
+    words = [str(TRAINER), "rows", str(run), "--step", str(step), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def test_rows_are_what_the_engine_sampled_and_the_trainer_computed(trained: Trained) -> None:
     for line in trained.metrics()[1:]:
-        found = rows(trained, line["step"])
+        found = rows(trained.run, line["step"])
         assert len(found) == line["samples"]
         assert sum(sum(row["mask"]) for row in found) == line["sampled_tokens"]
         assert line["timing"]["rows"] < 1.0
@@ -141,7 +142,7 @@ def test_vllm_serves_the_exported_model_with_the_trainers_logprobs(trained: Trai
     """The trainer's logprobs in step 2 are those of the weights after step 1."""
     model = exported(trained, tmp_path, 1)
     with vllm_server(model, tmp_path / "vllm.log") as url:
-        for row in rows(trained, 2)[:4]:
+        for row in rows(trained.run, 2)[:4]:
             body = {"model": "tiny", "prompt": row["ids"], "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0}
             told = httpx.post(f"{url}/v1/completions", json=body, timeout=60).raise_for_status().json()
             said = told["choices"][0]["prompt_logprobs"]

@@ -26,7 +26,7 @@ from tests.trainer.engine.test_estimators import a_trainer, group, padding, pass
 from tests.trainer.engine.test_functions import FILE, by_turn, data_of_turns
 from tests.trainer.engine.test_gradient import gradient, step_data
 from tests.trainer.engine.test_temperature import FOUR, data_of, four
-from tests.trainer.engine.whole_step import BETA, PUT
+from tests.trainer.engine.whole_step import BETA, put
 
 Found = dict[str, np.ndarray[Any, Any]]
 DESCENT = {"optimizer": "SGD", "lr": 1.0, "weight_decay": 0.0}
@@ -134,7 +134,6 @@ def turns(folder: Path) -> Found:
 
 def losses(folder: Path) -> Found:
     """The gradient of each loss with each mean, of rows that the trainer has prepared for it."""
-    import torch
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import PolicyLossConfig
 
@@ -147,9 +146,7 @@ def losses(folder: Path) -> Found:
             made = passed(patching, a_trainer(folder, adv_estimator="rloo", mode=mean), rows)
         data = step_data(mine, [0.0] * len(rows), pack=256)
         tu.assign_non_tensor(data, global_batch_size=len(rows))
-        for name in PUT:
-            if name in made[rows[0].key]:
-                data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in mine], layout=torch.jagged)
+        put(data, made, mine)
         for loss in all_losses():
             choice = PolicyLossConfig(loss_mode=loss, dro_beta=BETA)
             found = gradient(worker, data.copy(), loss_agg_mode=mean, policy_loss=choice)

@@ -18,7 +18,7 @@ from ajet_trainer.batch import Row, to_row
 from tests.kit.learner import old_logprobs
 from tests.trainer.engine.test_estimators import GROUPED, a_trainer, padding, passed
 from tests.trainer.engine.test_gradient import MODES, close, conversation, gradient, step_data, unmerged
-from tests.trainer.engine.whole_step import PUT
+from tests.trainer.engine.whole_step import put
 
 EXACT = 5e-6
 MOST, LEAST = 1.4, 0.6
@@ -54,12 +54,8 @@ class Steps:
         return passed(self.monkeypatch, self.trainer, rows, old=old)
 
     def gradient(self, rows: list[Row]) -> np.ndarray[Any, Any]:
-        import torch
-
-        made, data = self.put(rows), step_data(rows, [0.0] * len(rows), pack=150)
-        for name in PUT:
-            if name in made[rows[0].key]:
-                data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows], layout=torch.jagged)
+        data = step_data(rows, [0.0] * len(rows), pack=150)
+        put(data, self.put(rows), rows)
         return gradient(self.worker, data, loss_agg_mode=self.mean, entropy_coeff=0.01)
 
 
@@ -302,7 +298,7 @@ def losses() -> list[str]:
 
 def test_each_loss_that_may_correct_weighs_single_tokens(verl_here: None) -> None:
     """A token that was forced, which the trainer finds unlikely, hardly moves anything; `geo_mean` sees to no token."""
-    from ajet_trainer.verl_backend.settings import BY_ROW
+    from ajet_trainer.verl_backend.refused import BY_ROW
 
     forced = [1.0, 1e-4, 1.0, 1.0]
     for loss in losses():
@@ -314,7 +310,7 @@ def test_each_loss_that_may_correct_weighs_single_tokens(verl_here: None) -> Non
 
 def test_without_weights_only_a_ratio_of_its_own_keeps_a_forced_token_small(verl_here: None) -> None:
     """In bypass mode, where the old logprobs are the engine's, which says 0 of a token that was forced."""
-    from ajet_trainer.verl_backend.settings import BY_ROW, NO_RATIO
+    from ajet_trainer.verl_backend.refused import BY_ROW, NO_RATIO
 
     engine = [LOGPROBS[0], 0.0, *LOGPROBS[2:]]
     for loss in losses():

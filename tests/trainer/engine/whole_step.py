@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,15 @@ BETA = 0.1
 TERMS = {"entropy_coeff": 0.01}
 
 
+def put(data: Any, made: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> None:
+    """Puts into `data` what the trainer has `made` of each of its `rows`."""
+    import torch
+
+    for name in PUT:
+        if name in made[rows[0].key]:
+            data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows], layout=torch.jagged)
+
+
 class Steps:
     """Steps of one `estimator`; the loss and the mean may change from step to step."""
 
@@ -30,7 +40,6 @@ class Steps:
         self, rows: list[Row], *, loss: str = "vanilla", mean: str = "token-mean", at_rest: bool = False
     ) -> np.ndarray[Any, Any]:
         """The gradient of a step on `rows`. `at_rest` it is the first update, whose ratios are all 1."""
-        import torch
         from omegaconf import OmegaConf
         from verl.workers.config import PolicyLossConfig
 
@@ -38,9 +47,7 @@ class Steps:
             OmegaConf.update(self.trainer.config, f"actor_rollout_ref.actor.{key}", value)
         made = passed(self.monkeypatch, self.trainer, rows)
         data = step_data(rows, [0.0] * len(rows), pack=150)
-        for name in PUT:
-            if name in made[rows[0].key]:
-                data[name] = torch.nested.as_nested_tensor([made[row.key][name] for row in rows], layout=torch.jagged)
+        put(data, made, rows)
         if at_rest:
             data = still(self.worker, data)
         choice = PolicyLossConfig(loss_mode=loss, dro_beta=BETA)
