@@ -69,6 +69,8 @@ def takes(command: str, episode: Episode) -> bool:
     return verdict == DO
 
 
+DEFAULT_LANE = "default"
+"""The lane of tasks that name none."""
 MAX_REWARDS = 10_000
 """An episode takes no more: what quotas and limits keep out is new episodes and calls, and rewards stay in memory."""
 
@@ -140,6 +142,9 @@ class Episode:
     metadata: Mapping[str, Any]
     members: Mapping[str, str] | None
     evaluation: str | None = None
+    client: str | None = None
+    revision: str | None = None
+    given_lane: str | None = None
     state: str = "open"
     reason: str | None = None
     detail: str | None = None
@@ -294,6 +299,14 @@ class Episode:
     def named_task(self) -> str:
         """Its task; an episode with a complete call has one."""
         return self.task or ""
+
+    @property
+    def lane(self) -> str:
+        """The kind of its task: as its client gave it, else what its task's name has before its first ``/``."""
+        if self.given_lane is not None:
+            return self.given_lane
+        kind, slash, _ = self.named_task.partition("/")
+        return kind if slash and kind else DEFAULT_LANE
 
     def reward(self) -> float | None:
         """What it earned in total, whatever the scopes of its rewards."""

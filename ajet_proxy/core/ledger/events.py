@@ -43,6 +43,12 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     identified_by: str = "key"
     members: Mapping[str, str] | None = None
     evaluation: str | None = None
+    client: str | None = None
+    """Who plays it."""
+    revision: str | None = None
+    """The code of agent and reward that it is played with."""
+    lane: str | None = None
+    """The kind of its task, where it does not follow from the task's name."""
 
 
 class TaskNamed(EpisodeEvent, frozen=True):

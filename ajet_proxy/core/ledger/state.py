@@ -257,7 +257,7 @@ class State(Serving):
             id=event.episode, task=event.task, model=event.model, agent=event.agent, eval=event.eval,
             opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
             identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
-            evaluation=event.evaluation,
+            evaluation=event.evaluation, client=event.client, revision=event.revision, given_lane=event.lane,
         )
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)

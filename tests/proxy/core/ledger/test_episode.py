@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.episode import NEXT, TAKES, Asked, CallEntry, Episode, takes, timeouts
+from ajet_proxy.core.ledger.episode import DEFAULT_LANE, NEXT, TAKES, Asked, CallEntry, Episode, takes, timeouts
+from ajet_proxy.core.ledger.events import EpisodeOpened
+from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import merge, pack
@@ -300,3 +302,16 @@ def test_why_calls_were_lost_what_was_most_often_first() -> None:
     calls = {f"c{number}": asking("m", reason) for number, reason in enumerate(reasons)}
     assert blank(calls=calls).losses() == "no_token_ids, disconnected"
     assert blank().losses() is None
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "lane"),
+    [
+        ("math/17", None, "math"), ("math/17/b", None, "math"), ("17", None, DEFAULT_LANE), (None, None, DEFAULT_LANE),
+        ("/17", None, DEFAULT_LANE), ("math/17", "terminal", "terminal"),
+    ],
+)  # fmt: skip
+def test_the_lane_of_a_task(task: str | None, given: str | None, lane: str) -> None:
+    state = State(LedgerSettings())
+    state.apply(EpisodeOpened(1.0, "ep", task, None, None, False, 10.0, 10.0, lane=given))
+    assert state.episode("ep").lane == lane
