@@ -29,6 +29,8 @@ DEFAULT_PROXY_URL = "http://127.0.0.1:8484"
 DEADLINE_S = 60.0
 """How long an operation goes on trying to be acknowledged."""
 ATTEMPT_S = 30.0
+LANE_FULL = "lane_full"
+"""The code by which a proxy refuses an episode that is too far ahead of training, after it was held for a while."""
 """How long one request waits for a connection, and then for its answer."""
 LEAST_S = 0.001
 """Less time than this before the deadline is none."""
@@ -149,6 +151,8 @@ def request(
         left = target.deadline - (target.clock() - started)
         if not _may_pass(outcome):
             raise failure
+        if failure.code == LANE_FULL:  # the proxy is well, and has it wait for training
+            started, left = target.clock(), target.deadline
         if left < LEAST_S:
             raise _gave_up(failure, send, attempts, target.deadline)
         pause = failure.retry_after
@@ -164,7 +168,7 @@ def _send(target: Target, name: str, body: Any, id: str | None, query: Mapping[s
     if target.key:
         headers["authorization"] = f"Bearer {target.key}"
     content = None
-    if route.method == "POST":
+    if route.method in ("POST", "PUT"):
         fields = {} if body is None else routes.to_json(body)
         if body is not None:
             routes.parse(type(body), fields)

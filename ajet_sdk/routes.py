@@ -39,8 +39,10 @@ of them it answers 400 with code ``wire_version`` and leases nothing."""
 
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
 DISCARD_REASONS = (
-    "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_call", "stale", "filtered", "evicted",
+    "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_group", "incomplete_call", "stale", "filtered",
+    "evicted",
 )
+LEASE_UNITS = ("groups", "episodes")
 MAX_NESTING = 32
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""
@@ -92,16 +94,41 @@ class Empty:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each. With `signal`, groups
-    whose rewards are equal are discarded, and others take their place."""
+    """``POST batches/lease``: `groups` complete groups of `group_size` episodes of one task each; if `unit` is
+    ``episodes``, groups with `groups` episodes together. With `signal`, groups whose rewards are equal are discarded,
+    and others take their place. With `min_group_size`, a task ends if none of its episodes is open and none was opened
+    for `group_wait_s` seconds. What is ready of it is a group then if it is large enough, else it is discarded."""
 
     groups: int = 1
     group_size: int | None = None
     max_staleness: int | None = None
     model: str | None = None
     signal: bool = False
+    unit: str = "groups"
+    min_group_size: int | None = None
+    group_wait_s: float = 60.0
     wait_s: float = 0.0
     lease_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """``POST groups/flush``: of what is ready now of `lane` and `task` (None: of all), nothing more is waited for."""
+
+    lane: str | None = None
+    task: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetMix:
+    """``PUT mix``: what is given is changed. The `shares` of lanes add up to 1. A lane with all of the share may have
+    `ahead` groups open or ready (0: any number), each of `group_size` episodes. A lane with nothing for `lane_wait_s`
+    seconds lends its turns."""
+
+    shares: Mapping[str, float] | None = None
+    ahead: int | None = None
+    group_size: int | None = None
+    lane_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +204,10 @@ ROUTES: tuple[Route, ...] = (
     Route("ack", "POST", "/batches/{id}/ack", "trainer", Ack),
     Route("nack", "POST", "/batches/{id}/nack", "trainer", Empty),
     Route("extend", "POST", "/batches/{id}/extend", "trainer", Extend),
+    Route("flush", "POST", "/groups/flush", "trainer", Flush),
+    Route("mix", "GET", "/mix", "trainer", None),
+    Route("set_mix", "PUT", "/mix", "trainer", SetMix),
+    Route("drop_mix", "DELETE", "/mix", "trainer", Empty),
     Route("gate_close", "POST", "/gate/close", "trainer", GateClose),
     Route("gate_open", "POST", "/gate/open", "trainer", GateOpen),
     Route("policy", "POST", "/policy", "trainer", Policy),
@@ -258,6 +289,8 @@ def _coerce(name: str, kind: str, value: Any) -> Any:
     if base.startswith("Mapping") and isinstance(value, Mapping):
         if base == "Mapping[str, str]" and not all(isinstance(item, str) for item in value.values()):
             raise BadRequest(f"{name} must map strings to strings", param=name)
+        if base == "Mapping[str, float]":
+            return {key: _coerce(f"{name}.{key}", "float", item) for key, item in value.items()}
         return dict(value)
     if base == "tuple[str, ...]" and isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
         return tuple(value)

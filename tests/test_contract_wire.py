@@ -13,7 +13,7 @@ import msgpack
 
 from ajet_proxy.core.control import api
 from ajet_proxy.core.identity import headers
-from ajet_proxy.core.ledger import commands, episode, leases, views
+from ajet_proxy.core.ledger import commands, episode, leases, mix, views
 from ajet_proxy.core.ledger.state import LedgerSettings
 from ajet_proxy.core.ledger.views import SHOWN, Wanted, overview, records
 from ajet_proxy.core.protocol import exchange
@@ -105,6 +105,11 @@ async def play(client: Client, seen: Mapping[str, list[Collection[str]]]) -> Non
     await ask("POST", "/policy", {"model": "stub", "version": 1})
     wanted = (await ask("POST", "/evaluations", {"model": "stub", "episodes": 1}))["evaluation"]
     await ask("GET", "/wanted")
+    await ask("PUT", "/mix", {"shares": {"default": 1.0}, "ahead": 9})
+    await ask("GET", "/wanted")
+    await ask("GET", "/mix")
+    await ask("DELETE", "/mix")
+    await ask("POST", "/groups/flush", {})
     await ask("GET", "/evaluations/{id}", id=wanted)
     await ask("POST", "/gate/close", {})
     await ask("POST", "/gate/open", {"policy_version": 2})
@@ -271,7 +276,7 @@ def test_the_limits_that_are_fixed() -> None:
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, commands.MAX_EVALUATION,
-        front.client_timeout,
+        mix.MAX_LANES, mix.MAX_AHEAD, mix.MAX_LANE_WAIT_S, control.HOLD_S, front.client_timeout,
         front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
     ]
     for said, limit in (

@@ -14,6 +14,7 @@ from ajet_proxy.core.ledger import retention, views
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.events import Event
+from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import LeasedBatch
 from ajet_proxy.core.ledger.state import Archive, LedgerSettings, State
 from ajet_proxy.core.trajectory.timeline import pack
@@ -37,7 +38,7 @@ def matched(method: str, path: str) -> tuple[str, str]:
 
 def picture(state: State) -> str:
     """Everything that anyone can see of `state`."""
-    queues = {f"{model}/{task}": queue for (model, task), queue in state.queues._queues.items()}
+    queues = {f"{model}/{pot}": queue for (model, pot), queue in state.queues._queues.items()}
     batches = [
         (batch.id, batch.model, batch.groups, batch.state, batch.lease_until, batch.policy_version)
         for batch in state.batches.values()
@@ -52,6 +53,11 @@ def picture(state: State) -> str:
         "leased": sorted(state.leased),
         "evaluations": [one.to_json() for one in state.evaluations.values()],
         "wanted": state.wanted(),
+        "mix": views.mix(state),
+        "room": views.wanted(state),
+        "owed": {model: (standing.dealt, standing.owed) for model, standing in state.standings.items()},
+        "heard": state.heard,
+        "pots": sorted((pot, one.open, one.ready, one.last, one.flushed) for pot, one in state.pots.gatherings.items()),
     }
     return json.dumps(seen, sort_keys=True)
 
@@ -92,12 +98,29 @@ def check(state: State) -> None:
     assert state.queues.complete == sum(length // size for length in lengths)
     assert state.queues.waiting == sum(0 < length < size for length in lengths)
     assert sum(state.discarded.values()) == shown["discarded"]
+    check_pots(state, episodes)
     for model, evaluation in state.evaluations.items():
         own = [episode for episode in episodes if episode.evaluation == evaluation.id]
         assert all(episode.eval and episode.model in (model, None) for episode in own)
         assert evaluation.playing == {episode.id for episode in own if episode.state in ("open", "sealed")}
         assert evaluation.rewards == {one.id: one.reward() for one in own if one.state == "recorded"}
         assert 0 <= evaluation.missing <= evaluation.wanted
+
+
+def check_pots(state: State, episodes: Sequence[Episode]) -> None:
+    """What is open and ready of each pot and lane, against a slow count."""
+    pots = state.pots
+    opened = Counter(Pot.of(one) for one in episodes if one.state in ("open", "sealed") and not one.eval)
+    ready = Counter(Pot.of(state.episodes[name]) for _, name in state.queues.ready())
+    assert {pot: (one.open, one.ready) for pot, one in pots.gatherings.items()} == {
+        pot: (opened[pot], ready[pot]) for pot in opened.keys() | ready.keys()
+    }
+    assert pots.playing == sum((Counter({pot.lane: number}) for pot, number in opened.items()), Counter())
+    assert pots.waiting == Counter(one.lane for one in episodes if one.state == "ready")
+    quiet = sorted((one.last, pot) for pot, one in pots.gatherings.items() if one.ready and not one.open)
+    flushed = {pot for pot, one in pots.gatherings.items() if one.flushed}
+    for before in (*(last for last, _ in quiet), -1.0):
+        assert pots.ended(before) == {pot for last, pot in quiet if last <= before} | flushed
 
 
 class Shelf:

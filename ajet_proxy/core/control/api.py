@@ -20,7 +20,7 @@ from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.state import State
-from ajet_proxy.core.ledger.views import Tokens, Wanted, overview, parts, record, records, status
+from ajet_proxy.core.ledger.views import Tokens, Wanted, mix, overview, parts, record, records, status, wanted
 from ajet_sdk import routes
 from ajet_sdk.errors import BadRequest, Forbidden, NotFound
 from ajet_sdk.routes import check_id, parse, route
@@ -186,6 +186,22 @@ class _Handlers:
         batch = self.state.batch(self.request.id)
         return {"batch": batch.id, "state": batch.state, "lease_until": batch.lease_until}
 
+    def flush(self) -> Answer:
+        _check_length("lane", self.body.lane, MAX_LABEL)
+        _check_length("task", self.body.task, MAX_LABEL)
+        return Answer(dict, self.commands.flush(self.body, at=self.at))
+
+    # -- the mix
+
+    def mix(self) -> Answer:
+        return Answer(lambda: mix(self.state))
+
+    def set_mix(self) -> Answer:
+        return Answer(lambda: mix(self.state), self.commands.set_mix(self.body, at=self.at))
+
+    def drop_mix(self) -> Answer:
+        return Answer(lambda: mix(self.state), self.commands.drop_mix(at=self.at))
+
     # -- weights
 
     def gate_close(self) -> Answer:
@@ -225,7 +241,8 @@ class _Handlers:
     def wanted(self) -> Answer:
         def show() -> Body:
             missing = self.state.wanted()
-            return {"eval": missing, "next": {model: self.state.evaluations[model].next for model in missing}}
+            nexts = {model: self.state.evaluations[model].next for model in missing}
+            return {"eval": missing, "next": nexts} | wanted(self.state)
 
         return Answer(show)
 

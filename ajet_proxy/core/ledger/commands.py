@@ -12,14 +12,16 @@ Next: ajet_proxy/io/storage/store.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
+from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, lane_of, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose
+from ajet_proxy.core.ledger.mix import check_mix
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.trajectory.call import RESTARTED, prompt_hash
@@ -27,18 +29,21 @@ from ajet_proxy.core.trajectory.timeline import Packed, Turn
 from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import (
+    LEASE_UNITS,
     MAX_REWARD,
     MAX_VERSION,
     Abort,
     Ack,
     Evaluate,
     Extend,
+    Flush,
     GateClose,
     GateOpen,
     Lease,
     OpenEpisode,
     Policy,
     Reward,
+    SetMix,
 )
 
 Events = tuple[Event, ...]
@@ -79,6 +84,10 @@ class Commands:
                 evaluation=None if evaluation is None else evaluation.id,
             ),
         )
+
+    def full(self, body: OpenEpisode) -> bool:
+        """Whether the lane of such an episode has no room for another now."""
+        return not body.eval and self.state.room(lane_of(body.task or "")) == 0
 
     def begin_call(
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
@@ -192,9 +201,14 @@ class Commands:
         at = self._time(at)
         for name, value, least in (
             ("groups", body.groups, 1), ("group_size", body.group_size, 1), ("max_staleness", body.max_staleness, 0),
+            ("min_group_size", body.min_group_size, 1), ("group_wait_s", body.group_wait_s, 0),
         ):
             if value is not None and value < least:
                 raise BadRequest(f"{name} must be at least {least}", param=name)
+        if body.unit not in LEASE_UNITS:
+            raise BadRequest(f"unit must be {' or '.join(LEASE_UNITS)}", param="unit")
+        if (body.min_group_size or 0) > (body.group_size or self.state.settings.group_size):
+            raise BadRequest("min_group_size may be at most group_size", param="min_group_size")
         _check_lease(body.lease_s)
         dropped, chosen = choose(self.state, body, at=at)
         if chosen is None:
@@ -230,6 +244,38 @@ class Commands:
         if known.state != "leased":
             raise Conflict(f"batch {batch} is {known.state}: there is no lease to extend", code=f"batch_{known.state}")
         return (ev.LeaseExtended(at, batch, at + body.lease_s),)
+
+    def next_end(self, body: Lease, *, at: float) -> float:
+        """In how many seconds a lease may find more though nothing happens: a pot ends, or a lane lends its turns."""
+        at, state = self._time(at), self.state
+        quiet = None if body.min_group_size is None else state.pots.next_end(at - body.group_wait_s)
+        lending = [heard + state.mix.lane_wait_s for heard in state.heard.values()]
+        ends = [] if quiet is None else [quiet + body.group_wait_s]
+        return min((end - at for end in (*ends, *lending) if end > at), default=math.inf)
+
+    def flush(self, body: Flush, *, at: float) -> Events:
+        return (ev.GroupsFlushed(self._time(at), body.lane, body.task),)
+
+    # -- the mix
+
+    def set_mix(self, body: SetMix, *, at: float) -> Events:
+        """What is given is changed; the same again changes nothing."""
+        known = self.state.mix
+        check_mix(body)
+        event = ev.MixSet(
+            self._time(at), known.shares if body.shares is None else body.shares,
+            known.ahead if body.ahead is None else body.ahead or None, body.group_size or known.group_size,
+            known.lane_wait_s if body.lane_wait_s is None else body.lane_wait_s,
+        )
+        same = (event.shares, event.ahead, event.group_size, event.lane_wait_s)
+        return () if same == (known.shares, known.ahead, known.group_size, known.lane_wait_s) else (event,)
+
+    def drop_mix(self, *, at: float) -> Events:
+        """No lane has a share any more: groups are leased as they were complete."""
+        known = self.state.mix
+        if not known.shares:
+            return ()
+        return (ev.MixSet(self._time(at), {}, known.ahead, known.group_size, known.lane_wait_s),)
 
     # -- weights
 

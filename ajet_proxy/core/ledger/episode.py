@@ -303,10 +303,7 @@ class Episode:
     @property
     def lane(self) -> str:
         """The kind of its task: as its client gave it, else what its task's name has before its first ``/``."""
-        if self.given_lane is not None:
-            return self.given_lane
-        kind, slash, _ = self.named_task.partition("/")
-        return kind if slash and kind else DEFAULT_LANE
+        return lane_of(self.named_task) if self.given_lane is None else self.given_lane
 
     def reward(self) -> float | None:
         """What it earned in total, whatever the scopes of its rewards."""
@@ -328,6 +325,12 @@ class Episode:
         if any(self.shares.values()):
             return "leased"
         return "ready" if None in self.shares.values() else "trained"
+
+
+def lane_of(task: str) -> str:
+    """The lane of a task, where none is given: what its name has before its first ``/``."""
+    kind, slash, _ = task.partition("/")
+    return kind if slash and kind else DEFAULT_LANE
 
 
 def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float]:

@@ -184,6 +184,22 @@ class EvaluationWanted(Event, frozen=True):
     episodes: int
 
 
+class MixSet(Event, frozen=True):
+    """The lanes have these ``shares`` from now on; none: any lane. If they are those of before, turns go on."""
+
+    shares: Mapping[str, float] = {}
+    ahead: int | None = None
+    group_size: int | None = None
+    lane_wait_s: float = 30.0
+
+
+class GroupsFlushed(Event, frozen=True):
+    """Of what is ready now of a lane and a task (None: of all), nothing more is waited for."""
+
+    lane: str | None = None
+    task: str | None = None
+
+
 class GateClosed(Event, frozen=True):
     reason: str
 

@@ -3,7 +3,8 @@
 Idea: the groups that were complete first are looked at. What is in the way is left out, until the first groups fit:
 shares that are stale, too large for a lease, or without a reward. So are groups that teach nothing, if the trainer
 wants none. Until then a reward can be corrected. With a ``max_staleness``, groups that are more than half of it behind
-come last, freshest first (`ReadyQueues`).
+come last, freshest first (`ReadyQueues`). With a ``min_group_size``, a task that nobody plays any more gives what is
+left of it as a group, or it is dropped.
 
 How large a frame becomes is told before it is made: a bound from lengths of texts, turns and names costs next to
 nothing. A lease takes groups until the next one would go beyond `LEASE_BYTES`; the trainer asks again for more. A group
@@ -16,13 +17,15 @@ caller looks again after others have had their turn. A frame is never longer tha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
-from ajet_proxy.core.ledger.queues import Groups, Share
+from ajet_proxy.core.ledger.mix import Standing, Turns
+from ajet_proxy.core.ledger.queues import Demand, Groups, Share
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.routes import Lease
 
@@ -50,8 +53,11 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
     frame. None if there are fewer, or if `MOST` were dropped."""
     size, episodes = body.group_size or state.settings.group_size, state.episodes
     behind = f"more than {body.max_staleness} versions behind"
+    few = f"nobody plays its task any more, and {body.min_group_size or 1} make a group"
     large = f"a group of {size} like it is too large for a lease"
     fresh = None if body.max_staleness is None else partial(_fresh, state, body.max_staleness)
+    demand = _demand(state, body, size, at)
+    order = partial(_turns, state, body.groups, at)
     unusable, stale = set[Share](), set[Share]()
     for share in _stale(state, body):
         (stale if episodes[share[1]].state == "ready" else unusable).add(share)
@@ -65,10 +71,17 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         idle, flat, most = set[Share](), set[Share](), MOST - len(dropped)
         fits = partial(_fits, episodes, idle, most)
         teaches = partial(_teaches, episodes, flat, most if body.signal else 0)
-        chosen = state.queues.choose(body.groups, size, body.model, fits, teaches, out=unusable, fresh=fresh)
+        short = _short(state, body.model, demand, fits, unusable)
+        chosen = None if short else state.queues.choose(
+            demand, body.model, fits, teaches, out=unusable, fresh=fresh, order=order
+        )
         if idle:
             dropped += _dropped(episodes, idle, "no_reward", _named, at)
             unusable |= idle
+            continue
+        if short:
+            dropped += _dropped(episodes, short, "incomplete_group", lambda _: few, at, apart=True)
+            unusable |= short
             continue
         dropped += _dropped(episodes, flat, "filtered", lambda _: NO_SIGNAL, at, apart=True)
         unusable |= flat
@@ -84,6 +97,35 @@ def choose(state: State, body: Lease, *, at: float) -> tuple[list[ev.EpisodeDisc
         dropped += _dropped(episodes, shares, "filtered", lambda _: large, at)
         unusable |= shares
     return dropped, None
+
+
+def _demand(state: State, body: Lease, size: int, at: float) -> Demand:
+    """What a lease asks of the queues. Without a ``min_group_size`` only what is flushed has ended."""
+    before = -math.inf if body.min_group_size is None else at - body.group_wait_s
+    return Demand(body.groups, size, body.unit == "episodes", body.min_group_size or 1, state.pots.ended(before))
+
+
+def _turns(state: State, groups: int, at: float, model: str) -> Turns | None:
+    """The turns of the lanes, from now on; None if they have no shares."""
+    mix, standing = state.mix, state.standings.get(model, Standing())
+    if not mix.shares:
+        return None
+    return Turns(mix.shares, standing.copy(), groups, lambda lane: at - state.heard[lane] >= mix.lane_wait_s)
+
+
+def _short(
+    state: State, model: str | None, demand: Demand, fits: Callable[[Share], bool], out: Collection[Share]
+) -> set[Share]:
+    """What is left of pots that have ended, and is too little for a group."""
+    short = set[Share]()
+    for name in state.queues.models() if model is None else (model,):
+        for pot in sorted(demand.ended):
+            shares = ((name, episode) for episode in state.queues.members(name, pot))
+            usable = [share for share in shares if share not in out and fits(share)]
+            left = len(usable) % demand.size
+            if 0 < left < demand.least:
+                short.update(usable[-left:])
+    return short
 
 
 def _fits(episodes: Mapping[str, Episode], idle: set[Share], most: int, share: Share) -> bool:

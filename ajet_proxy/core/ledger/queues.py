@@ -1,8 +1,9 @@
 """Ready episodes in the order of their readiness, complete groups of them, and the leases they are under.
 
-Idea: a group is `size` ready episodes of one task and model, the oldest first. It is complete from the moment the last
+Idea: a group is `size` ready episodes of one pot and model, the oldest first. It is complete from the moment the last
 of them became ready, and complete groups are leased in the order of those moments. An episode that comes back from a
-lease takes its old place again, so groups form as they did before.
+lease takes its old place again, so groups form as they did before. A pot that has ended gives what is left of it as a
+smaller group. Where lanes have shares, each turn takes the first group of the lane whose turn it is.
 
 Where a trainer takes nothing beyond a certain age, and agents play faster than it trains, this order alone would have
 every group trained at its last moment. So groups with a token of an older version than is `fresh` come after all
@@ -19,14 +20,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import islice
+from itertools import chain
+from typing import Protocol
 
-GroupKey = tuple[str, str]
-"""Model and task."""
+from ajet_proxy.core.ledger.pots import Pot
+
 Share = tuple[str, str]
 """Model and episode."""
 Groups = tuple[tuple[str, tuple[str, ...]], ...]
@@ -59,9 +61,35 @@ class LeasedBatch:
             yield from episodes
 
 
+class Order(Protocol):
+    """In which order the lanes have their turns (`ajet_proxy.core.ledger.mix.Turns`)."""
+
+    def next(self, has: Callable[[str], bool]) -> str | None:
+        """The lane whose group is taken next, of those that `has` says have one; None: of none now."""
+
+    def take(self, lane: str) -> None:
+        """A group of it is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """``groups`` groups of ``size`` episodes; with ``by_episode``, groups that have as many episodes together. What is
+    left of a pot that ``ended`` is a group too, if it has ``least`` episodes."""
+
+    groups: int
+    size: int
+    by_episode: bool = False
+    least: int = 1
+    ended: Collection[Pot] = frozenset()
+
+    def counted(self, group: Collection[str]) -> int:
+        """As how much of the demand a group counts."""
+        return len(group) if self.by_episode else 1
+
+
 @dataclass(slots=True)
 class ReadyQueues:
-    """For each model and task its ready episodes, the longest ready first. The number and the oldest version of a share
+    """For each model and pot its ready episodes, the longest ready first. The number and the oldest version of a share
     outlive its leases."""
 
     group_size: int
@@ -69,9 +97,11 @@ class ReadyQueues:
     """How often a share came or went."""
     _next: int = 0
     _places: dict[Share, tuple[int, int]] = field(default_factory=dict)
-    _queues: dict[GroupKey, list[tuple[int, str]]] = field(default_factory=dict)
-    _oldest: dict[GroupKey, list[int]] = field(default_factory=dict, init=False)
+    _queues: dict[tuple[str, Pot], list[tuple[int, str]]] = field(default_factory=dict)
+    _oldest: dict[tuple[str, Pot], list[int]] = field(default_factory=dict, init=False)
     """The oldest versions of the shares of each queue, in its order."""
+    _lanes: dict[str, dict[str, dict[Pot, None]]] = field(default_factory=dict, init=False)
+    """For each model and lane, the pots that have a queue, in the order in which they got it."""
     _lengths: dict[str, Counter[int]] = field(default_factory=dict, init=False)
     """For each model, how many of its queues have a length."""
     _ages: dict[str, list[tuple[int, str]]] = field(default_factory=dict, init=False)
@@ -84,44 +114,44 @@ class ReadyQueues:
 
     @property
     def waiting(self) -> int:
-        """The number of tasks with ready episodes and no whole group."""
+        """The number of pots with ready episodes and no whole group."""
         return sum(
             number for lengths in self._lengths.values() for length, number in lengths.items()
             if length < self.group_size
         )
 
-    def add(self, model: str, task: str, episode: str, oldest: int) -> None:
+    def add(self, model: str, pot: Pot, episode: str, oldest: int) -> None:
         """`episode` is ready, for the first time or again; `oldest` is the lowest version in its share's tokens."""
         number, oldest = self._places.setdefault((model, episode), (self._next, oldest))
         self._next = max(self._next, number + 1)
         self.changes += 1
-        queue = self._queues.setdefault((model, task), [])
+        queue = self._queues.setdefault((model, pot), [])
         at = bisect_left(queue, (number, episode))
         queue.insert(at, (number, episode))
-        self._oldest.setdefault((model, task), []).insert(at, oldest)
-        self._grown(model, len(queue) - 1, len(queue))
+        self._oldest.setdefault((model, pot), []).insert(at, oldest)
+        self._grown(model, pot, len(queue) - 1, len(queue))
         insort(self._ages.setdefault(model, []), (oldest, episode))
 
-    def remove(self, model: str, task: str, episode: str) -> None:
+    def remove(self, model: str, pot: Pot, episode: str) -> None:
         """`episode` is leased, trained or discarded."""
         self.changes += 1
         number, oldest = self._places[model, episode]
-        queue, ages = self._queues[model, task], self._ages[model]
+        queue, ages = self._queues[model, pot], self._ages[model]
         at = bisect_left(queue, (number, episode))
-        del queue[at], self._oldest[model, task][at]
-        self._grown(model, len(queue) + 1, len(queue))
+        del queue[at], self._oldest[model, pot][at]
+        self._grown(model, pot, len(queue) + 1, len(queue))
         del ages[bisect_left(ages, (oldest, episode))]
         if not queue:
-            del self._queues[model, task], self._oldest[model, task]
+            del self._queues[model, pot], self._oldest[model, pot]
         if not ages:
             del self._ages[model]
 
     def regroup(self, group_size: int) -> None:
         """Count by another size of groups, and rebuild whatever follows from the queues."""
-        self.group_size, self._oldest, self._lengths, self._ages = group_size, {}, {}, {}
-        for (model, task), queue in self._queues.items():
-            self._grown(model, 0, len(queue))
-            oldest = self._oldest[model, task] = [self._places[model, episode][1] for _, episode in queue]
+        self.group_size, self._oldest, self._lanes, self._lengths, self._ages = group_size, {}, {}, {}, {}
+        for (model, pot), queue in self._queues.items():
+            self._grown(model, pot, 0, len(queue))
+            oldest = self._oldest[model, pot] = [self._places[model, episode][1] for _, episode in queue]
             self._ages.setdefault(model, []).extend(zip(oldest, (episode for _, episode in queue), strict=True))
         for ages in self._ages.values():
             ages.sort()
@@ -139,107 +169,185 @@ class ReadyQueues:
         for (model, _), queue in self._queues.items():
             yield from ((model, episode) for _, episode in queue)
 
+    def pots(self) -> Iterator[Pot]:
+        """The pot of every ready share."""
+        for (_, pot), queue in self._queues.items():
+            yield from (pot for _ in queue)
+
     def older(self, model: str, version: int) -> Sequence[str]:
         """The ready episodes of `model` with a token of an older version than `version`."""
         ages = self._ages.get(model, [])
         return [episode for _, episode in ages[: bisect_left(ages, (version,))]]
 
+    def members(self, model: str, pot: Pot) -> list[str]:
+        """The ready episodes of `model` in `pot`, the longest ready first."""
+        return [episode for _, episode in self._queues.get((model, pot), ())]
+
     def choose(
-        self, groups: int, size: int, model: str | None, fits: Callable[[Share], bool] = lambda share: True,
+        self, demand: Demand, model: str | None, fits: Callable[[Share], bool] = lambda share: True,
         teaches: Teaches = lambda model, members: True, *, out: Collection[Share] = frozenset(),
-        fresh: Callable[[str], int] | None = None,
+        fresh: Callable[[str], int] | None = None, order: Callable[[str], Order | None] = lambda model: None,
     ) -> tuple[str, Groups] | None:
-        """A model and its first `groups` groups, each of `size` episodes that are not `out` and that all fit; None if
-        there are fewer. With several models (None: every model), it is the one whose last group comes first. `fresh`
-        tells for a model the oldest version that still counts as fresh; without it, all are.
+        """A model and its first groups, as many as `demand` says, of episodes that are not `out` and that all fit; None
+        if there are fewer. With several models (None: every model), it is the one whose last group comes first. `fresh`
+        tells for a model the oldest version that still counts as fresh; without it, all are. `order` tells for a model
+        in which order its lanes have their turns; None: whatever was complete first.
 
-        `fits` is asked in the order of the groups, and for none that comes after what is chosen. What it refuses is out
-        as well, and groups are formed anew. Then `teaches` is asked of each group, and those that it refuses are left.
+        `fits` is asked in the order of the groups of a lane, and for few that come after what is chosen. What it
+        refuses is out as well, and groups are formed anew. Then `teaches` is asked of each group, and those that it
+        refuses are left.
         """
-        whole: list[tuple[Rank, str, Groups]] = []
+        chosen: list[tuple[Rank, str, Groups]] = []
         for name in self._lengths:
-            if model in (None, name) and self._whole(name, size) >= groups:
+            if model in (None, name) and self._enough(name, demand):
                 since = 0 if fresh is None else fresh(name)
-                late = self._ages[name][0][0] < since
-                good = partial(teaches, name)
-                found = self._freshest_first(name, groups, size, fits, good, out, since) if late else list(
-                    islice((one for one in self._in_order(name, size, fits, out) if good(one[1][1])), groups)
-                )
-                if len(found) == groups:
-                    whole.append((found[-1][0], name, tuple(group for _, group in found)))
-        if not whole:
+                look = _Look(self, name, demand, fits, teaches, {one for other, one in out if other == name}, since)
+                found = look.groups(partial(order, name))
+                if found:
+                    chosen.append((found[-1][0], name, tuple(group for _, group in found)))
+        if not chosen:
             return None
-        _, name, chosen = min(whole)
-        return name, chosen
+        _, name, groups = min(chosen)
+        return name, groups
 
-    def _freshest_first(
-        self, model: str, groups: int, size: int, fits: Callable[[Share], bool],
-        good: Callable[[tuple[str, ...]], bool], out: Collection[Share], since: int,
-    ) -> list[Ranked]:
-        """The first `groups` groups of `model`, or fewer. Those with a version older than `since` come last."""
-        gone = {episode for name, episode in out if name == model}
-        queues = {
-            key[1]: (queue, self._oldest[key])
-            for key, queue in self._queues.items() if len(queue) >= size and key[0] == model
-        }  # fmt: skip
-        if gone:
-            queues = {task: _without(*queue, gone) for task, queue in queues.items()}
-        while True:
-            formed = [
-                (since - min(since, *oldest[at : at + size]), queue[at + size - 1][0], task, at)
-                for task, (queue, oldest) in queues.items() for at in range(0, len(queue) - size + 1, size)
-            ]  # fmt: skip
-            heapify(formed)
-            found, misfits = list[Ranked](), dict[str, set[str]]()
-            while formed and len(found) < groups:
-                late, number, task, at = heappop(formed)
-                members = tuple(episode for _, episode in queues[task][0][at : at + size])
-                if refused := {episode for episode in members if not fits((model, episode))}:
-                    misfits.setdefault(task, set()).update(refused)
-                    continue
-                if good(members):
-                    found.append(((late, number), (task, members)))
-            if not misfits:
-                return found
-            queues |= {task: _without(*queues[task], refused) for task, refused in misfits.items()}
-
-    def _in_order(
-        self, model: str, size: int, fits: Callable[[Share], bool], out: Collection[Share]
-    ) -> Iterator[Ranked]:
-        """The groups of `size` episodes of `model` that fit, in the order in which they were complete. The queue whose
-        next group can be complete soonest is looked at next, and only as far as that group lacks episodes."""
-        ahead: list[tuple[int, str, int, tuple[str, ...]]] = []
-
-        def look_later(task: str, queue: Sequence[tuple[int, str]], at: int, members: tuple[str, ...]) -> None:
-            if (end := at + size - len(members)) <= len(queue):
-                heappush(ahead, (queue[end - 1][0], task, at, members))
-
-        for (name, task), queue in self._queues.items():
-            if name == model:
-                look_later(task, queue, 0, ())
-        while ahead:
-            number, task, at, members = heappop(ahead)
-            queue, end = self._queues[model, task], at + size - len(members)
-            shares = ((model, episode) for _, episode in queue[at:end])
-            members += tuple(share[1] for share in shares if share not in out and fits(share))
-            if len(members) == size:
-                yield (0, number), (task, members)
-                members = ()
-            look_later(task, queue, end, members)
+    def _enough(self, model: str, demand: Demand) -> bool:
+        """Whether the queues of `model` may hold what is asked for."""
+        whole = self._whole(model, demand.size) * (demand.size if demand.by_episode else 1)
+        if whole >= demand.groups:
+            return True
+        left = [len(self._queues.get((model, pot), ())) % demand.size for pot in demand.ended]
+        small = [number for number in left if number >= demand.least]
+        return whole + (sum(small) if demand.by_episode else len(small)) >= demand.groups
 
     def _whole(self, model: str, size: int) -> int:
         """How many groups of `size` its queues hold."""
         return sum(number * (length // size) for length, number in self._lengths[model].items())
 
-    def _grown(self, model: str, before: int, now: int) -> None:
+    def _grown(self, model: str, pot: Pot, before: int, now: int) -> None:
         """A queue of `model` has changed its length; a length of 0 is no queue."""
-        lengths = self._lengths.setdefault(model, Counter())
+        lanes, lengths = self._lanes.setdefault(model, {}), self._lengths.setdefault(model, Counter())
+        if not before:
+            lanes.setdefault(pot.lane, {})[pot] = None
         for length, change in ((before, -1), (now, 1)):
             lengths[length] += change
             if not (length and lengths[length]):
                 del lengths[length]
+        if not now:
+            del lanes[pot.lane][pot]
+            if not lanes[pot.lane]:
+                del lanes[pot.lane]
         if not lengths:
-            del self._lengths[model]
+            del self._lengths[model], self._lanes[model]
+
+
+class _Look:
+    """One look through the queues of a model, for what a lease may take."""
+
+    def __init__(
+        self, queues: ReadyQueues, model: str, demand: Demand, fits: Callable[[Share], bool], teaches: Teaches,
+        out: set[str], since: int,
+    ) -> None:
+        """`out` are episodes that no group may have, and what is older than `since` comes last."""
+        self._queues, self._oldest, self._lanes = queues._queues, queues._oldest, queues._lanes[model]
+        self._model, self._demand, self._fits, self._teaches = model, demand, fits, teaches
+        self._out, self._since = out, since
+        self._late = queues._ages[model][0][0] < since
+        self._refused: set[str] = set()
+
+    def groups(self, order: Callable[[], Order | None]) -> list[Ranked]:
+        """The groups that are taken; none if there are too few."""
+        while True:
+            turns = order()
+            found = self._in_turns(turns) if turns is not None else self._first()
+            if not self._refused:
+                return found
+            self._out |= self._refused
+            self._refused = set()
+
+    def _first(self) -> list[Ranked]:
+        """Those that were complete first, of all lanes."""
+        found, counted = list[Ranked](), 0
+        for one in self._stream(chain.from_iterable(self._lanes.values())):
+            found.append(one)
+            counted += self._demand.counted(one[1][1])
+            if counted >= self._demand.groups:
+                return found
+        return []
+
+    def _in_turns(self, turns: Order) -> list[Ranked]:
+        """Turn by turn, the first group of the lane whose turn it is."""
+        streams: dict[str, Iterator[Ranked]] = {}
+        heads: dict[str, Ranked | None] = {}
+        found, counted = list[Ranked](), 0
+
+        def has(lane: str) -> bool:
+            if lane not in heads:
+                stream = streams.setdefault(lane, self._stream(self._lanes.get(lane, ())))
+                heads[lane] = next(stream, None)
+            return heads[lane] is not None
+
+        while counted < self._demand.groups:
+            lane = turns.next(has)
+            if lane is None or not has(lane) or (one := heads.pop(lane)) is None:
+                return []
+            turns.take(lane)
+            found.append(one)
+            counted += self._demand.counted(one[1][1])
+        return found
+
+    def _stream(self, pots: Iterable[Pot]) -> Iterator[Ranked]:
+        """The groups of these pots that can be taken, first things first. What does not fit is `_refused` meanwhile, or
+        is left out at once."""
+        ranked = self._freshest_first(pots) if self._late else self._in_order(pots)
+        return (one for one in ranked if self._teaches(self._model, one[1][1]))
+
+    def _freshest_first(self, pots: Iterable[Pot]) -> Iterator[Ranked]:
+        """Those with a version older than is fresh come last."""
+        size, since, formed = self._demand.size, self._since, list[tuple[int, int, Pot, tuple[str, ...]]]()
+        for pot in pots:
+            queue, oldest = self._queues[self._model, pot], self._oldest[self._model, pot]
+            if self._out:
+                queue, oldest = _without(queue, oldest, self._out)
+            for at in range(0, len(queue), size):
+                part = queue[at : at + size]
+                if self._makes_a_group(len(part), pot):
+                    late = since - min(since, *oldest[at : at + size])
+                    formed.append((late, part[-1][0], pot, tuple(episode for _, episode in part)))
+        heapify(formed)
+        while formed:
+            late, number, pot, members = heappop(formed)
+            refused = {episode for episode in members if not self._fits((self._model, episode))}
+            self._refused |= refused
+            if not refused:
+                yield (late, number), (pot.task, members)
+
+    def _in_order(self, pots: Iterable[Pot]) -> Iterator[Ranked]:
+        """In the order in which they were complete. The queue whose next group can be complete soonest is looked at
+        next, and only as far as that group lacks episodes."""
+        size, ahead = self._demand.size, list[tuple[int, Pot, int, tuple[str, ...]]]()
+
+        def look_later(pot: Pot, at: int, members: tuple[str, ...]) -> None:
+            queue = self._queues[self._model, pot]
+            if (end := at + size - len(members)) <= len(queue):
+                heappush(ahead, (queue[end - 1][0], pot, at, members))
+            elif at < len(queue) and self._makes_a_group(len(members) + len(queue) - at, pot):
+                heappush(ahead, (queue[-1][0], pot, at, members))
+
+        for pot in pots:
+            look_later(pot, 0, ())
+        while ahead:
+            number, pot, at, members = heappop(ahead)
+            queue, end = self._queues[self._model, pot], at + size - len(members)
+            shares = ((self._model, episode) for _, episode in queue[at:end])
+            members += tuple(share[1] for share in shares if share[1] not in self._out and self._fits(share))
+            if len(members) == size or (end >= len(queue) and self._makes_a_group(len(members), pot)):
+                yield (0, number), (pot.task, members)
+                members = ()
+            look_later(pot, end, members)
+
+    def _makes_a_group(self, members: int, pot: Pot) -> bool:
+        """Whether so many episodes are a group: as many as were asked for, or what is left of a pot that ended."""
+        return members == self._demand.size or (pot in self._demand.ended and members >= self._demand.least)
 
 
 def _without(

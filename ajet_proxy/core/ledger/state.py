@@ -18,6 +18,8 @@ from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
+from ajet_proxy.core.ledger.mix import Mix, Standing, Turns
+from ajet_proxy.core.ledger.pots import Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
@@ -137,11 +139,19 @@ class State(Serving):
         """How often it was said which weights serve."""
         self.state_changes = 0
         """How often an episode's state changed."""
+        self.orders = 0
+        """How often it was said what is leased: the mix, and what nothing more is waited for."""
         self.gate_now = Gate()
         self.lineage = Lineage()
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
         """The latest of each model."""
+        self.pots = Pots()
+        self.mix = Mix()
+        self.standings: dict[str, Standing] = {}
+        """Of each model that has leased since the shares were set."""
+        self.heard: dict[str, float] = {}
+        """When an episode of a lane that has a share was last ready anew, in Unix seconds."""
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -165,6 +175,8 @@ class State(Serving):
             ev.EpisodesArchived: self._archived,
             ev.PolicyAnnounced: self._announced,
             ev.EvaluationWanted: self._evaluation_wanted,
+            ev.MixSet: self._mix_set,
+            ev.GroupsFlushed: self._flushed,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
             ev.ProxyStarted: self._started,
@@ -213,6 +225,10 @@ class State(Serving):
         """Whether no call of `episode`, which is in memory, has come to anything."""
         return all(entry.state == "lost" for entry in self.episodes[episode].calls.values())
 
+    def is_open(self) -> bool:
+        """Whether requests may go to the engines."""
+        return not self.gate_now.shut
+
     @property
     def gate(self) -> GateState:
         """``closing``: closed to newcomers while calls are still in flight; ``closed``: nothing is in flight."""
@@ -236,9 +252,14 @@ class State(Serving):
             if one.missing > 0 and one.policy_version == self.policy_version(one.model)
         }
 
+    def room(self, lane: str) -> int | None:
+        """How many more episodes of `lane` may be opened now; None: any number."""
+        most = self.mix.room(lane, self.settings.group_size)
+        return None if most is None else max(0, most - self.pots.playing[lane] - self.pots.waiting[lane])
+
     def leasable(self) -> object:
         """A value that stays equal as long as no lease can find anything new."""
-        return self.queues.changes, self.state_changes, self.policy_updates
+        return self.queues.changes, self.state_changes, self.policy_updates, self.orders
 
     def alerts(self) -> dict[str, str]:
         """What an operator should look at, by subject."""
@@ -261,16 +282,23 @@ class State(Serving):
         )
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)
+        if not episode.eval:
+            self.pots.opened(Pot.of(episode), event.at)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
         self.counts["open"] += 1
         self.opened += 1
 
     def _task_named(self, event: ev.TaskNamed) -> None:
-        episode = self.episodes[event.episode]
+        episode, before = self.episodes[event.episode], Pot.of(self.episodes[event.episode])
         episode.task, episode.task_derived = event.task, event.derived
+        if not episode.eval:
+            self.pots.opened(Pot.of(episode), episode.opened_at)
+            self.pots.settled(before)
 
     def _marked_eval(self, event: ev.EpisodeMarkedEval) -> None:
-        self.episodes[event.episode].eval = True
+        episode = self.episodes[event.episode]
+        episode.eval = True
+        self.pots.settled(Pot.of(episode))
 
     def _call_started(self, event: ev.CallStarted) -> None:
         episode = self.episodes[event.episode]
@@ -361,7 +389,7 @@ class State(Serving):
         if state == "ready":
             episode.shares = dict.fromkeys(episode.trains())
             for model in episode.shares:
-                self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
+                self._queue(episode, model)
         self._move(episode, state, at, reason, episode.losses() if reason == "incomplete_call" else None)
         if state != "discarded":
             self._count(episode, None, at)
@@ -385,7 +413,7 @@ class State(Serving):
             self._filtered(episode, model, event.reason, event.at)
         if not event.models:
             for model in [model for model, share in episode.shares.items() if share is None]:
-                self.queues.remove(model, episode.named_task, episode.id)
+                self._unqueue(episode, model)
             episode.keep_timelines(self.merge_policy)
             self._move(episode, "discarded", event.at, event.reason, event.detail)
 
@@ -397,6 +425,10 @@ class State(Serving):
             event.batch, event.model, event.lease_until, event.policy_version, event.groups, self.leases
         )
         self.leases += 1
+        if self.mix.shares:
+            turns = Turns(self.mix.shares, self.standings.setdefault(event.model, Standing()), len(event.groups))
+            for _, names in event.groups:
+                turns.take(self.episodes[names[0]].lane)
         for episode in map(self.episodes.__getitem__, batch.episodes()):
             batch.rewards_at_lease[episode.id] = len(episode.rewards)
             self._share(episode, batch.model, batch.id, event.at)
@@ -437,7 +469,7 @@ class State(Serving):
     def _filtered(self, episode: Episode, model: str, why: str, at: float) -> None:
         """`model` learns nothing from the episode, for the reason `why`; it is discarded if no other model does."""
         if episode.shares.pop(model) is None:
-            self.queues.remove(model, episode.named_task, episode.id)
+            self._unqueue(episode, model)
         episode.taken.discard(model)
         self.queues.forget(model, episode.id)
         if episode.shares:
@@ -448,13 +480,25 @@ class State(Serving):
     def _share(self, episode: Episode, model: str, share: str | None, at: float) -> None:
         """If the share is ready, it stands in its queue. Otherwise its trainer has had it."""
         if episode.shares[model] is None:
-            self.queues.remove(model, episode.named_task, episode.id)
+            self._unqueue(episode, model)
         episode.shares[model] = share
         if share is None:
-            self.queues.add(model, episode.named_task, episode.id, episode.oldest(model))
+            self._queue(episode, model)
         else:
             episode.taken.add(model)
         self._add_up(episode, at)
+
+    def _queue(self, episode: Episode, model: str) -> None:
+        """The share of `model` is ready."""
+        pot = Pot.of(episode)
+        self.queues.add(model, pot, episode.id, episode.oldest(model))
+        self.pots.came(pot)
+
+    def _unqueue(self, episode: Episode, model: str) -> None:
+        """The share of `model` is ready no more."""
+        pot = Pot.of(episode)
+        self.queues.remove(model, pot, episode.id)
+        self.pots.went(pot)
 
     def _add_up(self, episode: Episode, at: float) -> None:
         if (state := episode.share_state()) != episode.state:
@@ -468,6 +512,16 @@ class State(Serving):
 
     def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
         self.evaluations[event.model] = Evaluation(event.evaluation, event.model, event.policy_version, event.episodes)
+
+    def _mix_set(self, event: ev.MixSet) -> None:
+        self.orders += 1
+        if event.shares != self.mix.shares:
+            self.standings, self.heard = {}, dict.fromkeys(event.shares, event.at)
+        self.mix = Mix(event.shares, event.ahead, event.group_size, event.lane_wait_s)
+
+    def _flushed(self, event: ev.GroupsFlushed) -> None:
+        self.orders += 1
+        self.pots.flush(event.lane, event.task)
 
     def _gate_closed(self, event: ev.GateClosed) -> None:
         self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)
@@ -492,6 +546,8 @@ class State(Serving):
             episode.opened_at += back
         for batch in self.leased.values():
             batch.lease_until += back
+        self.pots.restart(event.at)
+        self.heard = dict.fromkeys(self.heard, event.at)
         self._doubt(tuple(self.unsent))
 
     def _evaluated(self, episode: Episode) -> None:
@@ -504,6 +560,8 @@ class State(Serving):
     ) -> None:
         """Every change of state goes through here, and the counters with it."""
         self.state_changes += 1
+        if not episode.eval:
+            self._in_its_lane(episode, state, at)
         self.counts.update({episode.state: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)
@@ -516,3 +574,13 @@ class State(Serving):
             for model in episode.shares:
                 self.queues.forget(model, episode.id)
             self.finished[episode.id] = episode.size()
+
+    def _in_its_lane(self, episode: Episode, state: str, at: float) -> None:
+        """Tell the pots and lanes that an episode, which no evaluation is, goes to `state`."""
+        lane = episode.lane
+        if state not in ("open", "sealed") and episode.state in ("open", "sealed"):
+            self.pots.settled(Pot.of(episode))
+            if state == "ready" and lane in self.heard:
+                self.heard[lane] = at
+        if (change := (state == "ready") - (episode.state == "ready")) != 0:
+            self.pots.waits(lane, change)

@@ -59,6 +59,35 @@ def status(state: State) -> dict[str, Any]:
     }
 
 
+def wanted(state: State) -> dict[str, Any]:
+    """How many episodes each lane wants now, and any ``other`` lane; nothing where no lane is held back."""
+    other = state.room("")
+    if other is None:
+        return {}
+    lanes = sorted(state.mix.shares or state.pots.playing | state.pots.waiting)
+    return {"lanes": {lane: state.room(lane) for lane in lanes}, "other": other}
+
+
+def mix(state: State) -> dict[str, Any]:
+    """The mix, with how each lane stands: ``leased`` are groups since the shares were set, ``owed`` those that a lane
+    has lent, or borrowed if below 0; ``open`` and ``ready`` are episodes."""
+    shares, pots, standings = state.mix.shares, state.pots, state.standings.values()
+    lanes = sorted(shares.keys() | pots.playing.keys() | pots.waiting.keys())
+    return {
+        "shares": dict(shares), "ahead": state.mix.ahead or 0, "lane_wait_s": state.mix.lane_wait_s,
+        "group_size": state.mix.group_size or state.settings.group_size,
+        "lanes": {
+            lane: {
+                "share": shares.get(lane, 0.0),
+                "leased": sum(standing.leased.get(lane, 0) for standing in standings),
+                "owed": sum(standing.owed.get(lane, 0) for standing in standings),
+                "open": pots.playing[lane], "ready": pots.waiting[lane],
+            }
+            for lane in lanes
+        },
+    }
+
+
 def overview(state: State, at: float) -> dict[str, Any]:
     """What an owner asks at time `at` beyond the status: rewards of the whole run and by task, which episodes are
     quiet, and what is leased."""

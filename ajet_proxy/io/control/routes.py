@@ -51,6 +51,8 @@ KEY_TTL_S = 7 * 86400.0
 MAX_OPENING = 64 << 10
 """What an episode was opened with is kept as long as it is."""
 PIECE = 1 << 18
+HOLD_S = 15.0
+"""An episode that a lane has no room for is held so long, and then refused, before its client takes us for dead."""
 
 
 class Control:
@@ -133,6 +135,8 @@ class Control:
             body = await self._decode(http, most) if route.body is not None else None
             request = api.Request(route.name, http.match_info.get("id", ""), dict(http.query), body, claims)
             match route.name:
+                case "open_episode":
+                    await self._hold(request)
                 case "lease":
                     return await self._lease(http, request)
                 case "gate_close":
@@ -216,10 +220,22 @@ class Control:
             left = deadline - self._clock.now()
             if left <= 0 or self._stopping.is_set():
                 return web.Response(status=204)
-            await self._until_stop(self._store.leasable(seen, left))
+            again = self._store.commands.next_end(wanted, at=self._clock.now())
+            await self._until_stop(self._store.leasable(seen, min(left, again)))
         batch = http[SUBJECT] = str((answer.body() or {})["batch"])
         data = await asyncio.to_thread(lambda: frame.encode_batch(views.batch(self._store.state, batch)))
         return web.Response(body=data, content_type=frame.CONTENT_TYPE)
+
+    async def _hold(self, request: api.Request) -> None:
+        """Wait until the lane has room for the episode that is asked for; `NotReady` after a while."""
+        body = parse(routes.OpenEpisode, request.body)
+        deadline = self._clock.now() + min(HOLD_S, self._config.gate_hold_s)
+        while self._store.commands.full(body):
+            left = deadline - self._clock.now()
+            if left <= 0 or self._stopping.is_set():
+                said = "its lane has as many groups open or ready as may be ahead of what is leased"
+                raise NotReady(said, code="lane_full", retry_after=1.0)
+            await self._until_stop(self._store.leasable(self._store.state.leasable(), left))
 
     async def _close_gate(self, http: web.Request, request: api.Request) -> web.Response:
         """Hold new calls; then freeze the engines or wait for the calls in flight, as configured."""

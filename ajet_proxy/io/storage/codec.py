@@ -54,6 +54,8 @@ EVENTS: dict[str, Any] = {
     "EpisodesArchived": ev.EpisodesArchived,
     "PolicyAnnounced": ev.PolicyAnnounced,
     "EvaluationWanted": ev.EvaluationWanted,
+    "MixSet": ev.MixSet,
+    "GroupsFlushed": ev.GroupsFlushed,
     "GateClosed": ev.GateClosed,
     "GateOpened": ev.GateOpened,
     "ProxyStarted": ev.ProxyStarted,

@@ -31,6 +31,8 @@ import msgpack
 from ajet_proxy.core.conversation.history import Lineage, Mark
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
+from ajet_proxy.core.ledger.mix import Mix, Standing
+from ajet_proxy.core.ledger.pots import Gathering, Pot, Pots
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import Curve, Point, RewardCurves, TaskRewards
 from ajet_proxy.core.ledger.state import Archive, Gate, LedgerSettings, Served, State
@@ -43,7 +45,7 @@ from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, fram
 
 KINDS: dict[str, Any] = {
     "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
-    "Evaluation": Evaluation,
+    "Evaluation": Evaluation, "Gathering": Gathering, "Mix": Mix, "Pots": Pots, "Standing": Standing,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
     "Texts": Texts, "Turn": Turn,
@@ -170,6 +172,10 @@ def _derive(state: State) -> None:
             state.unsettled[episode.id] = episode
     state.leased = {name: batch for name, batch in state.batches.items() if batch.state == "leased"}
     state.queues.regroup(state.settings.group_size)
+    if not state.pots.gatherings:  # earlier versions have none
+        ready = (episode for episode in state.episodes.values() if episode.state == "ready")
+        state.pots.rebuild(state.unsettled.values(), ready, state.queues.pots(), state.now)
+    state.pots.arrange()
 
 
 def unpack(record: bytes) -> Any:
@@ -256,7 +262,9 @@ def _built(kind: Any, fields: dict[str, Any]) -> Any:
     if kind in (Episode, LeasedBatch):
         fields = {_IN_MEMORY.get(name, name): item for name, item in fields.items()}
     if kind is ReadyQueues:
-        fields["_queues"] = {name: list(queue) for name, queue in fields["_queues"].items()}
+        fields["_queues"] = {(model, _pot(of)): list(queue) for (model, of), queue in fields["_queues"].items()}
+    if kind is Pots:
+        fields["gatherings"] = {Pot(*pot): gathering for pot, gathering in fields["gatherings"].items()}
     made = {name: field.default_factory() for name, field in known.items() if callable(field.default_factory)}
     value = kind(**{name: _like(made.get(name), item) for name, item in fields.items() if name in known})
     if kind is Episode:
@@ -269,6 +277,11 @@ def _like(new: Any, value: Any) -> Any:
     if isinstance(new, deque):
         return deque(value, new.maxlen)
     return type(new)(value) if isinstance(new, (list, Counter)) else value
+
+
+def _pot(named: Any) -> Pot:
+    """Earlier versions have queues of tasks."""
+    return Pot.of_task(named) if isinstance(named, str) else Pot(*named)
 
 
 def _join(episode: Episode) -> None:

@@ -342,3 +342,34 @@ def test_only_the_latest_evaluation_of_a_model_is_known(caller: Caller) -> None:
     for body in ({"model": "m", "episodes": 1, "id": "a b"}, {"model": "x" * 1001, "episodes": 1}):
         with pytest.raises(BadRequest):
             caller.post("/evaluations", body)
+
+
+# ---- the mix
+
+
+def test_the_mix_is_set_shown_and_dropped(caller: Caller) -> None:
+    shares = {"math": 0.5, "code": 0.5}
+    shown = caller.ask("PUT", "/mix", {"shares": shares, "ahead": 3, "group_size": 4})
+    assert shown == caller.ask("GET", "/mix")
+    assert shown | {"lanes": {}} == {
+        "shares": shares, "ahead": 3, "group_size": 4, "lane_wait_s": 30.0, "lanes": {},
+    }  # fmt: skip
+    assert caller.ask("GET", "/wanted") == {"eval": {}, "next": {}, "lanes": {"code": 8, "math": 8}, "other": 0}
+    assert caller.ask("DELETE", "/mix")["shares"] == {}
+    assert caller.ask("GET", "/wanted") == {"eval": {}, "next": {}, "lanes": {}, "other": 12}
+
+
+@pytest.mark.parametrize("shares", [{"math": "much"}, {"math": True}, {"math": float("nan")}, [1.0], {"math": 0.5}])
+def test_shares_that_are_none_change_nothing(caller: Caller, shares: Any) -> None:
+    with pytest.raises(BadRequest, match="shares"):
+        caller.ask("PUT", "/mix", {"shares": shares})
+    assert caller.ask("GET", "/mix")["shares"] == {}
+
+
+def test_groups_are_flushed(caller: Caller) -> None:
+    caller.rig.ready("math/1")
+    assert caller.post("/groups/flush", {"lane": "math", "task": "math/1"}) == {}
+    assert caller.rig.lease(min_group_size=1) is not None
+    for name in ("lane", "task"):
+        with pytest.raises(BadRequest, match=name):
+            caller.post("/groups/flush", {name: "x" * 1001})

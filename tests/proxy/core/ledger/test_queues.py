@@ -7,10 +7,17 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
+from ajet_proxy.core.ledger.pots import Pot
+from ajet_proxy.core.ledger.queues import Demand, LeasedBatch, ReadyQueues
 
+T = Pot.of_task("t")
 Share = tuple[str, str, str]
 """Model, task, episode."""
+
+
+def put(queues: ReadyQueues, share: Share, version: int) -> None:
+    model, task, episode = share
+    queues.add(model, Pot.of_task(task), episode, version)
 
 
 def slow_choice(
@@ -52,18 +59,18 @@ def test_the_groups_that_were_complete_first(
 ) -> None:
     queues = ReadyQueues(group_size=2)
     for share in order:
-        queues.add(*share, oldest(share))
+        put(queues, share, oldest(share))
     gone = [share for share, is_away in zip(order, away, strict=False) if is_away]
     for share in gone:
-        queues.remove(*share)
+        queues.remove(share[0], Pot.of_task(share[1]), share[2])
     ready = [share for share in order if share not in gone]
     back = gone[: len(gone) // 2]
     dice.shuffle(back)  # type: ignore[attr-defined]
     for share in back:
-        queues.add(*share, oldest(share))
+        put(queues, share, oldest(share))
     ready = [share for share in order if share in ready or share in back]
 
-    chosen = queues.choose(groups, size, model, lambda share: share[1] not in unusable)
+    chosen = queues.choose(Demand(groups, size), model, lambda share: share[1] not in unusable)
     expected = slow_choice(ready, groups, size, model, unusable)
     if expected is None:
         assert chosen is None
@@ -90,7 +97,7 @@ def test_what_is_no_longer_fresh_comes_last_and_the_freshest_of_it_first(
     """As by the slow choice, without what is out and what was found in the way; also after a start from a snapshot."""
     queues, refused = ReadyQueues(group_size=2), set[str]()
     for share in order:
-        queues.add(*share, oldest(share))
+        put(queues, share, oldest(share))
     if restored:
         queues.regroup(2)
 
@@ -100,7 +107,7 @@ def test_what_is_no_longer_fresh_comes_last_and_the_freshest_of_it_first(
         return share[1] not in misfits
 
     gone = {(name, episode) for name in "mn" for episode in out}
-    chosen = queues.choose(groups, size, model, fits, out=gone, fresh=lambda name: since + (name == "n"))
+    chosen = queues.choose(Demand(groups, size), model, fits, out=gone, fresh=lambda name: since + (name == "n"))
     by_model = {name: slow_choice(order, groups, size, name, out | refused, since + (name == "n")) for name in "mn"}
     found = {name: choice for name, choice in by_model.items() if choice is not None and model in (None, name)}
     assert (chosen is None) == (not found)
@@ -112,25 +119,25 @@ def test_what_is_no_longer_fresh_comes_last_and_the_freshest_of_it_first(
 def test_of_several_models_the_one_with_the_freshest_groups_comes_first() -> None:
     queues = ReadyQueues(group_size=1)
     for model, version in (("m", 1), ("n", 3), ("o", 5)):
-        queues.add(model, "t", model, version)
+        queues.add(model, T, model, version)
     for since, first in ((0, "m"), (2, "n"), (4, "o"), (6, "o")):
-        assert queues.choose(1, 1, None, fresh=lambda _, since=since: since) == (first, (("t", (first,)),))
+        assert queues.choose(Demand(1, 1), None, fresh=lambda _, since=since: since) == (first, (("t", (first,)),))
 
 
 def test_no_more_is_looked_at_than_stands_in_the_way() -> None:
     """Of the old groups as of the fresh ones: what comes later may still be rewarded."""
     queues, asked = ReadyQueues(group_size=2), list[str]()
     for episode, version in zip("abcdefgh", (0, 0, 1, 1, 4, 4, 5, 5), strict=True):
-        queues.add("m", "t", episode, version)
+        queues.add("m", T, episode, version)
 
     def fits(share: tuple[str, str]) -> bool:
         asked.append(share[1])
         return share[1] != "e"
 
-    assert queues.choose(1, 2, "m", fits, fresh=lambda _: 3) == ("m", (("t", ("f", "g")),))
+    assert queues.choose(Demand(1, 2), "m", fits, fresh=lambda _: 3) == ("m", (("t", ("f", "g")),))
     assert set(asked) == {"e", "f", "g", "h"}
     asked.clear()
-    assert queues.choose(2, 2, "m", fits, out={("m", "e"), ("m", "f")}, fresh=lambda _: 3) == (
+    assert queues.choose(Demand(2, 2), "m", fits, out={("m", "e"), ("m", "f")}, fresh=lambda _: 3) == (
         "m", (("t", ("g", "h")), ("t", ("c", "d"))),
     )  # fmt: skip
     assert asked == ["g", "h", "c", "d"]
@@ -139,12 +146,12 @@ def test_no_more_is_looked_at_than_stands_in_the_way() -> None:
 def test_an_episode_that_is_forgotten_has_no_old_place() -> None:
     queues = ReadyQueues(group_size=1)
     for episode in ("a", "b"):
-        queues.add("m", "t", episode, 0)
-    queues.remove("m", "t", "a")
+        queues.add("m", T, episode, 0)
+    queues.remove("m", T, "a")
     queues.forget("m", "a")
     queues.forget("m", "never seen")
-    queues.add("m", "t", "a", 0)
-    assert queues.choose(2, 1, "m") == ("m", (("t", ("b",)), ("t", ("a",))))
+    queues.add("m", T, "a", 0)
+    assert queues.choose(Demand(2, 1), "m") == ("m", (("t", ("b",)), ("t", ("a",))))
 
 
 def test_a_batch_lists_its_episodes() -> None:
@@ -156,8 +163,8 @@ def test_a_batch_lists_its_episodes() -> None:
 def test_groups_are_counted_again_by_another_size() -> None:
     queues = ReadyQueues(2)
     for episode in "abc":
-        queues.add("m", "t", episode, 0)
-    queues.add("m", "u", "d", 0)
+        queues.add("m", T, episode, 0)
+    queues.add("m", Pot.of_task("u"), "d", 0)
     assert (queues.complete, queues.waiting) == (1, 1)
     queues.regroup(3)
     assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 1)
@@ -168,32 +175,33 @@ def test_groups_are_counted_again_by_another_size() -> None:
 def test_a_look_that_finds_too_few_groups_goes_through_no_queue() -> None:
     queues = ReadyQueues(group_size=8)
     for number in range(70):
-        queues.add("m", f"t{number // 7}", str(number), 5)
+        queues.add("m", Pot.of_task(f"t{number // 7}"), str(number), 5)
     before = queues.changes
     with mock.patch.object(queues, "_queues", None):
-        assert queues.choose(1, 8, "m") is None
-        assert queues.choose(11, 7, None) is None
-        assert queues.choose(1, 1, "n") is None
+        assert queues.choose(Demand(1, 8), "m") is None
+        assert queues.choose(Demand(11, 7), None) is None
+        assert queues.choose(Demand(1, 1), "n") is None
         assert queues.older("m", 5) == queues.older("n", 9) == []
         assert (queues.complete, queues.waiting) == (0, 10)
     assert queues.changes == before
-    assert queues.choose(10, 7, None) is not None
+    assert queues.choose(Demand(10, 7), None) is not None
 
 
 def test_groups_that_are_whole_but_for_what_is_unusable_are_not_chosen() -> None:
     queues = ReadyQueues(group_size=2)
     for episode in "ab":
-        queues.add("m", "t", episode, 0)
-    assert queues.choose(1, 2, "m", lambda share: share != ("m", "a")) is None
-    assert queues.choose(1, 2, "m") == ("m", (("t", ("a", "b")),))
+        queues.add("m", T, episode, 0)
+    assert queues.choose(Demand(1, 2), "m", lambda share: share != ("m", "a")) is None
+    assert queues.choose(Demand(1, 2), "m") == ("m", (("t", ("a", "b")),))
 
 
 def test_groups_that_teach_nothing_are_left_where_they_are() -> None:
     """In the order of readiness, and where the freshest come first."""
     queues = ReadyQueues(2)
     for number, episode in enumerate("abcdef"):
-        queues.add("m", "t", episode, number)
+        queues.add("m", T, episode, number)
     for fresh in (None, lambda _: 9):
-        chosen = queues.choose(1, 2, "m", teaches=lambda model, names: (model, names) == ("m", ("c", "d")), fresh=fresh)
+        only = ("m", ("c", "d"))
+        chosen = queues.choose(Demand(1, 2), "m", teaches=lambda *group: group == only, fresh=fresh)  # noqa: B023
         assert chosen == ("m", (("t", ("c", "d")),))
-        assert queues.choose(1, 2, "m", teaches=lambda model, names: False, fresh=fresh) is None
+        assert queues.choose(Demand(1, 2), "m", teaches=lambda model, names: False, fresh=fresh) is None

@@ -16,7 +16,7 @@ from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.commands import Commands
 from ajet_proxy.core.ledger.state import Gate, State
 from ajet_sdk.errors import AjetError, NotFound
-from ajet_sdk.routes import GateClose, GateOpen
+from ajet_sdk.routes import Flush, GateClose, GateOpen, SetMix
 from tests.kit.histories import everything
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, Shelf, check, picture
 from tests.kit.strategies import EVENT_KINDS, packed_call
@@ -63,7 +63,7 @@ class AnythingHappens(RuleBasedStateMachine):
             assert picture(self.rig.state) == self.rig.pictures[-1]
 
     @rule(
-        episode=EPISODES, task=st.sampled_from([None, "s", "t"]), eval=st.booleans(), members=st.booleans(),
+        episode=EPISODES, task=st.sampled_from([None, "s", "t", "lane/s"]), eval=st.booleans(), members=st.booleans(),
         model=st.sampled_from([None, "m"]),
     )
     def opens(self, episode: str, task: str | None, eval: bool, members: bool, model: str | None) -> None:
@@ -130,7 +130,7 @@ class AnythingHappens(RuleBasedStateMachine):
         for task, model in (("s", "m"), ("t", "m"), ("s", "n")):
             self.rig.ready(task, model=model)
 
-    @rule(task=st.sampled_from(["s", "t"]), model=MODELS)
+    @rule(task=st.sampled_from(["s", "t", "lane/t"]), model=MODELS)
     def becomes_ready(self, task: str, model: str) -> None:
         self.rig.ready(task, model=model)
 
@@ -150,14 +150,26 @@ class AnythingHappens(RuleBasedStateMachine):
     @rule(
         groups=st.sampled_from([1, 1, 2]), size=st.sampled_from([None, 1, 1, 3]), model=st.sampled_from([None, "m"]),
         staleness=st.sampled_from([None, None, 0, 1]), lease_s=st.sampled_from([10.0, 500.0]),
+        least=st.sampled_from([None, None, 1]), wait_s=st.sampled_from([0.0, 30.0]),
+        unit=st.sampled_from(["groups", "groups", "episodes"]),
     )
-    def leases(self, groups: int, size: int | None, model: str | None, staleness: int | None, lease_s: float) -> None:
+    def leases(
+        self, groups: int, size: int | None, model: str | None, staleness: int | None, lease_s: float,
+        least: int | None, wait_s: float, unit: str,
+    ) -> None:
         fields = {"groups": groups, "group_size": size, "model": model, "max_staleness": staleness}
+        fields |= {"min_group_size": least, "group_wait_s": wait_s, "unit": unit}
         batch = self.rig.lease(lease_s=lease_s, **fields)
         if batch is not None:
             delivered = views.batch(self.rig.state, batch)
+            sizes = [len(group.episodes) for group in delivered.groups]
             held = [item.episode for group in delivered.groups for item in group.episodes]
-            assert len(held) == groups * (size or SETTINGS.group_size) == len(set(held))
+            assert len(held) == len(set(held))
+            if unit == "groups":
+                assert len(sizes) == groups
+            else:
+                assert sum(sizes[:-1]) < groups <= sum(sizes)
+            assert all(1 <= found <= (size or SETTINGS.group_size) for found in sizes)
             for item in (item for group in delivered.groups for item in group.episodes):
                 assert any(1 in sample.loss_mask for sample in item.samples)
 
@@ -166,6 +178,18 @@ class AnythingHappens(RuleBasedStateMachine):
         if self.rig.state.leases:
             batch = data.draw(st.sampled_from(sorted({**self.rig.state.batches, **self.rig.state.leaving_batches})))
             self.attempt(lambda: getattr(self.rig, action)(batch))
+
+    @rule(lane=st.sampled_from([None, "default", "lane"]), task=st.sampled_from([None, "t"]))
+    def flushes(self, **fields: Any) -> None:
+        self.rig.run(self.rig.commands.flush(Flush(**fields), at=self.rig.at))
+
+    @rule(
+        shares=st.sampled_from([None, {"default": 1.0}, {"default": 0.5, "lane": 0.5}, {"lane": 0.25, "x": 0.75}]),
+        ahead=st.sampled_from([None, 0, 2]), lane_wait_s=st.sampled_from([None, 0.0, 30.0]), free=st.booleans(),
+    )
+    def sets_the_mix(self, free: bool, **fields: Any) -> None:
+        commands, at = self.rig.commands, self.rig.at
+        self.rig.run(commands.drop_mix(at=at) if free else commands.set_mix(SetMix(**fields), at=at))
 
     @rule(model=MODELS, version=st.integers(0, 3))
     def trains(self, model: str, version: int) -> None:
@@ -455,6 +479,13 @@ def test_a_settled_episode_is_tallied_with_its_first_reward_and_corrected_by_the
     rig.reward(episode, 1.0)
     rig.reward(episode, 0.25)
     assert (curve.count, curve.points[0].total, rig.state.episodes[episode].reward_number) == (1, 0.25, 0)
+
+
+def test_the_gate_is_open_until_it_is_shut() -> None:
+    rig = LedgerRig()
+    assert rig.state.is_open()
+    rig.run(rig.commands.gate_close(GateClose(), at=rig.at))
+    assert not rig.state.is_open()
 
 
 def test_the_gate_is_closing_while_calls_are_in_flight() -> None:

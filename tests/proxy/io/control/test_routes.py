@@ -27,6 +27,7 @@ from tests.proxy.serving import Client, eventually, identity_holds, serving
 SECRET = "a secret of the operator"
 BODIES: dict[str, Any] = {
     "open_episode": {"task": "t"}, "reward": {"value": 1.0}, "lease": {}, "ack": {"policy_version": 1},
+    "set_mix": {"lane_wait_s": 1},
     "gate_close": {"wait_s": 1}, "gate_open": {"policy_version": 1}, "policy": {"model": "stub", "version": 1},
 }
 REVOKED = "a tenant that left"

@@ -61,6 +61,8 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "tuple[Mark, ...]": st.lists(st.builds(Mark, text, st.integers(0, 2**40), text), max_size=2).map(tuple),
     "tuple[str, ...] | None": st.none() | names,
     "Mapping[str, Any]": st.dictionaries(text, json_values, max_size=3),
+    "Mapping[str, float]": st.dictionaries(text, st.floats(0.0, 1.0), max_size=3),
+    "int | None": st.none() | st.integers(0, 2**31),
     "Mapping[str, str]": st.dictionaries(text, text, max_size=3),
     "Mapping[str, str] | None": st.none() | st.dictionaries(text, text, max_size=3),
     "tuple[tuple[str, tuple[str, ...]], ...]": st.lists(st.tuples(text, names), max_size=3).map(tuple),

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.retries import repeats
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.io.storage import snapshot
 from ajet_proxy.io.storage.journal import FRAME, MAGIC, JournalDamaged, segments, snapshots
+from ajet_sdk.routes import Flush, SetMix
 from tests.kit.histories import everything, histories
 from tests.kit.ledger_rig import SETTINGS, LedgerRig, picture
 
@@ -110,6 +112,36 @@ def test_groups_are_counted_by_the_size_that_is_set_now(tmp_path: Path) -> None:
         rig.ready()
     queues = stored(tmp_path, rig.state, group_size=3).queues
     assert (queues.group_size, queues.complete, queues.waiting) == (3, 1, 0)
+
+
+def test_the_mix_and_the_pots_are_kept(tmp_path: Path) -> None:
+    rig = LedgerRig()
+    rig.run(rig.commands.set_mix(SetMix({"math": 0.5, "code": 0.5}, ahead=4), at=rig.at))
+    for task in ("math/1", "math/1", "code/1"):
+        rig.ready(task)
+    rig.open(task="math/2")
+    assert rig.lease(group_size=1)
+    rig.run(rig.commands.flush(Flush("code"), at=rig.at))
+    loaded = stored(tmp_path, rig.state)
+    assert picture(loaded) == picture(rig.state)
+    assert loaded.pots == rig.state.pots
+    assert all(isinstance(pot, Pot) for pot in loaded.pots.gatherings)
+
+
+def test_queues_of_tasks_become_queues_of_pots(tmp_path: Path) -> None:
+    """As earlier versions have written them."""
+    rig = LedgerRig()
+    for task in ("math/1", "plain"):
+        rig.ready(task)
+    rig.open(task="plain")
+    expected, pots = picture(rig.state), rig.state.pots
+    rig.state.queues._queues = {
+        (model, pot.task): queue for (model, pot), queue in rig.state.queues._queues.items()  # type: ignore[misc]
+    }
+    del rig.state.pots
+    loaded = stored(tmp_path, rig.state)
+    assert picture(loaded) == expected
+    assert loaded.pots == pots
 
 
 def test_a_field_of_another_version(tmp_path: Path) -> None:

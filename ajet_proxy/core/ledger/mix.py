@@ -1,0 +1,152 @@
+"""The mix: which lane's group is leased next, so that lanes keep their shares at every moment.
+
+Idea: turns are dealt to lanes by their shares, one group a turn, whether they have groups or not. This is the chairman
+assignment problem, with its optimal solution. Of the lanes that are far enough behind, the one comes that can wait
+least (R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980). After every turn, each lane's
+turns differ from its share of all turns by at most 1 - 1/(2k - 2), with k lanes. That is less than one group.
+
+A lane that has nothing, for longer than is waited for it, lends its turn to the lane that is furthest behind. It has
+the turn back as soon as it has a group, before others that have borrowed. It lends at most one batch.
+
+Invariant: what lanes owe adds up to 0. Without loans, each lane has had its turns and no others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from msgspec import Struct
+
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import SetMix
+
+LANE_WAIT_S = 30.0
+MAX_LANE_WAIT_S = 3600.0
+MAX_LANES = 100
+MAX_AHEAD = 1_000_000
+"""Groups."""
+MAX_LABEL = 1000
+_NEARLY = 1e-4
+"""So far from 1 may shares add up: they are decimal numbers that somebody has rounded."""
+
+
+class Mix(Struct, frozen=True):
+    """``shares`` are those of the lanes; none: any lane, the groups that were complete first. A lane with all of the
+    share may have ``ahead`` groups open or ready, each of ``group_size`` episodes; None is any number. A lane with
+    nothing for ``lane_wait_s`` seconds lends its turns."""
+
+    shares: Mapping[str, float] = {}
+    ahead: int | None = None
+    group_size: int | None = None
+    lane_wait_s: float = LANE_WAIT_S
+
+    def room(self, lane: str, group_size: int) -> int | None:
+        """How many episodes of `lane` may be open or ready; None: any number. `group_size` is the proxy's own."""
+        if self.ahead is None:
+            return None
+        share = self.shares.get(lane, 0.0) if self.shares else 1.0
+        return math.ceil(self.ahead * share - 1e-9) * (self.group_size or group_size)
+
+
+def check_mix(asked: SetMix) -> None:
+    """`BadRequest` for what no mix can be."""
+    for name, value, least, most in (
+        ("ahead", asked.ahead, 0, MAX_AHEAD), ("group_size", asked.group_size, 1, MAX_AHEAD),
+        ("lane_wait_s", asked.lane_wait_s, 0, MAX_LANE_WAIT_S),
+    ):
+        if value is not None and not least <= value <= most:
+            raise BadRequest(f"{name} must be {least} to {most:g}", param=name)
+    if asked.shares is None:
+        return
+    if not 1 <= len(asked.shares) <= MAX_LANES:
+        raise BadRequest(f"shares must name 1 to {MAX_LANES} lanes", param="shares")
+    for lane, share in asked.shares.items():
+        if not lane or len(lane) > MAX_LABEL or "/" in lane:
+            message = f"shares: {lane[:80]!r} is no lane: one has 1 to {MAX_LABEL} characters, without a '/'"
+            raise BadRequest(message, param="shares")
+        if not 0 <= share <= 1:
+            message = f"shares: that of {lane[:80]!r} must be a number from 0 to 1, not {share:g}"
+            raise BadRequest(message, param="shares")
+    if not abs(math.fsum(asked.shares.values()) - 1) <= _NEARLY:
+        raise BadRequest(f"shares must add up to 1, not {math.fsum(asked.shares.values()):g}", param="shares")
+
+
+def weights(shares: Mapping[str, float]) -> dict[str, int]:
+    """Whole numbers in the proportion of the shares, as the decimal numbers that they are written as; by name."""
+    exact = {lane: Fraction(str(share)) for lane, share in sorted(shares.items()) if share > 0}
+    scale = math.lcm(*(share.denominator for share in exact.values()))
+    return {lane: int(share * scale) for lane, share in exact.items()}
+
+
+@dataclass(slots=True)
+class Standing:
+    """What came of the turns since the shares were set. Each lane was ``dealt`` so many, and so many groups of it were
+    ``leased``. It is ``owed`` the turns that it has lent; below 0, it has borrowed them."""
+
+    dealt: dict[str, int] = field(default_factory=dict)
+    owed: dict[str, int] = field(default_factory=dict)
+    leased: dict[str, int] = field(default_factory=dict)
+
+    def copy(self) -> Standing:
+        return Standing(dict(self.dealt), dict(self.owed), dict(self.leased))
+
+
+class Turns:
+    """The turns of one lease. They go on from a `standing`, which they change. `most` is how many turns a lane may
+    have lent at once, and `lends` tells whether a lane that has no group is waited for no longer."""
+
+    def __init__(
+        self, shares: Mapping[str, float], standing: Standing, most: int,
+        lends: Callable[[str], bool] = lambda lane: False,
+    ) -> None:
+        self._weights, self._standing, self._most, self._lends = weights(shares), standing, most, lends
+        self._whole = sum(self._weights.values())
+
+    def next(self, has: Callable[[str], bool]) -> str | None:
+        """The lane whose group is taken next. `has` tells which lanes have a group. None if a lane is waited for, or if
+        none has one."""
+        lane, owed = self._due(), self._standing.owed
+        if owed.get(lane, 0) < 0:
+            lenders = [other for other, number in owed.items() if number > 0 and has(other)]
+            if lenders:
+                return min(lenders, key=lambda other: (-owed[other], other))
+        if has(lane):
+            return lane
+        if not self._lends(lane):
+            return None
+        others = [other for other in self._weights if other != lane and has(other)]
+        return min(others, key=self._urgency) if others else None
+
+    def take(self, lane: str) -> None:
+        """The turn goes to a group of `lane`."""
+        due, standing = self._due(), self._standing
+        standing.dealt[due] = standing.dealt.get(due, 0) + 1
+        standing.leased[lane] = standing.leased.get(lane, 0) + 1
+        if lane != due and standing.owed.get(due, 0) < self._most:
+            for one, change in ((due, 1), (lane, -1)):
+                standing.owed[one] = standing.owed.get(one, 0) + change
+                if not standing.owed[one]:
+                    del standing.owed[one]
+
+    def _due(self) -> str:
+        """The lane that is dealt the next turn."""
+        dealt, slack = self._standing.dealt, 2 * len(self._weights) - 2
+        if not slack:
+            return next(iter(self._weights))
+        number = sum(dealt.values()) + 1
+        best, best_lane = (1, 0), ""
+        for lane, weight in self._weights.items():
+            behind = (weight * number - dealt.get(lane, 0) * self._whole) * slack
+            if behind >= self._whole:
+                soon, scale = (slack - 1) * self._whole - behind, weight * slack
+                if soon * best[1] < best[0] * scale:
+                    best, best_lane = (soon, scale), lane
+        return best_lane
+
+    def _urgency(self, lane: str) -> tuple[Fraction, str]:
+        """How many turns a lane can still wait for its next group, by the groups that it has had."""
+        had = self._standing.dealt.get(lane, 0) - self._standing.owed.get(lane, 0)
+        return Fraction((had + 1) * self._whole, self._weights[lane]), lane

@@ -1,0 +1,147 @@
+"""What agents still play, and what of it is ready, by the pots that groups are made from.
+
+Idea: episodes of one task form a group if they are of one lane and were played with one revision of the code. These
+three are a pot. A pot is quiet while none of its episodes is open or sealed. A lease may wait for it for some time
+after an episode was last opened in it. If it is quiet then, it has ended: nobody will bring another member.
+
+Invariant: a pot is kept exactly while it has episodes that are open, sealed or ready. So one that is not kept is quiet.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ajet_proxy.core.ledger.episode import Episode, lane_of
+
+
+class Pot(NamedTuple):
+    """What groups are made from: ``revision`` is empty where no client names one."""
+
+    lane: str
+    task: str
+    revision: str
+
+    @classmethod
+    def of(cls, episode: Episode) -> Pot:
+        """The pot of an episode, whose task may still be unknown."""
+        return cls(episode.lane, episode.named_task, episode.revision or "")
+
+    @classmethod
+    def of_task(cls, task: str) -> Pot:
+        """The pot of a task that is played without a client."""
+        return cls(lane_of(task), task, "")
+
+
+@dataclass(slots=True)
+class Gathering:
+    """A pot with ``open`` episodes that are open or sealed, and ``ready`` shares. ``last`` is when an episode was last
+    opened in it, in Unix seconds. If it is ``flushed``, nothing more is waited for."""
+
+    open: int = 0
+    ready: int = 0
+    last: float = 0.0
+    flushed: bool = False
+
+
+@dataclass(slots=True)
+class Pots:
+    """The pots by their names. ``playing`` and ``waiting`` are the numbers of episodes of each lane that are open or
+    sealed, and ready; those are left out that have none."""
+
+    gatherings: dict[Pot, Gathering] = field(default_factory=dict)
+    playing: Counter[str] = field(default_factory=Counter)
+    waiting: Counter[str] = field(default_factory=Counter)
+    _quiet: list[tuple[float, Pot]] = field(default_factory=list, init=False)
+    """Those with something ready and nothing open, by the time at which an episode was last opened in them."""
+
+    def opened(self, pot: Pot, at: float) -> None:
+        """An episode was opened, and is no evaluation; or one turns out to be of this pot."""
+        gathering = self._leave(pot)
+        gathering.open += 1
+        gathering.last = max(gathering.last, at)
+        self._counted(self.playing, pot.lane, 1)
+        self._enter(pot, gathering)
+
+    def settled(self, pot: Pot) -> None:
+        """An episode is no longer open or sealed, or is of another pot, or will not be trained."""
+        gathering = self._leave(pot)
+        gathering.open -= 1
+        self._counted(self.playing, pot.lane, -1)
+        self._enter(pot, gathering)
+
+    def came(self, pot: Pot) -> None:
+        """A share is ready."""
+        gathering = self._leave(pot)
+        gathering.ready += 1
+        self._enter(pot, gathering)
+
+    def went(self, pot: Pot) -> None:
+        """A share is ready no more. What is flushed ends with the last of them."""
+        gathering = self._leave(pot)
+        gathering.ready -= 1
+        gathering.flushed = gathering.flushed and gathering.ready > 0
+        self._enter(pot, gathering)
+
+    def waits(self, lane: str, change: int) -> None:
+        """So many episodes of the lane are ready, or no more."""
+        self._counted(self.waiting, lane, change)
+
+    def flush(self, lane: str | None, task: str | None) -> None:
+        """What is ready now of these pots (None: of all) is waited for no longer."""
+        for pot, gathering in self.gatherings.items():
+            if lane in (None, pot.lane) and task in (None, pot.task) and gathering.ready:
+                gathering.flushed = True
+
+    def ended(self, before: float) -> set[Pot]:
+        """The pots that are quiet and had no episode opened after `before`, and those that are flushed."""
+        quiet = self._quiet[: bisect_right(self._quiet, before, key=lambda item: item[0])]
+        return {pot for _, pot in quiet} | {pot for pot, gathering in self.gatherings.items() if gathering.flushed}
+
+    def next_end(self, after: float) -> float | None:
+        """The first time after `after` at which an episode was opened last in a pot that is quiet."""
+        at = bisect_right(self._quiet, after, key=lambda item: item[0])
+        return self._quiet[at][0] if at < len(self._quiet) else None
+
+    def restart(self, at: float) -> None:
+        """Nobody could open an episode during the stop, which ends now."""
+        for gathering in self.gatherings.values():
+            gathering.last = at
+        self.arrange()
+
+    def arrange(self) -> None:
+        """Rebuild what follows from the gatherings."""
+        self._quiet = sorted((one.last, pot) for pot, one in self.gatherings.items() if one.ready and not one.open)
+
+    def rebuild(self, unsettled: Iterable[Episode], ready: Iterable[Episode], shares: Iterable[Pot], at: float) -> None:
+        """From the episodes and shares of a snapshot that has no pots."""
+        for episode in unsettled:
+            if not episode.eval:
+                self.opened(Pot.of(episode), at)
+        for episode in ready:
+            self.waits(episode.lane, 1)
+        for pot in shares:
+            self.came(pot)
+        self.restart(at)
+
+    def _leave(self, pot: Pot) -> Gathering:
+        """The gathering of `pot`, which is about to change."""
+        gathering = self.gatherings.setdefault(pot, Gathering())
+        if gathering.ready and not gathering.open:
+            del self._quiet[bisect_left(self._quiet, (gathering.last, pot))]
+        return gathering
+
+    def _enter(self, pot: Pot, gathering: Gathering) -> None:
+        """It has changed."""
+        if gathering.ready and not gathering.open:
+            insort(self._quiet, (gathering.last, pot))
+        elif not gathering.ready and not gathering.open:
+            del self.gatherings[pot]
+
+    def _counted(self, counter: Counter[str], lane: str, change: int) -> None:
+        counter[lane] += change
+        if not counter[lane]:
+            del counter[lane]

@@ -1,0 +1,244 @@
+"""Groups that end: no ready episode waits for ever, and no group is smaller than a trainer allows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+from msgspec import structs
+
+from ajet_proxy.core.ledger import views
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import Flush, Lease, OpenEpisode
+from tests.kit.ledger_rig import LedgerRig
+
+ASK: dict[str, Any] = {"group_size": 4, "min_group_size": 2, "group_wait_s": 60.0}
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+def leased(rig: LedgerRig, **asked: Any) -> list[tuple[str, ...]]:
+    batch = rig.lease(**{**ASK, **asked})
+    return [] if batch is None else [names for _, names in rig.state.batches[batch].groups]
+
+
+def detail(rig: LedgerRig, episode: str) -> tuple[str, str | None, str | None]:
+    found = rig.state.episode(episode)
+    return found.state, found.reason, found.detail
+
+
+def test_a_task_that_nobody_plays_any_more_gives_what_is_ready(rig: LedgerRig) -> None:
+    names = tuple(rig.ready() for _ in range(3))
+    rig.at += 59.0
+    assert leased(rig) == []
+    rig.at += 1.0
+    assert leased(rig, min_group_size=None) == []
+    assert leased(rig) == [names]
+
+
+def test_what_is_too_little_is_discarded(rig: LedgerRig) -> None:
+    alone, whole = rig.ready("t"), tuple(rig.ready("u") for _ in range(5))
+    rig.at += 60.0
+    assert leased(rig) == [whole[:4]]
+    assert detail(rig, alone) == detail(rig, whole[4]) == (
+        "discarded", "incomplete_group", "nobody plays its task any more, and 2 make a group",
+    )  # fmt: skip
+
+
+def test_as_long_as_one_is_open_the_others_wait_for_it(rig: LedgerRig) -> None:
+    names = [rig.ready() for _ in range(2)]
+    late = rig.open(task="t")
+    rig.at += 90.0
+    assert leased(rig) == []
+    rig.abort(late)
+    assert leased(rig) == [tuple(names)]
+
+
+def test_the_wait_begins_with_the_last_opening(rig: LedgerRig) -> None:
+    names = [rig.ready() for _ in range(2)]
+    rig.at += 50.0
+    rig.abort(rig.open(task="t"))
+    rig.at += 50.0
+    assert leased(rig) == []
+    assert rig.commands.next_end(Lease(**ASK), at=rig.at) == 10.0
+    rig.at += 10.0
+    assert leased(rig) == [tuple(names)]
+    assert rig.commands.next_end(Lease(**ASK), at=rig.at) == float("inf")
+
+
+def test_an_evaluation_holds_up_no_group(rig: LedgerRig) -> None:
+    names = [rig.ready() for _ in range(2)]
+    rig.open(task="t", eval=True)
+    marked = rig.open(task="t")
+    rig.begin(marked, eval=True)
+    rig.at += 60.0
+    assert leased(rig) == [tuple(names)]
+
+
+def test_an_episode_that_is_named_late_counts_from_when_it_was_opened(rig: LedgerRig) -> None:
+    names = [rig.ready() for _ in range(2)]
+    rig.at += 50.0
+    late = rig.open()
+    rig.at += 20.0
+    (call,) = rig.begin(late, task="t")
+    assert leased(rig) == []
+    rig.lose(late, call)
+    rig.abort(late)
+    rig.at += 39.0
+    assert leased(rig) == []
+    rig.at += 1.0
+    assert leased(rig) == [tuple(names)]
+
+
+def test_revisions_and_lanes_are_apart(rig: LedgerRig) -> None:
+    """A group holds one revision of the code, and one lane."""
+    old, new = ([played(rig, revision=name) for _ in range(2)] for name in ("one", "two"))
+    terminal = played(rig, lane="terminal")
+    assert leased(rig, groups=1, group_size=2) == [tuple(old)]
+    assert leased(rig, groups=1, group_size=2) == [tuple(new)]
+    rig.at += 60.0
+    assert leased(rig, min_group_size=1) == [(terminal,)]
+
+
+def played(rig: LedgerRig, *, task: str = "t", reward: float = 1.0, **how: Any) -> str:
+    """A ready episode of a client's revision or lane."""
+    (opened,) = rig.commands.open_episode(OpenEpisode(task=task), episode=rig.id("ep"), at=rig.at, tenant="")
+    rig.run([structs.replace(opened, **how)])
+    rig.call(opened.episode)
+    rig.reward(opened.episode, reward)
+    return str(opened.episode)
+
+
+def test_after_a_flush_nothing_more_is_waited_for(rig: LedgerRig) -> None:
+    ready = {task: (rig.ready(task), rig.ready(task)) for task in ("math/1", "math/2", "code/1")}
+    rig.open(task="math/1")
+    rig.run(rig.commands.flush(Flush(lane="math", task="math/1"), at=rig.at))
+    assert leased(rig) == [ready["math/1"]]
+    assert leased(rig) == []
+    rig.run(rig.commands.flush(Flush(lane="math"), at=rig.at))
+    assert leased(rig, min_group_size=None) == [ready["math/2"]]
+    rig.run(rig.commands.flush(Flush(), at=rig.at))
+    assert leased(rig) == [ready["code/1"]]
+
+
+def test_what_comes_after_a_flush_is_waited_for_again(rig: LedgerRig) -> None:
+    rig.ready(), rig.ready()
+    rig.run(rig.commands.flush(Flush(), at=rig.at))
+    assert len(leased(rig)) == 1
+    rig.ready(), rig.ready()
+    assert leased(rig) == []
+
+
+def test_a_batch_may_be_counted_in_episodes(rig: LedgerRig) -> None:
+    small = tuple(rig.ready("t") for _ in range(3))
+    rig.at += 60.0
+    whole = tuple(rig.ready("u") for _ in range(4))
+    assert leased(rig, unit="episodes", groups=8) == []
+    assert leased(rig, unit="episodes", groups=4) == [small, whole]
+
+
+def test_a_lease_that_finds_enough_whole_groups_drops_what_has_ended_all_the_same(rig: LedgerRig) -> None:
+    alone = rig.ready("t")
+    rig.at += 60.0
+    whole = tuple(rig.ready("u") for _ in range(4))
+    assert leased(rig) == [whole]
+    assert rig.state_of(alone) == "discarded"
+
+
+def test_of_several_models_only_the_share_that_is_too_little_goes(rig: LedgerRig) -> None:
+    episode = rig.open(task="t", members={"x": "m", "y": "n"})
+    rig.call(episode, agent="x", model="m")
+    rig.call(episode, agent="y", model="n")
+    rig.reward(episode)
+    other = rig.ready("t", model="n")
+    rig.at += 60.0
+    assert leased(rig, model="m") == []
+    assert views.record(rig.state, episode)["shares"] == {"n": "ready"}
+    assert leased(rig, model="n") == [(episode, other)]
+
+
+def test_where_the_oldest_come_last_small_groups_are_taken_too(rig: LedgerRig) -> None:
+    rig.announce("m", 8)
+    old = [rig.ready("t", version=6) for _ in range(2)]
+    older = [rig.ready("u", version=5) for _ in range(3)]
+    rig.at += 60.0
+    assert leased(rig, groups=2, max_staleness=3) == [tuple(old), tuple(older)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [({"min_group_size": 5}, "min_group_size"), ({"min_group_size": 0}, "min_group_size"),
+     ({"group_wait_s": -1.0}, "group_wait_s"), ({"unit": "tokens"}, "unit")],
+)  # fmt: skip
+def test_a_lease_of_nonsense_is_refused(rig: LedgerRig, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        rig.lease(**{**ASK, **fields})
+    assert refused.value.param == param
+
+
+def test_after_a_restart_a_task_has_its_whole_wait_again(rig: LedgerRig) -> None:
+    names = [rig.ready() for _ in range(2)]
+    rig.at += 60.0
+    rig.restart()
+    assert leased(rig) == []
+    rig.at += 60.0
+    assert leased(rig) == [tuple(names)]
+
+
+class Groups(RuleBasedStateMachine):
+    """Law: a trainer that keeps asking has every ready episode, or has it discarded, once its task has been quiet for
+    as long as it waits; and no group is below the minimum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = LedgerRig(watch=True)
+        self.open: list[str] = []
+        self.last: dict[str, float] = {}
+
+    @rule(task=st.sampled_from(["a", "b/1", "b/2"]))
+    def opens(self, task: str) -> None:
+        self.open.append(self.rig.open(task=task))
+        self.last[task] = self.rig.at
+
+    @rule(at=st.integers(0, 9), outcome=st.sampled_from(["ready", "ready", "aborted", "unrewarded"]))
+    def ends(self, at: int, outcome: str) -> None:
+        if not self.open:
+            return
+        episode = self.open.pop(at % len(self.open))
+        if outcome == "aborted":
+            self.rig.abort(episode)
+            return
+        self.rig.call(episode)
+        if outcome == "ready":
+            self.rig.reward(episode)
+        else:
+            self.rig.seal(episode)
+
+    @rule(seconds=st.sampled_from([1.0, 20.0, 59.0, 60.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.rig.at += seconds
+
+    @rule()
+    def a_trainer_asks(self) -> None:
+        while groups := leased(self.rig):
+            assert all(2 <= len(names) <= 4 for names in groups)
+        playing = {self.rig.state.episode(name).task for name in self.open}
+        for _, name in self.rig.state.queues.ready():
+            task = self.rig.state.episode(name).task or ""
+            assert task in playing or self.rig.at - self.last[task] < 60.0
+
+    @rule(batch=st.integers(0, 9))
+    def a_batch_is_returned(self, batch: int) -> None:
+        leased = sorted(self.rig.state.leased)
+        if leased:
+            self.rig.nack(leased[batch % len(leased)])
+
+
+TestGroups = Groups.TestCase
+TestGroups.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

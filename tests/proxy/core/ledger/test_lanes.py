@@ -1,0 +1,256 @@
+"""The mix in the ledger: what leases take of the lanes, who is waited for, and how far ahead a lane may be played."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from ajet_proxy.core.ledger import views
+from ajet_proxy.core.ledger.pots import Pots
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import Lease, OpenEpisode, SetMix
+from tests.kit.ledger_rig import LedgerRig
+
+
+@pytest.fixture
+def rig() -> LedgerRig:
+    return LedgerRig(watch=True)
+
+
+def mix(rig: LedgerRig, shares: dict[str, float] | None = None, **more: Any) -> int:
+    """How many events it makes."""
+    return len(rig.run(rig.commands.set_mix(SetMix(shares, **more), at=rig.at)))
+
+
+def ready(rig: LedgerRig, lane: str, groups: int) -> None:
+    for number in range(groups):
+        for _ in range(2):
+            rig.ready(f"{lane}/{number}")
+
+
+def leased(rig: LedgerRig, groups: int = 1, **asked: Any) -> str:
+    """The first letters of the lanes of the groups of a lease."""
+    batch = rig.lease(groups=groups, **asked)
+    return "" if batch is None else "".join(task[0] for task, _ in rig.state.batches[batch].groups)
+
+
+def test_leases_take_lanes_by_their_shares_whatever_was_complete_first(rig: LedgerRig) -> None:
+    mix(rig, {"math": 0.25, "code": 0.75})
+    ready(rig, "math", 5)
+    ready(rig, "code", 9)
+    assert leased(rig, 4) + leased(rig, 1) + leased(rig, 3) == "ccmc" + "c" + "cmc"
+    assert views.mix(rig.state)["lanes"] == {
+        "math": {"share": 0.25, "leased": 2, "owed": 0, "open": 0, "ready": 6},
+        "code": {"share": 0.75, "leased": 6, "owed": 0, "open": 0, "ready": 6},
+    }
+
+
+def test_a_lane_is_waited_for_and_then_lends_its_turns(rig: LedgerRig) -> None:
+    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    ready(rig, "math", 9)
+    assert (leased(rig, 2), leased(rig, 1)) == ("", "")
+    assert rig.commands.next_end(Lease(), at=rig.at) == 30.0
+    rig.at += 29.0
+    assert leased(rig, 2) == ""
+    rig.at += 1.0
+    assert leased(rig, 4) == "mmmm"
+    ready(rig, "code", 4)
+    assert leased(rig, 4) == "cccc"
+    assert views.mix(rig.state)["lanes"]["code"]["owed"] == 0
+
+
+def test_a_lane_that_becomes_ready_is_waited_for_anew(rig: LedgerRig) -> None:
+    mix(rig, {"math": 0.5, "code": 0.5}, lane_wait_s=30.0)
+    ready(rig, "math", 4)
+    rig.at += 29.0
+    rig.ready("code/0")
+    rig.at += 29.0
+    assert leased(rig, 2) == ""
+    rig.at += 1.0
+    assert leased(rig, 2) == "mm"
+
+
+def test_a_lane_without_a_share_is_not_leased_until_shares_are_dropped(rig: LedgerRig) -> None:
+    mix(rig, {"math": 1.0, "code": 0.0}, lane_wait_s=0.0)
+    ready(rig, "code", 2)
+    ready(rig, "terminal", 1)
+    assert leased(rig) == ""
+    ready(rig, "math", 1)
+    assert leased(rig) == "m"
+    assert len(rig.run(rig.commands.drop_mix(at=rig.at))) == 1
+    assert rig.run(rig.commands.drop_mix(at=rig.at)) == ()
+    assert leased(rig, 3) == "cct"
+
+
+def test_what_is_set_stays_and_what_is_the_same_changes_nothing(rig: LedgerRig) -> None:
+    assert mix(rig, {"math": 0.5, "code": 0.5}, ahead=2, group_size=3, lane_wait_s=5.0) == 1
+    assert mix(rig, {"code": 0.5, "math": 0.5}) == mix(rig, ahead=2) == mix(rig) == 0
+    ready(rig, "math", 2)
+    ready(rig, "code", 2)
+    assert len(leased(rig, 1)) == 1
+    before = rig.state.standings
+    assert mix(rig, ahead=0) == 1
+    assert rig.state.standings is before
+    assert mix(rig, {"math": 1.0}) == 1
+    assert rig.state.standings == {}
+    shown = views.mix(rig.state)
+    del shown["lanes"]
+    assert shown == {"shares": {"math": 1.0}, "ahead": 0, "group_size": 3, "lane_wait_s": 5.0}
+
+
+def test_what_no_mix_can_be_changes_nothing(rig: LedgerRig) -> None:
+    with pytest.raises(BadRequest):
+        mix(rig, {"math": 0.5})
+    assert views.mix(rig.state)["shares"] == {}
+
+
+def test_each_model_has_turns_of_its_own(rig: LedgerRig) -> None:
+    mix(rig, {"a": 0.5, "b": 0.5})
+    for model in ("m", "n"):
+        for lane in ("a/1", "b/1"):
+            for _ in range(2):
+                rig.ready(lane, model=model)
+    assert leased(rig, 1, model="m") == leased(rig, 1, model="n")
+    assert leased(rig, 1, model="m") == leased(rig, 1, model="n")
+
+
+def test_the_freshest_of_a_lane_comes_first(rig: LedgerRig) -> None:
+    mix(rig, {"a": 0.5, "b": 0.5})
+    rig.announce("m", 9)
+    for task, version in (("a/1", 6), ("a/2", 9), ("b/1", 6), ("b/2", 8)):
+        for _ in range(2):
+            rig.ready(task, version=version)
+    batch = rig.lease(groups=4, max_staleness=4)
+    assert batch is not None
+    assert [task for task, _ in rig.state.batches[batch].groups] == ["a/2", "b/2", "a/1", "b/1"]
+
+
+def test_what_does_not_fit_is_formed_anew_in_its_lane(rig: LedgerRig) -> None:
+    """An episode without a reward of its own stands in the way, where the freshest come first."""
+    mix(rig, {"a": 0.5, "b": 0.5})
+    rig.announce("m", 9)
+    late = rig.ready("a/1", version=5)
+    odd = rig.open(task="a/1")
+    rig.call(odd, agent="x")
+    rig.reward(odd, agent="y")
+    pair = [rig.ready("a/1"), rig.ready("b/1"), rig.ready("b/1")]
+    batch = rig.lease(groups=2, max_staleness=6)
+    assert batch is not None
+    assert rig.state.batches[batch].groups == (("a/1", (late, pair[0])), ("b/1", (pair[1], pair[2])))
+    assert rig.state_of(odd) == "discarded"
+
+
+def wanted(rig: LedgerRig) -> dict[str, Any]:
+    return views.wanted(rig.state)
+
+
+def test_without_a_pace_any_number_is_wanted(rig: LedgerRig) -> None:
+    assert wanted(rig) == {}
+    assert not rig.commands.full(OpenEpisode(task="math/1"))
+
+
+def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
+    mix(rig, ahead=2)
+    assert wanted(rig) == {"lanes": {}, "other": 4}
+    first = rig.open(task="math/1")
+    rig.ready("math/1"), rig.ready("code/1")
+    assert wanted(rig) == {"lanes": {"code": 3, "math": 2}, "other": 4}
+    rig.open(task="math/2"), rig.open(task="math/2")
+    assert wanted(rig)["lanes"]["math"] == 0
+    assert rig.commands.full(OpenEpisode(task="math/9"))
+    assert not rig.commands.full(OpenEpisode(task="math/9", eval=True))
+    assert not rig.commands.full(OpenEpisode())
+    rig.abort(first)
+    assert not rig.commands.full(OpenEpisode(task="math/9"))
+
+
+def test_what_is_leased_makes_room(rig: LedgerRig) -> None:
+    mix(rig, ahead=1)
+    rig.ready("math/1"), rig.ready("math/1")
+    assert rig.commands.full(OpenEpisode(task="math/9"))
+    batch = rig.lease()
+    assert batch is not None
+    assert not rig.commands.full(OpenEpisode(task="math/9"))
+    rig.nack(batch)
+    assert rig.commands.full(OpenEpisode(task="math/9"))
+
+
+def test_lanes_have_room_by_their_shares(rig: LedgerRig) -> None:
+    mix(rig, {"math": 0.75, "code": 0.25}, ahead=8, group_size=4)
+    assert wanted(rig) == {"lanes": {"code": 8, "math": 24}, "other": 0}
+    assert rig.commands.full(OpenEpisode(task="x/1"))
+
+
+def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -> None:
+    mix(rig, ahead=9)
+    rig.open(task="math/1"), rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1", eval=True)
+    pots, state = Pots(), rig.state
+    ready = [episode for episode in state.episodes.values() if episode.state == "ready"]
+    pots.rebuild(state.unsettled.values(), ready, state.queues.pots(), rig.at)
+    assert pots == state.pots
+
+
+class Lanes(RuleBasedStateMachine):
+    """Law: as long as every lane has a whole group, over every prefix of the leased groups each lane's number differs
+    from its share of them by less than 1. What is leased is the same whatever came of earlier batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = LedgerRig(watch=True)
+        self.turns: list[str] = []
+        self.lacked = False
+
+    @initialize(weights=st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    def shares(self, weights: list[int]) -> None:
+        self.exact = {lane: Fraction(weight, sum(weights)) for lane, weight in zip("abcd", weights, strict=False)}
+        mix(self.rig, {lane: round(float(share), 9) for lane, share in self.exact.items()}, lane_wait_s=20.0)
+
+    @rule(lane=st.sampled_from("abcde"), number=st.integers(1, 6))
+    def plays(self, lane: str, number: int) -> None:
+        for _ in range(number):
+            self.rig.ready(f"{lane}/1")
+
+    def whole(self, lane: str) -> int:
+        ready = (self.rig.state.episode(name) for _, name in self.rig.state.queues.ready())
+        return sum(episode.lane == lane for episode in ready) // 2
+
+    @rule(groups=st.integers(1, 4))
+    def leases(self, groups: int) -> None:
+        have = {lane: self.whole(lane) for lane in self.exact}
+        waits = [lane for lane in self.exact if self.rig.at - self.rig.state.heard[lane] < 20.0]
+        batch = self.rig.lease(groups=groups)
+        if batch is None:
+            assert sum(have.values()) < groups or any(have[lane] < groups for lane in waits)
+            return
+        taken = [task[0] for task, _ in self.rig.state.batches[batch].groups]
+        assert all(Counter(taken)[lane] <= have[lane] for lane in have)
+        self.turns += taken
+        self.lacked |= any(number < groups for number in have.values())
+        if not self.lacked:
+            for number in range(1, len(self.turns) + 1):
+                for lane, share in self.exact.items():
+                    assert abs(self.turns[:number].count(lane) - share * number) < 1
+
+    @rule(batch=st.integers(0, 9), trained=st.booleans())
+    def ends(self, batch: int, trained: bool) -> None:
+        leased = sorted(self.rig.state.leased)
+        if leased:
+            (self.rig.ack if trained else self.rig.nack)(leased[batch % len(leased)])
+
+    @rule(seconds=st.sampled_from([1.0, 10.0, 20.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.rig.at += seconds
+
+    @rule()
+    def restarts(self) -> None:
+        self.rig.restart()
+
+
+TestLanes = Lanes.TestCase
+TestLanes.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

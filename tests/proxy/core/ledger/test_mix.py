@@ -1,0 +1,180 @@
+"""Whose turn it is: against the shares after every turn, with lanes that have nothing, and what they have lent."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations_with_replacement, product
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ajet_proxy.core.ledger.mix import MAX_AHEAD, MAX_LANES, Mix, Standing, Turns, check_mix
+from ajet_sdk.errors import BadRequest
+from ajet_sdk.routes import SetMix
+
+LANES = "abcdefgh"
+
+
+def everybody(lane: str) -> bool:
+    return True
+
+
+def dealt(shares: dict[str, float], turns: int, standing: Standing | None = None) -> list[str]:
+    """Whose turns they are, where every lane has groups."""
+    mine, out = Turns(shares, Standing() if standing is None else standing, 4), list[str]()
+    for _ in range(turns):
+        lane = mine.next(everybody)
+        assert lane is not None
+        mine.take(lane)
+        out.append(lane)
+    return out
+
+
+def off(shares: dict[str, float], turns: list[str]) -> Fraction:
+    """By how much a lane's turns differ from its share of them at most, after any turn."""
+    exact = {lane: Fraction(str(share)) for lane, share in shares.items()}
+    whole = sum(exact.values())
+    return max(
+        abs(turns[:number].count(lane) - share / whole * number)
+        for number in range(1, len(turns) + 1) for lane, share in exact.items()
+    )
+
+
+@st.composite
+def mixes(draw: st.DrawFn) -> dict[str, float]:
+    weights = draw(st.lists(st.integers(1, 50), min_size=1, max_size=len(LANES)))
+    return {lane: weight / sum(weights) for lane, weight in zip(LANES, weights, strict=False)}
+
+
+@given(mixes(), st.integers(1, 120))
+@example({"a": 0.1, "b": 0.2, "c": 0.7}, 60)
+@example(dict.fromkeys(LANES, 0.125), 64)
+def test_after_every_turn_each_lane_is_within_one_group_of_its_share(shares: dict[str, float], turns: int) -> None:
+    assert off(shares, dealt(shares, turns)) < 1
+
+
+@pytest.mark.parametrize("shares", [{"a": 0.5, "b": 0.5}, {"a": 0.6, "b": 0.4}, {"a": 0.2, "b": 0.3, "c": 0.5}])
+def test_no_order_of_turns_does_better_than_the_bound_of_theory_by_which_ours_is_chosen(
+    shares: dict[str, float]
+) -> None:
+    """All orders are tried: ours stays within 1 - 1/(2k - 2), and none stays within less than the best of them."""
+    best = min(off(shares, list(order)) for order in product(shares, repeat=8))
+    assert best <= off(shares, dealt(shares, 8)) <= 1 - Fraction(1, 2 * len(shares) - 2)
+
+
+def test_turns_go_on_from_one_lease_to_the_next() -> None:
+    shares, standing = {"a": 0.3, "b": 0.7}, Standing()
+    apart = [lane for number in (1, 4, 2, 3) for lane in dealt(shares, number, standing)]
+    assert apart == dealt(shares, 10)
+    assert standing.leased == {"a": 3, "b": 7}
+    assert standing.owed == {}
+
+
+def test_a_lane_without_a_share_has_no_turn() -> None:
+    assert set(dealt({"a": 1.0, "b": 0.0}, 9)) == {"a"}
+
+
+def played(shares: dict[str, float], having: list[str], most: int = 4) -> tuple[str, Standing]:
+    """Who takes each turn, if only these lanes have groups at it, and nobody is waited for."""
+    standing, taken = Standing(), ""
+    for lanes in having:
+        turns = Turns(shares, standing, most, lends=lambda lane: True)
+        lane = turns.next(lanes.__contains__)
+        assert lane is not None
+        turns.take(lane)
+        taken += lane
+    return taken, standing
+
+
+def test_a_lane_that_has_nothing_lends_its_turns_and_has_them_back() -> None:
+    taken, standing = played({"a": 0.5, "b": 0.5}, ["b"] * 4 + ["ab"] * 6)
+    assert taken == "bbbb" + "aaaa" + "ab"
+    assert standing.owed == {}
+    assert off({"a": 0.5, "b": 0.5}, list(taken)) == 2
+
+
+def test_it_lends_at_most_one_batch() -> None:
+    taken, standing = played({"a": 0.5, "b": 0.5}, ["b"] * 20 + ["ab"] * 8, most=3)
+    assert taken[20:] == "aaaaaaab"
+    assert standing.owed == {}
+
+
+def test_turns_are_lent_to_the_lane_that_is_furthest_behind() -> None:
+    taken, _ = played({"a": 0.5, "b": 0.25, "c": 0.25}, ["bc"] * 8)
+    assert (taken.count("b"), taken.count("c")) == (4, 4)
+
+
+def test_only_a_lane_that_has_borrowed_pays() -> None:
+    """The turns that c is dealt are its own: b alone has taken those of a."""
+    shares = {"a": 0.4, "b": 0.4, "c": 0.2}
+    taken, standing = played(shares, ["b"] * 2 + ["abc"] * 8)
+    assert taken.count("c") == 2
+    assert standing.owed == {}
+
+
+def test_where_a_lane_is_waited_for_nobody_takes_its_turn() -> None:
+    turns = Turns({"a": 0.5, "b": 0.5}, Standing(), 4)
+    assert turns.next("b".__contains__) is None
+    assert Turns({"a": 0.5, "b": 0.5}, Standing(), 4, lends=lambda lane: True).next(lambda lane: False) is None
+
+
+@given(mixes(), st.lists(st.sets(st.sampled_from(LANES), min_size=1), max_size=60), st.integers(1, 5))
+def test_what_lanes_owe_adds_up_and_stays_within_a_batch(
+    shares: dict[str, float], having: list[set[str]], most: int
+) -> None:
+    standing, count = Standing(), 0
+    for lanes in having:
+        turns = Turns(shares, standing, most, lends=lambda lane: True)
+        lane = turns.next(lanes.__contains__)
+        assert (lane is None) == (not lanes & shares.keys())
+        if lane is not None:
+            assert lane in lanes
+            turns.take(lane)
+            count += 1
+        assert sum(standing.owed.values()) == 0
+        assert all(number and number <= most for number in standing.owed.values())
+        assert sum(standing.leased.values()) == sum(standing.dealt.values()) == count
+    order = dealt(shares, count)
+    assert standing.dealt == {lane: order.count(lane) for lane in dict.fromkeys(order)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"shares": {}}, "shares"), ({"shares": {"a": 0.5}}, "shares"), ({"shares": {"a": 1.5, "b": -0.5}}, "shares"),
+        ({"shares": {"a": 0.5, "b": 0.6}}, "shares"), ({"shares": {"a": float("nan"), "b": 0.5}}, "shares"),
+        ({"shares": {"": 1.0}}, "shares"), ({"shares": {"a/b": 1.0}}, "shares"),
+        ({"shares": {"a" * 1001: 1.0}}, "shares"),
+        ({"shares": {str(number): 1 / (MAX_LANES + 1) for number in range(MAX_LANES + 1)}}, "shares"),
+        ({"ahead": -1}, "ahead"), ({"ahead": MAX_AHEAD + 1}, "ahead"), ({"group_size": 0}, "group_size"),
+        ({"lane_wait_s": -1.0}, "lane_wait_s"), ({"lane_wait_s": float("inf")}, "lane_wait_s"),
+    ],
+)  # fmt: skip
+def test_what_no_mix_can_be_is_refused(fields: dict[str, object], param: str) -> None:
+    with pytest.raises(BadRequest) as refused:
+        check_mix(SetMix(**fields))  # type: ignore[arg-type]
+    assert refused.value.param == param
+
+
+def test_shares_may_be_rounded() -> None:
+    check_mix(SetMix({"a": 0.333333, "b": 0.333333, "c": 0.333333}))
+    check_mix(SetMix({str(number): 1 / MAX_LANES for number in range(MAX_LANES)}))
+    check_mix(SetMix({"a": 1.0, "b": 0.0}))
+
+
+def test_the_room_of_a_lane_is_its_share_of_what_may_be_ahead() -> None:
+    mix = Mix({"a": 0.75, "b": 0.2, "c": 0.05, "d": 0.0}, ahead=8, group_size=4)
+    assert [mix.room(lane, 2) for lane in "abcdx"] == [24, 8, 4, 0, 0]
+    assert Mix(ahead=3).room("x", 2) == 6
+    assert Mix({"a": 1.0}).room("a", 2) is None
+
+
+def test_weights_are_the_decimal_numbers_that_are_meant() -> None:
+    """Not what a float makes of them: after ten turns 0.1 is exactly one."""
+    for many in combinations_with_replacement((1, 2, 3), 3):
+        shares = {lane: weight / 10 for lane, weight in zip("abc", many, strict=True)}
+        shares["d"] = round(1 - sum(shares.values()), 1)
+        turns = dealt(shares, 10)
+        for lane, share in shares.items():
+            assert turns.count(lane) == round(10 * share)

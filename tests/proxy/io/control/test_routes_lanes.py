@@ -1,0 +1,123 @@
+"""Lanes and ended groups over HTTP: leases that wait for time alone, and episodes that are held back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from ajet_proxy.io.control import routes as control
+from ajet_sdk import aio
+from ajet_sdk.frame import decode_batch
+from tests.kit.engine_stub import EngineStub
+from tests.proxy.serving import Client, serving
+
+
+@pytest.fixture
+async def client(tmp_path: Path) -> AsyncIterator[Client]:
+    async with EngineStub() as stub, serving(tmp_path, upstream=(stub.url,), group_size=2) as running:
+        yield running
+
+
+async def opened(client: Client, task: str) -> str:
+    answer = await client.control("POST", "/episodes", {"task": task})
+    assert answer.status == 200, answer.body
+    return str(answer.json["episode"])
+
+
+async def rewarded(client: Client, task: str) -> str:
+    episode = await opened(client, task)
+    assert (await client.chat(episode)).status == 200
+    assert (await client.control("POST", f"/episodes/{episode}/rewards", {"value": 1.0})).status == 200
+    return episode
+
+
+async def test_a_lease_that_waits_sees_a_task_end(client: Client) -> None:
+    alone = await rewarded(client, "t")
+    asked = {"min_group_size": 1, "group_wait_s": 0.3, "wait_s": 30}
+    leased = await client.control("POST", "/batches/lease", asked)
+    assert [one.episode for group in decode_batch(leased.body).groups for one in group.episodes] == [alone]
+
+
+async def test_a_lease_that_waits_is_told_of_a_flush(client: Client) -> None:
+    alone = await rewarded(client, "t")
+    waiting = asyncio.create_task(client.control("POST", "/batches/lease", {"min_group_size": 1, "wait_s": 30}))
+    await asyncio.sleep(0.1)
+    assert (await client.control("POST", "/groups/flush")).json == {}
+    batch = decode_batch((await waiting).body)
+    assert [one.episode for group in batch.groups for one in group.episodes] == [alone]
+
+
+async def test_a_lease_that_waits_sees_a_lane_lend_its_turn(client: Client) -> None:
+    mix = {"shares": {"a": 0.5, "b": 0.5}, "lane_wait_s": 0.3}
+    assert (await client.control("PUT", "/mix", mix)).status == 200
+    for _ in range(4):
+        await rewarded(client, "a/1")
+    leased = await client.control("POST", "/batches/lease", {"groups": 2, "wait_s": 30})
+    assert [group.task for group in decode_batch(leased.body).groups] == ["a/1", "a/1"]
+
+
+async def test_an_episode_is_held_until_its_lane_has_room(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1})
+    for _ in range(2):
+        await rewarded(client, "a/1")
+    waiting = asyncio.create_task(opened(client, "a/1"))
+    await opened(client, "b/1")
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    assert (await client.control("POST", "/batches/lease", {})).status == 200
+    assert await waiting
+
+
+async def test_an_episode_is_held_for_a_while_and_refused_then(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1})
+    for _ in range(2):
+        await opened(client, "a/1")
+    with mock.patch.object(control, "HOLD_S", 0.1):
+        refused = await client.control("POST", "/episodes", {"task": "a/1"})
+    assert (refused.status, refused.json["error"]["code"], refused.headers["Retry-After"]) == (503, "lane_full", "1")
+    assert (await client.control("POST", "/episodes", {"task": "a/1", "eval": True})).status == 200
+
+
+async def test_of_many_that_wait_so_many_are_let_in_as_there_is_room_for(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1})
+    first = [await opened(client, "a/1") for _ in range(2)]
+    waiting = [asyncio.create_task(opened(client, "a/1")) for _ in range(8)]
+    await asyncio.sleep(0.1)
+    for episode in first:
+        await client.control("POST", f"/episodes/{episode}/abort")
+    await asyncio.sleep(0.3)
+    assert sum(task.done() for task in waiting) == 2
+    assert (await client.status())["episodes"]["open"] == 2
+    await client.control("PUT", "/mix", {"ahead": 0})
+    assert len(set(await asyncio.gather(*waiting))) == 8
+
+
+async def test_a_client_that_leaves_while_it_is_held_opens_nothing(client: Client) -> None:
+    await client.control("PUT", "/mix", {"ahead": 1})
+    first = [await opened(client, "a/1") for _ in range(2)]
+    waiting = asyncio.create_task(opened(client, "a/1"))
+    await asyncio.sleep(0.1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await asyncio.sleep(0.3)
+    for episode in first:
+        await client.control("POST", f"/episodes/{episode}/abort")
+    await asyncio.sleep(0.2)
+    assert (await client.status())["episodes"]["open"] == 0
+
+
+async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) -> None:
+    """Its deadline is for a proxy that does not answer."""
+    await client.control("PUT", "/mix", {"ahead": 1})
+    first = [await opened(client, "a/1") for _ in range(2)]
+    with mock.patch.object(control, "HOLD_S", 0.05):
+        opening = aio.episode("a/1", proxy_url=client.app.url, deadline=0.2)
+        waiting = asyncio.ensure_future(opening._open())
+        await asyncio.sleep(3.0)
+        assert not waiting.done()
+        await client.control("POST", f"/episodes/{first[0]}/abort")
+        await (await waiting).aclose()
