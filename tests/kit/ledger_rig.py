@@ -119,6 +119,12 @@ def check_pots(state: State, episodes: Sequence[Episode]) -> None:
     assert pots.waiting == Counter(one.lane for one in episodes if one.state == "ready")
     quiet = sorted((one.last, pot) for pot, one in pots.gatherings.items() if one.ready and not one.open)
     flushed = {pot for pot, one in pots.gatherings.items() if one.flushed}
+    waiting = Counter(Pot.of(one) for one in episodes if one.state == "ready")
+    assert {pot: one.waiting for pot, one in pots.gatherings.items() if one.waiting} == waiting
+    size = state.mix.group_size or state.settings.group_size
+    for lane in pots.playing.keys() | pots.waiting.keys():
+        left = sum(number % size for pot, number in waiting.items() if pot.lane == lane and not opened[pot])
+        assert pots.load(lane) == pots.playing[lane] + pots.waiting[lane] - left
     for before in (*(last for last, _ in quiet), -1.0):
         assert pots.ended(before) == {pot for last, pot in quiet if last <= before} | flushed
 

@@ -38,10 +38,12 @@ class Pot(NamedTuple):
 
 @dataclass(slots=True)
 class Gathering:
-    """A pot with ``open`` episodes that are open or sealed, and ``ready`` shares. ``last`` is when an episode was last
-    opened in it, in Unix seconds. If it is ``flushed``, nothing more is waited for."""
+    """A pot with ``open`` episodes that are open or sealed, ``waiting`` ones that are ready, and ``ready`` shares of
+    these and of partly leased ones. ``last`` is when an episode was last opened in it, in Unix seconds. If it is
+    ``flushed``, nothing more is waited for."""
 
     open: int = 0
+    waiting: int = 0
     ready: int = 0
     last: float = 0.0
     flushed: bool = False
@@ -49,28 +51,31 @@ class Gathering:
 
 @dataclass(slots=True)
 class Pots:
-    """The pots by their names. ``playing`` and ``waiting`` are the numbers of episodes of each lane that are open or
-    sealed, and ready; those are left out that have none."""
+    """The pots by their names, with groups of ``size``. ``playing`` and ``waiting`` are the numbers of episodes of each
+    lane that are open or sealed, and ready; those are left out that have none."""
 
+    size: int = 1
     gatherings: dict[Pot, Gathering] = field(default_factory=dict)
     playing: Counter[str] = field(default_factory=Counter)
     waiting: Counter[str] = field(default_factory=Counter)
     _quiet: list[tuple[float, Pot]] = field(default_factory=list, init=False)
     """Those with something ready and nothing open, by the time at which an episode was last opened in them."""
+    _loose: Counter[str] = field(default_factory=Counter, init=False)
+    """Of each lane, the ready episodes that no whole group has and that nobody is adding to."""
 
     def opened(self, pot: Pot, at: float) -> None:
         """An episode was opened, and is no evaluation; or one turns out to be of this pot."""
         gathering = self._leave(pot)
         gathering.open += 1
         gathering.last = max(gathering.last, at)
-        self._counted(self.playing, pot.lane, 1)
+        _count(self.playing, pot.lane, 1)
         self._enter(pot, gathering)
 
     def settled(self, pot: Pot) -> None:
         """An episode is no longer open or sealed, or is of another pot, or will not be trained."""
         gathering = self._leave(pot)
         gathering.open -= 1
-        self._counted(self.playing, pot.lane, -1)
+        _count(self.playing, pot.lane, -1)
         self._enter(pot, gathering)
 
     def came(self, pot: Pot) -> None:
@@ -86,9 +91,17 @@ class Pots:
         gathering.flushed = gathering.flushed and gathering.ready > 0
         self._enter(pot, gathering)
 
-    def waits(self, lane: str, change: int) -> None:
-        """So many episodes of the lane are ready, or no more."""
-        self._counted(self.waiting, lane, change)
+    def waits(self, pot: Pot, change: int) -> None:
+        """So many episodes more are ready as a whole."""
+        gathering = self._leave(pot)
+        gathering.waiting += change
+        _count(self.waiting, pot.lane, change)
+        self._enter(pot, gathering)
+
+    def load(self, lane: str) -> int:
+        """How many episodes of a lane are open, or ready for a group that is whole or may still become so. What is left
+        of a task does not count: where it did, nobody could bring what it lacks."""
+        return self.playing[lane] + self.waiting[lane] - self._loose[lane]
 
     def flush(self, lane: str | None, task: str | None) -> None:
         """What is ready now of these pots (None: of all) is waited for no longer."""
@@ -110,10 +123,13 @@ class Pots:
         """Nobody could open an episode during the stop, which ends now."""
         for gathering in self.gatherings.values():
             gathering.last = at
-        self.arrange()
+        self.arrange(self.size)
 
-    def arrange(self) -> None:
-        """Rebuild what follows from the gatherings."""
+    def arrange(self, size: int) -> None:
+        """Count by groups of `size`, and rebuild what follows from the gatherings."""
+        self.size, self._loose = size, Counter()
+        for pot, gathering in self.gatherings.items():
+            _count(self._loose, pot.lane, self._left(gathering))
         self._quiet = sorted((one.last, pot) for pot, one in self.gatherings.items() if one.ready and not one.open)
 
     def rebuild(self, unsettled: Iterable[Episode], ready: Iterable[Episode], shares: Iterable[Pot], at: float) -> None:
@@ -121,10 +137,10 @@ class Pots:
         for episode in unsettled:
             if not episode.eval:
                 self.opened(Pot.of(episode), at)
-        for episode in ready:
-            self.waits(episode.lane, 1)
         for pot in shares:
             self.came(pot)
+        for episode in ready:
+            self.waits(Pot.of(episode), 1)
         self.restart(at)
 
     def _leave(self, pot: Pot) -> Gathering:
@@ -132,16 +148,23 @@ class Pots:
         gathering = self.gatherings.setdefault(pot, Gathering())
         if gathering.ready and not gathering.open:
             del self._quiet[bisect_left(self._quiet, (gathering.last, pot))]
+        _count(self._loose, pot.lane, -self._left(gathering))
         return gathering
 
     def _enter(self, pot: Pot, gathering: Gathering) -> None:
         """It has changed."""
         if gathering.ready and not gathering.open:
             insort(self._quiet, (gathering.last, pot))
-        elif not gathering.ready and not gathering.open:
+        elif not gathering.ready and not gathering.open and not gathering.waiting:
             del self.gatherings[pot]
+        _count(self._loose, pot.lane, self._left(gathering))
 
-    def _counted(self, counter: Counter[str], lane: str, change: int) -> None:
-        counter[lane] += change
-        if not counter[lane]:
-            del counter[lane]
+    def _left(self, gathering: Gathering) -> int:
+        """How many ready episodes of a pot no whole group has, if nobody is adding to them."""
+        return 0 if gathering.open else gathering.waiting % self.size
+
+
+def _count(counter: Counter[str], lane: str, change: int) -> None:
+    counter[lane] += change
+    if not counter[lane]:
+        del counter[lane]

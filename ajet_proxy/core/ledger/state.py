@@ -146,7 +146,7 @@ class State(Serving):
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
         """The latest of each model."""
-        self.pots = Pots()
+        self.pots = Pots(settings.group_size)
         self.mix = Mix()
         self.standings: dict[str, Standing] = {}
         """Of each model that has leased since the shares were set."""
@@ -255,7 +255,7 @@ class State(Serving):
     def room(self, lane: str) -> int | None:
         """How many more episodes of `lane` may be opened now; None: any number."""
         most = self.mix.room(lane, self.settings.group_size)
-        return None if most is None else max(0, most - self.pots.playing[lane] - self.pots.waiting[lane])
+        return None if most is None else max(0, most - self.pots.load(lane))
 
     def leasable(self) -> object:
         """A value that stays equal as long as no lease can find anything new."""
@@ -518,6 +518,7 @@ class State(Serving):
         if event.shares != self.mix.shares:
             self.standings, self.heard = {}, dict.fromkeys(event.shares, event.at)
         self.mix = Mix(event.shares, event.ahead, event.group_size, event.lane_wait_s)
+        self.pots.arrange(self.mix.group_size or self.settings.group_size)
 
     def _flushed(self, event: ev.GroupsFlushed) -> None:
         self.orders += 1
@@ -583,4 +584,4 @@ class State(Serving):
             if state == "ready" and lane in self.heard:
                 self.heard[lane] = at
         if (change := (state == "ready") - (episode.state == "ready")) != 0:
-            self.pots.waits(lane, change)
+            self.pots.waits(Pot.of(episode), change)

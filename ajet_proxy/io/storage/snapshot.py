@@ -175,7 +175,7 @@ def _derive(state: State) -> None:
     if not state.pots.gatherings:  # earlier versions have none
         ready = (episode for episode in state.episodes.values() if episode.state == "ready")
         state.pots.rebuild(state.unsettled.values(), ready, state.queues.pots(), state.now)
-    state.pots.arrange()
+    state.pots.arrange(state.mix.group_size or state.settings.group_size)
 
 
 def unpack(record: bytes) -> Any:

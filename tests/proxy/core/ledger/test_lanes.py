@@ -159,8 +159,8 @@ def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
     mix(rig, ahead=2)
     assert wanted(rig) == {"lanes": {}, "other": 4}
     first = rig.open(task="math/1")
-    rig.ready("math/1"), rig.ready("code/1")
-    assert wanted(rig) == {"lanes": {"code": 3, "math": 2}, "other": 4}
+    rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1")
+    assert wanted(rig) == {"lanes": {"code": 2, "math": 2}, "other": 4}
     rig.open(task="math/2"), rig.open(task="math/2")
     assert wanted(rig)["lanes"]["math"] == 0
     assert rig.commands.full(OpenEpisode(task="math/9"))
@@ -168,6 +168,20 @@ def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
     assert not rig.commands.full(OpenEpisode())
     rig.abort(first)
     assert not rig.commands.full(OpenEpisode(task="math/9"))
+
+
+def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:
+    """Or the lane would be full of tasks that each lack an episode."""
+    mix(rig, ahead=1)
+    rig.ready("math/1"), rig.ready("math/2")
+    assert wanted(rig)["lanes"]["math"] == 2
+    lacking = rig.open(task="math/1")
+    assert wanted(rig)["lanes"]["math"] == 0
+    rig.abort(lacking)
+    rig.ready("math/1")
+    assert wanted(rig)["lanes"]["math"] == 0
+    mix(rig, group_size=3)
+    assert wanted(rig)["lanes"]["math"] == 3
 
 
 def test_what_is_leased_makes_room(rig: LedgerRig) -> None:
@@ -190,7 +204,7 @@ def test_lanes_have_room_by_their_shares(rig: LedgerRig) -> None:
 def test_pots_are_rebuilt_from_what_earlier_versions_have_kept(rig: LedgerRig) -> None:
     mix(rig, ahead=9)
     rig.open(task="math/1"), rig.ready("math/1"), rig.ready("code/1"), rig.open(task="code/1", eval=True)
-    pots, state = Pots(), rig.state
+    pots, state = Pots(2), rig.state
     ready = [episode for episode in state.episodes.values() if episode.state == "ready"]
     pots.rebuild(state.unsettled.values(), ready, state.queues.pots(), rig.at)
     assert pots == state.pots
