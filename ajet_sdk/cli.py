@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -198,6 +198,53 @@ def show(episode: str, as_json: bool, proxy: str | None) -> None:
 
 
 @ajet.command()
+@click.argument("shares", nargs=-1, metavar="[LANE=SHARE]...")
+@click.option("--ahead", type=click.IntRange(0), metavar="GROUPS", help="Groups open or ready at most. 0: any number.")
+@click.option("--wait", type=float, metavar="SECONDS", help="How long a lane with nothing is waited for.")
+@click.option("--any", "drop", is_flag=True, help="No shares any more: what is complete first is leased first.")
+@click.option("--json", "as_json", is_flag=True, help="Print the proxy's answer as JSON.")
+@proxy_option
+def mix(
+    shares: tuple[str, ...], ahead: int | None, wait: float | None, drop: bool, as_json: bool, proxy: str | None
+) -> None:
+    """Show or change how lanes share what is trained.
+
+    A lane is a kind of task: what its name has before its first "/". Shares add up to 1:
+    `ajet mix math=0.4 code=0.6`. It needs a key of scope trainer.
+    """
+    from ajet_sdk.routes import Empty, SetMix, check_shares
+    from ajet_sdk.views import mix_view
+
+    if drop and shares:
+        raise click.UsageError("either shares or --any")
+    with usage():
+        found = shares_of(shares)
+        if found is not None:
+            check_shares(found)
+    with client_for(proxy, LOOK_S) as client:
+        if drop:
+            client.ask("drop_mix", Empty())
+        if found is not None or ahead is not None or wait is not None:
+            client.ask("set_mix", SetMix(found, ahead, lane_wait_s=wait))
+        show_json_or(as_json, client.ask("mix").json(), mix_view)
+
+
+@ajet.command()
+@click.option("--lane", callback=text, help="Of this lane alone.")
+@click.option("--task", callback=text, help="Of this task alone.")
+@proxy_option
+def flush(lane: str | None, task: str | None, proxy: str | None) -> None:
+    """Wait no longer for episodes that groups still lack.
+
+    What is ready is trained as smaller groups, or discarded where it is too little. It needs a key of scope trainer.
+    """
+    from ajet_sdk.routes import Flush
+
+    with client_for(proxy, LOOK_S) as client:
+        client.ask("flush", Flush(lane, task))
+
+
+@ajet.command()
 @click.option("--every", type=click.FloatRange(0.1, EVERY_MAX_S), default=2.0, show_default=True, metavar="SECONDS")
 @proxy_option
 def top(every: float, proxy: str | None) -> None:
@@ -211,6 +258,22 @@ def top(every: float, proxy: str | None) -> None:
         raise click.UsageError("--every must be a number of seconds")
     with client_for(proxy, LOOK_S) as client:
         watch(client, every, sys.stdout)
+
+
+def shares_of(words: Sequence[str]) -> dict[str, float] | None:
+    """Words such as ``math=0.4``; None if there are none."""
+    shares: dict[str, float] = {}
+    for word in words:
+        lane, equals, share = word.rpartition("=")
+        try:
+            shares[lane] = float(share)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise click.UsageError(f"{word!r} is not LANE=SHARE, such as math=0.4")
+    if len(shares) < len(words):
+        raise click.UsageError("a lane is named twice")
+    return shares or None
 
 
 def client_for(proxy: str | None, deadline: float | None = None) -> Client:

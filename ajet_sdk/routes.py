@@ -43,6 +43,14 @@ DISCARD_REASONS = (
     "evicted",
 )
 LEASE_UNITS = ("groups", "episodes")
+DEFAULT_LANE = "default"
+"""The lane of tasks that name none."""
+MAX_LANE = 1000
+"""Characters of its name."""
+MAX_LANES = 100
+"""Lanes of a mix."""
+_NEARLY = 1e-4
+"""So far from 1 may shares add up: they are decimal numbers that somebody has rounded."""
 MAX_NESTING = 32
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""
@@ -227,6 +235,27 @@ B = TypeVar("B")
 def route(name: str) -> Route:
     """The route called `name`; `KeyError` for a name that is not in the table."""
     return _BY_NAME[name]
+
+
+def lane_of(task: str) -> str:
+    """The lane of a task, where none is given: what its name has before its first ``/``."""
+    kind, slash, _ = task.partition("/")
+    return kind if slash and kind else DEFAULT_LANE
+
+
+def check_shares(shares: Mapping[str, float]) -> None:
+    """`BadRequest` for what cannot be the shares of lanes."""
+    if not 1 <= len(shares) <= MAX_LANES:
+        raise BadRequest(f"shares must name 1 to {MAX_LANES} lanes", param="shares")
+    for lane, share in shares.items():
+        if not lane or len(lane) > MAX_LANE or "/" in lane:
+            message = f"shares: {lane[:80]!r} is no lane: one has 1 to {MAX_LANE} characters, without a '/'"
+            raise BadRequest(message, param="shares")
+        if not 0 <= share <= 1:
+            message = f"shares: that of {lane[:80]!r} must be a number from 0 to 1, not {share:g}"
+            raise BadRequest(message, param="shares")
+    if not abs(math.fsum(shares.values()) - 1) <= _NEARLY:
+        raise BadRequest(f"shares must add up to 1, not {math.fsum(shares.values()):g}", param="shares")
 
 
 def check_id(value: str, name: str = "episode") -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ajet_sdk.errors import AjetError, Forbidden, NotFound, ProxyUnreachable, Unauthorized
 from ajet_sdk.results import align, columns, counted, plain
-from ajet_sdk.routes import EPISODE_STATES
+from ajet_sdk.routes import DEFAULT_LANE, EPISODE_STATES
 from ajet_sdk.views import engines_by_model
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def screenful(
 ) -> Lines:
     """The screen. `overview` is None if the key does not reach it."""
     lines: Lines = _top(status, rates)
-    rest: list[Lines] = [] if overview is None else [_tasks(overview, width), _quiet(overview, width)]
+    tables = (_lanes, _tasks, _quiet)
+    rest: list[Lines] = [] if overview is None else [table(overview, width) for table in tables]
     if overview is None:
         lines.append(("dim", "rewards and agents need an admin's key"))
     else:
@@ -141,6 +142,19 @@ def _drift(status: Mapping[str, Any]) -> Lines:
         ("", f"{name}  " + ", ".join(f"{reason} {count}" for reason, count in counts))
         for name, counts in (("broken chains", drift), ("discarded", list(lost.items()))) if counts
     ]
+
+
+def _lanes(overview: Mapping[str, Any], width: int) -> Lines:
+    """The lanes, if there is more than the one that everything is in."""
+    lanes = overview.get("lanes") or ()
+    if all(lane["lane"] == DEFAULT_LANE and not lane["share"] for lane in lanes):
+        return []
+    name = max(LEAST, min(NAME, width - 40))
+    rows = [
+        (_cut(lane["lane"], name), f"{lane['share']:g}", str(lane["leased"]), str(lane["owed"]), str(lane["open"]),
+         str(lane["ready"])) for lane in lanes
+    ]
+    return _table(("lane", "share", "leased", "lent", "open", "ready"), rows)
 
 
 def _tasks(overview: Mapping[str, Any], width: int) -> Lines:

@@ -35,6 +35,18 @@ def status_view(status: Mapping[str, Any]) -> str:
     return plain("\n".join(lines))
 
 
+def mix_view(mix: Mapping[str, Any]) -> str:
+    """The shares of the lanes, how each lane stands, and how far ahead agents may play."""
+    rows = [("lane", "share", "leased", "lent", "open", "ready")]
+    for name, lane in mix["lanes"].items():
+        rows.append((name, *(f"{lane[what]:g}" for what in ("share", "leased", "owed", "open", "ready"))))
+    lines = ["" if mix["shares"] else "no lane has a share: groups are leased in the order in which they were complete"]
+    lines += [align(rows)] if mix["lanes"] else []
+    ahead = f"{mix['ahead']} groups of {mix['group_size']} may" if mix["ahead"] else "any number of groups may"
+    lines.append(f"{ahead} be open or ready; a lane with nothing for {mix['lane_wait_s']:g} s lends its turns")
+    return plain("\n".join(filter(None, lines)))
+
+
 def engines_by_model(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The models of a status, and what serves all others, by the names under which they are shown."""
     models = dict(status.get("models") or {})

@@ -1,7 +1,8 @@
 """One configuration object for the trainer: defaults, then the TOML file, then ``AJET_TRAINER_*``, then KEY=VALUE.
 
-The file has two tables. ``[trainer]`` holds the fields of `Config`. ``[verl]`` holds verl's own keys, passed through
-untouched, so that verl's estimators, losses and engines are reached by the names that verl gives them::
+The file has three tables. ``[trainer]`` holds the fields of `Config`. ``[mix]`` holds the shares of lanes
+(`ajet_trainer.mix`). ``[verl]`` holds verl's own keys, passed through untouched, so that verl's estimators, losses and
+engines are reached by the names that verl gives them::
 
     [trainer]
     model = "models/smollm2"
@@ -22,6 +23,7 @@ from typing import Any
 
 from ajet_sdk.address import server
 from ajet_sdk.settings import COMMAND_LINE, ENVIRONMENT, FILE, ConfigError, Settings, nearest, option, read_toml, toml
+from ajet_trainer.mix import Mixture, read_mix
 
 DEVICE = "trainer.device"
 """verl's key for what it trains on."""
@@ -65,6 +67,18 @@ class Config:
     )
     groups: int = option(4, "Groups (tasks) in a batch, that is, in a step.")
     group_size: int = option(8, "Episodes in a group.")
+    min_group_size: int = option(
+        2, "Episodes that make a group of a task that nobody plays any more; fewer are discarded. 0: only whole groups "
+        "are trained.", zero=True,
+    )
+    group_wait_s: float = option(
+        60.0, "Seconds after the last opening until nobody plays a task any more, if none of its episodes is open.",
+        zero=True,
+    )
+    ahead: int | None = option(
+        None, "Groups that agents may have open or ready beyond those of the batch that trains; more are held. Unset: "
+        "as many as a batch has, times overlap. 0: any number.", zero=True,
+    )
     max_staleness: int | None = option(
         None, "How many policy versions behind the one that serves a sampled token may be, at most; unset: any.",
         zero=True,
@@ -106,6 +120,8 @@ class Config:
         "never.", zero=True,
     )
     eval_episodes: int = option(16, "Episodes of an evaluation.", most=10_000)
+    mix: tuple[Mixture, ...] = ()
+    """Which share each lane has, by step; none: whatever the daemons hold."""
     verl: Mapping[str, Any] = field(default_factory=dict)
     """verl's own keys, as dotted names."""
 
@@ -113,6 +129,11 @@ class Config:
     def attached(self) -> bool:
         """Whether the engines stand alone, and verl launches none."""
         return bool(self.engine_urls)
+
+    @property
+    def pace(self) -> int:
+        """How many groups may be open or ready; 0: any number."""
+        return self.groups * max(1, self.overlap or 0) if self.ahead is None else self.ahead
 
     @property
     def keep_checkpoints(self) -> int:
@@ -138,7 +159,7 @@ SETTINGS = Settings(Config, prefix="AJET_TRAINER_", removed={
 
 def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Config:
     """The configuration from a TOML file (or none), the environment and ``KEY=VALUE`` words. Raises `ConfigError`."""
-    values, verl = ({}, {}) if path is None else read_file(path)
+    values, mix, verl = ({}, (), {}) if path is None else read_file(path)
     environ = environ or {}
     if "AJET_PROXY_URL" in environ:
         environ = {SETTINGS.variable("proxy_url"): environ["AJET_PROXY_URL"], **environ}
@@ -153,18 +174,21 @@ def load(path: str | None, assignments: Sequence[str] = (), environ: Mapping[str
         else:
             words[name] = text
     values |= SETTINGS.read(words, COMMAND_LINE, "command line: ")
-    return check(Config(**values, verl=verl))
+    return check(Config(**values, mix=mix, verl=verl))
 
 
-def read_file(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tables ``[trainer]`` (types checked) and ``[verl]`` (as dotted names) of a TOML file."""
+def read_file(path: str) -> tuple[dict[str, Any], tuple[Mixture, ...], dict[str, Any]]:
+    """The tables ``[trainer]`` (types checked), ``[mix]`` and ``[verl]`` (as dotted names) of a TOML file."""
     document = read_toml(path)
+    mix = document.pop("mix", None)
     for table, content in document.items():
         if not isinstance(content, dict):
             raise ConfigError(f"{path}: {table!r} stands in no table: put it under [trainer] or [verl]")
         if table not in ("trainer", "verl"):
-            raise ConfigError(f"{path}: unknown table [{table}]{nearest(table, ('trainer', 'verl'))}")
-    return SETTINGS.read(document.get("trainer", {}), FILE, f"{path}: "), dict(flatten(document.get("verl", {})))
+            raise ConfigError(f"{path}: unknown table [{table}]{nearest(table, ('trainer', 'verl', 'mix'))}")
+    own = SETTINGS.read(document.get("trainer", {}), FILE, f"{path}: ")
+    shares = () if mix is None else read_mix(mix, f"{path}: ")
+    return own, shares, dict(flatten(document.get("verl", {})))
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
@@ -217,6 +241,9 @@ def check(config: Config) -> Config:
             f"max_staleness = {config.max_staleness} contradicts overlap = {config.overlap}: {said} {config.overlap}",
             param="max_staleness",
         )
+    if config.min_group_size > config.group_size:
+        said = f"a group has group_size = {config.group_size} episodes"
+        raise ConfigError(f"min_group_size = {config.min_group_size} cannot be: {said}", param="min_group_size")
     if type(config.keep_checkpoints) is not int or config.keep_checkpoints < 1:
         raise ConfigError(f"{KEEP} must be an integer above 0, not {config.keep_checkpoints!r}", param=KEEP)
     if config.verl.get(DEVICE, "cpu") not in ("cpu", "cuda"):

@@ -26,7 +26,7 @@ from typing import Any
 
 from ajet_sdk.errors import AjetError, NotFound, NotReady, ProxyUnreachable
 from ajet_sdk.operations import PASSING
-from ajet_sdk.routes import Lease
+from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch
 from ajet_trainer.config import Config
 from ajet_trainer.link import ANSWER_S as LONE_ANSWER_S
@@ -90,6 +90,7 @@ class Daemons:
         self._members = [Member(link) for link in links]
         self._deadline_s, self._say, self._clock, self._sleep = deadline_s, say, clock, sleep
         self._policy: tuple[str, int, Sequence[str] | None] | None = None
+        self._mix: SetMix | None = None
         self._shut = False
         self._turn = 0
 
@@ -220,6 +221,12 @@ class Daemons:
         with self._asking(member):
             return member.link.evaluation(name)
 
+    def direct(self, mix: SetMix) -> None:
+        """Which share of the groups each lane has everywhere from now on, and how far ahead agents may play."""
+        self._mix = mix
+        self.look()
+        self._each(self._direct)
+
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         """`model` is at `version` everywhere; `upstreams`, if given, are its engines from now on."""
         self._policy = (model, version, upstreams)
@@ -260,6 +267,7 @@ class Daemons:
                 continue
             with suppress(Away), self._asking(member):
                 self._tell(member.link.within(0.0))
+                self._direct(member.link.within(0.0))
                 member.away, member.pause = "", 0.0
                 self._say(f"the daemon at {member.url} is back")
 
@@ -280,6 +288,12 @@ class Daemons:
             link.announce(*self._policy)
             if not self._shut:
                 link.open_gate(self._policy[1])
+
+    def _direct(self, link: Link) -> None:
+        """Tells a daemon the mix. An older one leases what was complete first, and holds nobody back."""
+        with suppress(NotFound):
+            if self._mix is not None:
+                link.direct(self._mix)
 
     def _here(self) -> list[Member]:
         return [member for member in self._members if not member.away]

@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -42,6 +42,10 @@ ANSWER_S, CONNECT_S = 30.0, 3.0
 BUSY_ANSWER_S = 1.0
 """How long a figure is waited for that nothing depends on."""
 HANG_UPS = 3
+NEWER = {
+    one.name: one.default for one in fields(routes.Lease) if one.name in ("signal", "min_group_size", "group_wait_s")
+}
+"""What an older proxy does not know of a lease, by its default, which is not sent."""
 _RELEASES = "install the same ajet release on both sides"
 
 
@@ -102,9 +106,10 @@ class Link:
         try:
             frame = self._send("/batches/lease", ask, wait_s=ask.wait_s)
         except BadRequest as error:
-            if error.param != "signal":
+            older = replace(ask, **{name: value for name, value in NEWER.items() if name == error.param})
+            if older == ask:
                 raise
-            frame = self._send("/batches/lease", replace(ask, signal=False), wait_s=ask.wait_s)  # an older proxy
+            return self.lease(older)
         if frame is None:
             return None
         try:
@@ -140,6 +145,10 @@ class Link:
         """`model` is at `version`; `upstreams`, if given, are its engines from now on."""
         self._send("/policy", routes.Policy(model, version, None if upstreams is None else tuple(upstreams)))
 
+    def direct(self, mix: routes.SetMix) -> None:
+        """Says which share of the groups each lane has from now on, and how far ahead of training agents may play."""
+        self._send("/mix", mix, method="PUT")
+
     def busy_s(self) -> float | None:
         """Seconds since the proxy's start in which an agent's request was under way, asked once. None from an older
         proxy."""
@@ -166,9 +175,11 @@ class Link:
     def close(self) -> None:
         self._http.close()
 
-    def _send(self, path: str, body: Any = None, *, wait_s: float = 0.0, deadline_s: float = 0.0) -> bytes | None:
-        """The body of a good answer to a POST of `body`, or to a GET if that is None. None for a 204."""
-        method, fields = ("GET", None) if body is None else ("POST", routes.to_json(body))
+    def _send(
+        self, path: str, body: Any = None, *, method: str = "POST", wait_s: float = 0.0, deadline_s: float = 0.0
+    ) -> bytes | None:
+        """The body of a good answer to a `method` with `body`, or to a GET if that is None. None for a 204."""
+        method, sent = ("GET", None) if body is None else (method, routes.to_json(body))
         give_up = self._clock() + max(deadline_s, self.deadline_s)
         pause = 0.1
         hang_ups = 0
@@ -176,7 +187,7 @@ class Link:
         while True:
             failure: AjetError
             try:
-                with self._http.stream(method, path, json=fields, timeout=timeout) as answer:
+                with self._http.stream(method, path, json=sent, timeout=timeout) as answer:
                     content = self._read(answer)
             except httpx.TransportError as error:
                 hung_up = self._certified and isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))

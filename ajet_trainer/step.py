@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, Conflict, NotFound
-from ajet_sdk.routes import Lease
+from ajet_sdk.routes import Lease, SetMix
 from ajet_trainer import overlong
 from ajet_trainer.admission import Admission, admit
 from ajet_trainer.advantage import trainable
@@ -36,6 +36,7 @@ from ajet_trainer.config import Config
 from ajet_trainer.daemons import Away, Daemons, Keeper, Leased
 from ajet_trainer.evaluation import Evaluation
 from ajet_trainer.idle import Idle
+from ajet_trainer.mix import shares_at
 from ajet_trainer.overlong import Shaping
 from ajet_trainer.progress import Progress, line_of, numbers, timed
 from ajet_trainer.sampling import Rule, advice, tokens_that_are
@@ -131,8 +132,14 @@ class Run:
             self.close_gate()
             self.push()
         self.daemons.announce(self.config.model_name, self.learner.version, self.learner.upstreams())
+        self.direct()
         self.open_gate()
         self.idle.shares(self.daemons.busy())
+
+    def direct(self) -> None:
+        """Says which shares the lanes have after this step, and how far ahead of training agents may play."""
+        shares = shares_at(self.config.mix, self.learner.version)
+        self.daemons.direct(SetMix(shares, self.config.pace, self.config.group_size))
 
     def loop(self) -> None:
         """Steps until the planned number is reached or someone asks to stop; then saves what is not saved."""
@@ -169,6 +176,8 @@ class Run:
             self.save()
         self.close_gate()
         self.push()
+        if shares_at(self.config.mix, self.learner.version) != shares_at(self.config.mix, self.learner.version - 1):
+            self.direct()
         self.open_gate()
         if self.evaluation_due:
             figures |= self.evaluate()
@@ -209,6 +218,7 @@ class Run:
         ask = Lease(
             group_size=self.config.group_size, max_staleness=self.config.max_staleness, model=self.config.model_name,
             signal=self.config.no_signal == "drop" and self.learner.shaping is None,
+            min_group_size=self.config.min_group_size or None, group_wait_s=self.config.group_wait_s,
             wait_s=POLL_S, lease_s=self.keeper.lease_s,
         )  # fmt: skip
         with self.part("wait", "waiting for episodes"), self.idle.waiting():
@@ -395,6 +405,8 @@ class Run:
             with suppress(AjetError):  # whose failure must not hide the reason why the run ends, like those below
                 self.daemons.nack(daemon, batch)
             self.keeper.release(daemon, batch)
+        with suppress(AjetError):
+            self.daemons.direct(SetMix(ahead=0))  # nobody trains what agents would be held for
         if self.learner.upstreams() is not None:
             with suppress(AjetError):
                 self.daemons.announce(self.config.model_name, self.served, ())

@@ -276,7 +276,7 @@ def test_the_limits_that_are_fixed() -> None:
         routes.MAX_REWARD, episode.MAX_REWARDS, episode.MAX_NOTES, api.MAX_WORDS, api.MAX_ID, headers.MAX_LABEL,
         control.MAX_OPENING, MAX_CONTROL, exchange.MAX_EVENT, leases.LEASE_BYTES, frame.MAX_FRAME_BYTES,
         control.MAX_WAIT_S, front.max_header, front.max_messages, front.max_choices, commands.MAX_EVALUATION,
-        mix.MAX_LANES, mix.MAX_AHEAD, mix.MAX_LANE_WAIT_S, control.HOLD_S, front.client_timeout,
+        routes.MAX_LANES, mix.MAX_AHEAD, mix.MAX_LANE_WAIT_S, control.HOLD_S, front.client_timeout,
         front.connect_timeout, front.keep_alive, control.KEY_TTL_S, MAX_BYTES, drift_rate.LIMIT,
     ]
     for said, limit in (

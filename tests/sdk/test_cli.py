@@ -58,6 +58,9 @@ def stub(ajet: Ajet, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControlStub]:
         ("run", "--task", "t", "--reward-from", "luck", "--", "true"),
         ("run", "--task", "t", "--reward-from", "stdout", "--reward-cmd", "echo 1", "--", "true"),
         ("run", "--task", "", "--", "true"), ("run", "--task", "\udcff", "--", "true"), ("reward", "1"), ("abort",),
+        ("mix", "math"), ("mix", "math=much"), ("mix", "math=0.5"), ("mix", "a=0.5", "a=0.5"), ("mix", "=1"),
+        ("mix", "--any", "math=1"), ("mix", "--ahead", "-1"), ("mix", "math=nan"), ("flush", "--lane", "\udcff"),
+
         ("status", "--proxy", "nowhere"), ("status", "--proxy", "http://a..b:1"), ("show", "../status"),
         ("reward", "1", "--episode", "bad id"), ("show", ""), ("abort", "--episode", ""), ("reward", "1e13"),
         ("reward", "1", "--episode", "e", "--agent", "\udcff"), ("abort", "--episode", "e", "--reason", "\udcff"),

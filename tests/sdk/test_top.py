@@ -43,6 +43,8 @@ SEEN: dict[str, Any] = {
                "eval": n == 1} for n in range(50)],
     "quiet": [{"episode": f"ep-{n}", "task": None, "agent": EVIL, "quiet_s": 100.0 - n, "in_flight": n % 2, "calls": 3}
               for n in range(50)],
+    "lanes": [{"lane": f"lane {n} {EVIL}", "share": n / 10, "leased": 7, "owed": -2, "open": 3, "ready": 11}
+              for n in range(5)],
     "leases": [{"batch": "batch-1", "model": "m", "episodes": 16, "lease_until": 220.0}],
 }
 
@@ -75,6 +77,13 @@ def test_a_frame_tells_all_that_an_owner_asks() -> None:
         "ep-0", "the model", "the agent", "(eval)",
     ):
         assert part in shown, part
+
+
+def test_lanes_are_shown_where_there_are_several() -> None:
+    shown = text(STATUS, SEEN, None, 200, 60)
+    assert any(line.split()[-5:] == ["0.1", "7", "-2", "3", "11"] for line in shown.splitlines())
+    alone = [{"lane": "default", "share": 0.0, "leased": 0, "owed": 0, "open": 3, "ready": 1}]
+    assert "lane " not in text(STATUS, SEEN | {"lanes": alone, "tasks": []}, None, 200, 60)
 
 
 def test_eighty_columns_hold_every_figure() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_sdk.errors import NotFound, ProxyUnreachable
-from ajet_sdk.routes import Lease
+from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch, BatchEpisode, Group
 from ajet_trainer.batch import Row, group_name
 from ajet_trainer.overlong import Shaping
@@ -114,6 +114,7 @@ class MemoryProxy:
         self.filtered: dict[str, str] = {}
         self.log: list[str] = []
         self.gate, self.version, self.upstreams = "open", -1, ("old",)
+        self.mixes: list[SetMix] = []
         self._leases = 0
         self.deadline_s = 120.0
         self.busy: float | None = None
@@ -145,6 +146,10 @@ class MemoryProxy:
         self.given |= {group_name(name, index): task for index, task in enumerate(tasks)}
         self.instants.pass_by("leased, answer on its way")
         return Batch(name, 0.0, self.version, tuple(Group(task, self.make(task)) for task in tasks))
+
+    def direct(self, mix: SetMix) -> None:
+        self.answer()
+        self.mixes.append(mix)
 
     def ack(self, batch: str, policy_version: int, filtered: Mapping[str, str] | None = None) -> None:
         self.answer()

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ajet_sdk.errors import AjetError, Conflict, Forbidden, NotFound, NotReady, ProxyUnreachable
-from ajet_sdk.routes import Lease
+from ajet_sdk.routes import Lease, SetMix
 from ajet_sdk.sample import Batch, Group
 from ajet_trainer.config import Config
 from ajet_trainer.daemons import ANSWER_S, PATIENCE_S, Away, Daemons
@@ -73,6 +73,9 @@ class Fake:
 
     def open_gate(self, version: int) -> None:
         self._asked("open", version)
+
+    def direct(self, mix: SetMix) -> None:
+        self._asked("direct", mix)
 
     def announce(self, model: str, version: int, upstreams: Sequence[str] | None = None) -> None:
         self._asked("announce", model, version, upstreams)
@@ -349,3 +352,21 @@ def test_nobody_is_waited_for_to_tell_how_busy_engines_were() -> None:
     a.down, b.busy = False, None
     assert two.all.busy() == {a.url: 1.5}
     assert [seen["away"] for seen in two.all.account().values()] == [None, None]
+
+
+def test_a_daemon_that_was_away_is_told_the_mix_when_it_is_back() -> None:
+    two = Two()
+    two.fakes[1].down = True
+    two.all.direct(SetMix({"a": 1.0}, 2))
+    two.fakes[1].down = False
+    two.clock.sleep(100.0)
+    two.fakes[1].log.clear()
+    two.all.look()
+    assert ("direct", SetMix({"a": 1.0}, 2)) in two.fakes[1].log
+
+
+def test_an_older_daemon_knows_no_mix() -> None:
+    two = Two()
+    two.fakes[0].errors["direct"] = lambda: NotFound("no control route")
+    two.all.direct(SetMix(ahead=2))
+    assert two.fakes[1].log == [("direct", SetMix(ahead=2))]

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 import msgpack
@@ -280,3 +281,38 @@ def test_the_system_gives_up_sending_before_the_trainer_does() -> None:
             assert way.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 8000
         made.close()
         thread.join()
+
+
+def test_an_older_proxy_is_asked_for_what_it_knows() -> None:
+    seen: list[Any] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        for name in ("signal", "min_group_size", "group_wait_s"):
+            if name in seen[-1]:
+                return httpx.Response(400, json=BadRequest(f"unknown field {name!r}", param=name).to_body())
+        return httpx.Response(204)
+
+    ask = routes.Lease(groups=2, signal=True, min_group_size=2, group_wait_s=9.0)
+    assert link(handler, Clock()).lease(ask) is None
+    assert seen[-1] == {"groups": 2}
+    assert len(seen) == 4
+
+
+def test_a_refusal_of_a_lease_that_is_as_old_as_can_be_is_raised() -> None:
+    def handler(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(400, json=BadRequest("no", param="signal").to_body())
+
+    with pytest.raises(BadRequest, match="no"):
+        link(handler, Clock()).lease(routes.Lease())
+
+
+def test_the_mix_is_put() -> None:
+    seen: list[Any] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append((request.method, request.url.path, json.loads(request.content)))
+        return httpx.Response(200, json={})
+
+    link(handler, Clock()).direct(routes.SetMix({"a": 1.0}, ahead=2))
+    assert seen == [("PUT", "/ajet/v1/mix", {"shares": {"a": 1.0}, "ahead": 2})]

@@ -18,7 +18,7 @@ from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
-from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, lane_of, takes, timeouts
+from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose
 from ajet_proxy.core.ledger.mix import check_mix
@@ -44,6 +44,7 @@ from ajet_sdk.routes import (
     Policy,
     Reward,
     SetMix,
+    lane_of,
 )
 
 Events = tuple[Event, ...]

@@ -25,7 +25,7 @@ from ajet_proxy.core.ledger.texts import Texts
 from ajet_proxy.core.trajectory.rewards import EpisodeReward, total
 from ajet_proxy.core.trajectory.timeline import Packed, Policy, Timeline, Turn, merge_packed
 from ajet_sdk.errors import BadRequest, Conflict
-from ajet_sdk.routes import OpenEpisode
+from ajet_sdk.routes import OpenEpisode, lane_of
 
 NEXT: Mapping[str, frozenset[str]] = {
     "open": frozenset({"sealed", "discarded"}),
@@ -69,8 +69,6 @@ def takes(command: str, episode: Episode) -> bool:
     return verdict == DO
 
 
-DEFAULT_LANE = "default"
-"""The lane of tasks that name none."""
 MAX_REWARDS = 10_000
 """An episode takes no more: what quotas and limits keep out is new episodes and calls, and rewards stay in memory."""
 
@@ -325,12 +323,6 @@ class Episode:
         if any(self.shares.values()):
             return "leased"
         return "ready" if None in self.shares.values() else "trained"
-
-
-def lane_of(task: str) -> str:
-    """The lane of a task, where none is given: what its name has before its first ``/``."""
-    kind, slash, _ = task.partition("/")
-    return kind if slash and kind else DEFAULT_LANE
 
 
 def timeouts(asked: OpenEpisode, idle: float, wall: float) -> tuple[float, float]:

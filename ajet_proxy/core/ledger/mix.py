@@ -21,16 +21,12 @@ from fractions import Fraction
 from msgspec import Struct
 
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import SetMix
+from ajet_sdk.routes import SetMix, check_shares
 
 LANE_WAIT_S = 30.0
 MAX_LANE_WAIT_S = 3600.0
-MAX_LANES = 100
 MAX_AHEAD = 1_000_000
 """Groups."""
-MAX_LABEL = 1000
-_NEARLY = 1e-4
-"""So far from 1 may shares add up: they are decimal numbers that somebody has rounded."""
 
 
 class Mix(Struct, frozen=True):
@@ -59,19 +55,8 @@ def check_mix(asked: SetMix) -> None:
     ):
         if value is not None and not least <= value <= most:
             raise BadRequest(f"{name} must be {least} to {most:g}", param=name)
-    if asked.shares is None:
-        return
-    if not 1 <= len(asked.shares) <= MAX_LANES:
-        raise BadRequest(f"shares must name 1 to {MAX_LANES} lanes", param="shares")
-    for lane, share in asked.shares.items():
-        if not lane or len(lane) > MAX_LABEL or "/" in lane:
-            message = f"shares: {lane[:80]!r} is no lane: one has 1 to {MAX_LABEL} characters, without a '/'"
-            raise BadRequest(message, param="shares")
-        if not 0 <= share <= 1:
-            message = f"shares: that of {lane[:80]!r} must be a number from 0 to 1, not {share:g}"
-            raise BadRequest(message, param="shares")
-    if not abs(math.fsum(asked.shares.values()) - 1) <= _NEARLY:
-        raise BadRequest(f"shares must add up to 1, not {math.fsum(asked.shares.values()):g}", param="shares")
+    if asked.shares is not None:
+        check_shares(asked.shares)
 
 
 def weights(shares: Mapping[str, float]) -> dict[str, int]:

@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ajet_proxy.core.ledger.episode import Episode, lane_of
+from ajet_proxy.core.ledger.episode import Episode
+from ajet_sdk.routes import lane_of
 
 
 class Pot(NamedTuple):

@@ -64,28 +64,35 @@ def wanted(state: State) -> dict[str, Any]:
     other = state.room("")
     if other is None:
         return {}
-    lanes = sorted(state.mix.shares or state.pots.playing | state.pots.waiting)
-    return {"lanes": {lane: state.room(lane) for lane in lanes}, "other": other}
+    known = sorted(state.mix.shares or state.pots.playing | state.pots.waiting)
+    return {"lanes": {lane: state.room(lane) for lane in known}, "other": other}
 
 
 def mix(state: State) -> dict[str, Any]:
-    """The mix, with how each lane stands: ``leased`` are groups since the shares were set, ``owed`` those that a lane
-    has lent, or borrowed if below 0; ``open`` and ``ready`` are episodes."""
-    shares, pots, standings = state.mix.shares, state.pots, state.standings.values()
-    lanes = sorted(shares.keys() | pots.playing.keys() | pots.waiting.keys())
+    """The mix, with how each lane stands that has a share, and those of the others in which most is open or ready."""
+    mix = state.mix
     return {
-        "shares": dict(shares), "ahead": state.mix.ahead or 0, "lane_wait_s": state.mix.lane_wait_s,
-        "group_size": state.mix.group_size or state.settings.group_size,
-        "lanes": {
-            lane: {
-                "share": shares.get(lane, 0.0),
-                "leased": sum(standing.leased.get(lane, 0) for standing in standings),
-                "owed": sum(standing.owed.get(lane, 0) for standing in standings),
-                "open": pots.playing[lane], "ready": pots.waiting[lane],
-            }
-            for lane in lanes
-        },
+        "shares": dict(mix.shares), "ahead": mix.ahead or 0, "lane_wait_s": mix.lane_wait_s,
+        "group_size": mix.group_size or state.settings.group_size,
+        "lanes": {lane.pop("lane"): lane for lane in lanes(state)},
     }
+
+
+def lanes(state: State) -> list[dict[str, Any]]:
+    """How lanes stand: ``leased`` are groups since the shares were set, ``owed`` those that a lane has lent, or
+    borrowed if below 0; ``open`` and ``ready`` are episodes."""
+    shares, pots, standings = state.mix.shares, state.pots, state.standings.values()
+    others = (pots.playing.keys() | pots.waiting.keys()) - shares.keys()
+    most = heapq.nsmallest(SHOWN, others, key=lambda lane: (-pots.playing[lane] - pots.waiting[lane], lane))
+    return [
+        {
+            "lane": lane, "share": shares.get(lane, 0.0),
+            "leased": sum(standing.leased.get(lane, 0) for standing in standings),
+            "owed": sum(standing.owed.get(lane, 0) for standing in standings),
+            "open": pots.playing[lane], "ready": pots.waiting[lane],
+        }
+        for lane in (*sorted(shares), *most)
+    ]
 
 
 def overview(state: State, at: float) -> dict[str, Any]:
@@ -100,6 +107,7 @@ def overview(state: State, at: float) -> dict[str, Any]:
             for kind, curve in state.reward_curves.curves.items()
         },
         "tasks": list(state.reward_curves.tasks(SHOWN)),
+        "lanes": lanes(state)[:SHOWN],
         "quiet": [_idle(episode, at) for episode in idle],
         "leases": [
             {

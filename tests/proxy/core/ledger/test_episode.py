@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_proxy.core.ledger.episode import DEFAULT_LANE, NEXT, TAKES, Asked, CallEntry, Episode, takes, timeouts
+from ajet_proxy.core.ledger.episode import NEXT, TAKES, Asked, CallEntry, Episode, takes, timeouts
 from ajet_proxy.core.ledger.events import EpisodeOpened
 from ajet_proxy.core.ledger.state import LedgerSettings, State
 from ajet_proxy.core.tokens import pack_tokens
 from ajet_proxy.core.trajectory.rewards import EpisodeReward
 from ajet_proxy.core.trajectory.timeline import merge, pack
 from ajet_sdk.errors import BadRequest, Conflict
-from ajet_sdk.routes import DISCARD_REASONS, EPISODE_STATES, OpenEpisode
+from ajet_sdk.routes import DEFAULT_LANE, DISCARD_REASONS, EPISODE_STATES, OpenEpisode
 from ajet_sdk.sample import Call
 from tests.kit.ledger_rig import LedgerRig
 from tests.kit.strategies import conversations, make_call, tangled_calls

@@ -13,7 +13,7 @@ from tests.kit.steps import steps
 def test_the_overview_of_nothing() -> None:
     assert overview(LedgerRig().state, 5.0) == {
         "now": 5.0, "rewards": {kind: {"episodes": 0, "points": []} for kind in ("train", "eval")}, "tasks": [],
-        "quiet": [], "leases": [],
+        "quiet": [], "leases": [], "lanes": [],
     }
 
 
@@ -49,6 +49,7 @@ def test_after_ten_thousand_episodes_it_is_still_short() -> None:
     rig.state.reward_curves.add("train", "ep", "t", 1.0, at=0.0, version=0)
     assert steps(lambda: views.status(rig.state)) < 100
     assert steps(lambda: overview(rig.state, 0.0)) < 10_000 + 500, "one look at each open episode"
+    assert [lane["lane"] for lane in overview(rig.state, 0.0)["lanes"]] == ["default"]
     shown, status = overview(rig.state, 0.0), views.status(rig.state)
     assert len(shown["quiet"]) == SHOWN
     assert status["episodes"]["open"] == 10_000

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from unittest import mock
@@ -121,3 +123,32 @@ async def test_the_sdk_waits_for_room_longer_than_for_a_proxy(client: Client) ->
         assert not waiting.done()
         await client.control("POST", f"/episodes/{first[0]}/abort")
         await (await waiting).aclose()
+
+
+async def ajet(client: Client, *argv: str) -> tuple[int, str]:
+    """The exit code of the command, and what it says."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "from ajet_sdk.cli import main; main()", *argv, "--proxy", client.app.url,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await process.communicate()
+    return int(process.returncode or 0), out.decode()
+
+
+async def test_the_command_shows_and_changes_the_mix(client: Client) -> None:
+    code, said = await ajet(client, "mix")
+    assert (code, said.splitlines()) == (0, [
+        "no lane has a share: groups are leased in the order in which they were complete",
+        "any number of groups may be open or ready; a lane with nothing for 30 s lends its turns",
+    ])  # fmt: skip
+    code, said = await ajet(client, "mix", "math=0.4", "code=0.6", "--ahead", "3", "--wait", "5")
+    assert (code, [line.split() for line in said.splitlines()[:3]]) == (0, [
+        ["lane", "share", "leased", "lent", "open", "ready"], ["code", "0.6", "0", "0", "0", "0"],
+        ["math", "0.4", "0", "0", "0", "0"],
+    ])  # fmt: skip
+    assert said.splitlines()[3:] == [
+        "3 groups of 2 may be open or ready; a lane with nothing for 5 s lends its turns"
+    ]  # fmt: skip
+    code, said = await ajet(client, "mix", "--any", "--json")
+    assert (code, json.loads(said)["shares"], json.loads(said)["ahead"]) == (0, {}, 3)
+    assert await ajet(client, "flush", "--lane", "math") == (0, "")
