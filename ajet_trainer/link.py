@@ -42,7 +42,7 @@ ANSWER_S, CONNECT_S = 30.0, 3.0
 BUSY_ANSWER_S = 1.0
 """How long a figure is waited for that nothing depends on."""
 HANG_UPS = 3
-NEWER = {
+NEWER: dict[str, Any] = {
     one.name: one.default for one in fields(routes.Lease) if one.name in ("signal", "min_group_size", "group_wait_s")
 }
 """What an older proxy does not know of a lease, by its default, which is not sent."""
