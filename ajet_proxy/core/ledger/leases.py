@@ -25,6 +25,7 @@ from functools import partial
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Episode
 from ajet_proxy.core.ledger.mix import Standing, Turns
+from ajet_proxy.core.ledger.pots import Pot
 from ajet_proxy.core.ledger.queues import Demand, Groups, Share
 from ajet_proxy.core.ledger.state import State
 from ajet_sdk.routes import Lease
@@ -117,14 +118,15 @@ def _short(
     state: State, model: str | None, demand: Demand, fits: Callable[[Share], bool], out: Collection[Share]
 ) -> set[Share]:
     """What is left of pots that have ended, and is too little for a group."""
-    short = set[Share]()
+    short, less = set[Share](), {(name, Pot.of(state.episodes[episode])) for name, episode in out}
     for name in state.queues.models() if model is None else (model,):
-        for pot in sorted(demand.ended):
-            shares = ((name, episode) for episode in state.queues.members(name, pot))
-            usable = [share for share in shares if share not in out and fits(share)]
-            left = len(usable) % demand.size
-            if 0 < left < demand.least:
-                short.update(usable[-left:])
+        for pot in demand.ended:
+            if state.queues.length(name, pot) % demand.size or (less and (name, pot) in less):
+                shares = ((name, episode) for episode in state.queues.members(name, pot))
+                usable = [share for share in shares if share not in out and fits(share)]
+                left = len(usable) % demand.size
+                if 0 < left < demand.least:
+                    short.update(usable[-left:])
     return short
 
 

@@ -89,11 +89,12 @@ class Turns:
     ) -> None:
         self._weights, self._standing, self._most, self._lends = weights(shares), standing, most, lends
         self._whole = sum(self._weights.values())
+        self._due = self._deal()
 
     def next(self, has: Callable[[str], bool]) -> str | None:
         """The lane whose group is taken next. `has` tells which lanes have a group. None if a lane is waited for, or if
         none has one."""
-        lane, owed = self._due(), self._standing.owed
+        lane, owed = self._due, self._standing.owed
         if owed.get(lane, 0) < 0:
             lenders = [other for other, number in owed.items() if number > 0 and has(other)]
             if lenders:
@@ -107,7 +108,7 @@ class Turns:
 
     def take(self, lane: str) -> None:
         """The turn goes to a group of `lane`."""
-        due, standing = self._due(), self._standing
+        due, standing = self._due, self._standing
         standing.dealt[due] = standing.dealt.get(due, 0) + 1
         standing.leased[lane] = standing.leased.get(lane, 0) + 1
         if lane != due and standing.owed.get(due, 0) < self._most:
@@ -115,8 +116,9 @@ class Turns:
                 standing.owed[one] = standing.owed.get(one, 0) + change
                 if not standing.owed[one]:
                     del standing.owed[one]
+        self._due = self._deal()
 
-    def _due(self) -> str:
+    def _deal(self) -> str:
         """The lane that is dealt the next turn."""
         dealt, slack = self._standing.dealt, 2 * len(self._weights) - 2
         if not slack:

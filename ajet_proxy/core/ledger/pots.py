@@ -61,6 +61,7 @@ class Pots:
     waiting: Counter[str] = field(default_factory=Counter)
     _quiet: list[tuple[float, Pot]] = field(default_factory=list, init=False)
     """Those with something ready and nothing open, by the time at which an episode was last opened in them."""
+    _flushed: set[Pot] = field(default_factory=set, init=False)
     _loose: Counter[str] = field(default_factory=Counter, init=False)
     """Of each lane, the ready episodes that no whole group has and that nobody is adding to."""
 
@@ -89,7 +90,9 @@ class Pots:
         """A share is ready no more. What is flushed ends with the last of them."""
         gathering = self._leave(pot)
         gathering.ready -= 1
-        gathering.flushed = gathering.flushed and gathering.ready > 0
+        if gathering.flushed and not gathering.ready:
+            gathering.flushed = False
+            self._flushed.discard(pot)
         self._enter(pot, gathering)
 
     def waits(self, pot: Pot, change: int) -> None:
@@ -109,11 +112,12 @@ class Pots:
         for pot, gathering in self.gatherings.items():
             if lane in (None, pot.lane) and task in (None, pot.task) and gathering.ready:
                 gathering.flushed = True
+                self._flushed.add(pot)
 
     def ended(self, before: float) -> set[Pot]:
         """The pots that are quiet and had no episode opened after `before`, and those that are flushed."""
         quiet = self._quiet[: bisect_right(self._quiet, before, key=lambda item: item[0])]
-        return {pot for _, pot in quiet} | {pot for pot, gathering in self.gatherings.items() if gathering.flushed}
+        return {pot for _, pot in quiet} | self._flushed
 
     def next_end(self, after: float) -> float | None:
         """The first time after `after` at which an episode was opened last in a pot that is quiet."""
@@ -129,6 +133,7 @@ class Pots:
     def arrange(self, size: int) -> None:
         """Count by groups of `size`, and rebuild what follows from the gatherings."""
         self.size, self._loose = size, Counter()
+        self._flushed = {pot for pot, gathering in self.gatherings.items() if gathering.flushed}
         for pot, gathering in self.gatherings.items():
             _count(self._loose, pot.lane, self._left(gathering))
         self._quiet = sorted((one.last, pot) for pot, one in self.gatherings.items() if one.ready and not one.open)

@@ -179,6 +179,10 @@ class ReadyQueues:
         ages = self._ages.get(model, [])
         return [episode for _, episode in ages[: bisect_left(ages, (version,))]]
 
+    def length(self, model: str, pot: Pot) -> int:
+        """How many episodes of `model` are ready in `pot`."""
+        return len(self._queues.get((model, pot), ()))
+
     def members(self, model: str, pot: Pot) -> list[str]:
         """The ready episodes of `model` in `pot`, the longest ready first."""
         return [episode for _, episode in self._queues.get((model, pot), ())]
@@ -215,7 +219,7 @@ class ReadyQueues:
         whole = self._whole(model, demand.size) * (demand.size if demand.by_episode else 1)
         if whole >= demand.groups:
             return True
-        left = [len(self._queues.get((model, pot), ())) % demand.size for pot in demand.ended]
+        left = [self.length(model, pot) % demand.size for pot in demand.ended]
         small = [number for number in left if number >= demand.least]
         return whole + (sum(small) if demand.by_episode else len(small)) >= demand.groups
 
