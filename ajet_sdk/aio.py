@@ -23,7 +23,7 @@ from typing import Any, Concatenate
 
 from ajet_sdk import episodes, routes
 from ajet_sdk.client import ClientBase, no_reply
-from ajet_sdk.clients import MembershipLife, is_gone, membership, name_taken
+from ajet_sdk.clients import MembershipLife, is_gone, membership, name_taken, own_name
 from ajet_sdk.episodes import EpisodeLife, Opened, P, opening, place_taken, shown_as, wanting
 from ajet_sdk.errors import AjetError, BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
@@ -178,8 +178,9 @@ class Membership(MembershipLife):
 
     _client: Client
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, owns_client: bool = False) -> None:
         super().__init__(*args)
+        self._owns_client = owns_client
         self._lock = asyncio.Lock()
         self._beating: asyncio.Task[None] | None = None
 
@@ -230,6 +231,8 @@ class Membership(MembershipLife):
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
         await self._client.drive(self._leave())
+        if self._owns_client:
+            await self._client.aclose()
 
     async def _beat_on(self) -> None:
         while True:
@@ -238,10 +241,21 @@ class Membership(MembershipLife):
                 await self.beat()
 
     async def __aenter__(self) -> Membership:
+        if self._owns_client:
+            await self.join()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.leave()
+
+
+def join(
+    name: str | None = None, *, lane: str | None = None, revision: str | None = None, ttl_s: float = 30.0,
+    replace_older: bool = False, proxy_url: str | None = None, api_key: str | None = None, deadline: float = DEADLINE_S,
+) -> Membership:
+    """See `ajet_sdk.join`; the answer is for ``async with``."""
+    body = routes.Join(name or own_name("python"), revision, lane, ttl_s, replaces_older=replace_older)
+    return Membership(Client(proxy_url, api_key, deadline=deadline), body, owns_client=True)
 
 
 Agent = Callable[[Any, Episode], Awaitable[Any]]

@@ -25,7 +25,6 @@ from ajet_sdk.episodes import Opened, opening
 from ajet_sdk.errors import AjetError, BadRequest, Conflict, NotFound
 from ajet_sdk.operations import DEADLINE_S, Talk, request
 
-TTL_S = 30.0
 MAX_NAME = 200
 LEAVE_DEADLINE_S = 5.0
 BEATS = 3
@@ -138,8 +137,9 @@ class Membership(MembershipLife):
 
     _client: Client
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, owns_client: bool = False) -> None:
         super().__init__(*args)
+        self._owns_client = owns_client
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._beating: threading.Thread | None = None
@@ -194,6 +194,8 @@ class Membership(MembershipLife):
         if self._beating is not None:
             self._beating.join(LEAVE_DEADLINE_S)
         self._client.drive(self._leave())
+        if self._owns_client:
+            self._client.close()
 
     def _beat_on(self) -> None:
         while not self._stop.wait(self.beat_s):
@@ -205,6 +207,30 @@ class Membership(MembershipLife):
 
     def __exit__(self, *_: object) -> None:
         self.leave()
+
+
+def join(
+    name: str | None = None, *, lane: str | None = None, revision: str | None = None, ttl_s: float = 30.0,
+    replace_older: bool = False, proxy_url: str | None = None, api_key: str | None = None, deadline: float = DEADLINE_S,
+) -> Membership:
+    """Makes this process a client of the proxy, for as long as the answer's ``with`` block lasts; `run` does so by
+    itself. Its ``id`` is what `episode` takes as ``client``.
+
+    A thread says three times in `ttl_s` seconds that it is there. Once it has been silent for so long, or has left,
+    what it has open is discarded. A client of the same `name` takes its place. `lane` is the kind of its tasks, and
+    `revision` names the code with which it plays. With `replace_older`, what waits in the lane and was played under
+    another revision is discarded.
+    """
+    member = Membership(
+        Client(proxy_url, api_key, deadline=deadline),
+        routes.Join(name or own_name("python"), revision, lane, ttl_s, replaces_older=replace_older), owns_client=True,
+    )
+    try:
+        member.join()
+    except BaseException:
+        member.leave()
+        raise
+    return member
 
 
 def membership(

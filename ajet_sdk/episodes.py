@@ -240,16 +240,15 @@ class EpisodeLife:
 
     def _give_up(self, error: BaseException) -> Talk[None]:
         reason = reason_of(error)
-        hurried = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline))
+        hurried, discarded = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline)), None
         try:
             yield from aborting(hurried, self.id, reason)
         except Conflict:  # the proxy has discarded it already
             with suppress(AjetError):
-                self.outcome = replace(outcome_of((yield from reading(hurried, self.id, False))), aborted=reason)
-                return
+                discarded = (yield from reading(hurried, self.id, False)).get("reason")
         except AjetError:
             return
-        self.outcome = Outcome(aborted=reason)
+        self.outcome = Outcome(aborted=reason, discarded=discarded)
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:

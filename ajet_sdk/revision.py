@@ -94,7 +94,7 @@ def _code(argv: Sequence[str], here: Path) -> tuple[list[Path], list[str]]:
             behind = words[place + 1] if place + 1 < len(words) else ""
             if word == "-c" and behind:
                 return _of_text(behind, here)
-            if word == "-m" and (module := _module(behind, here)) is not None:
+            if word == "-m" and behind and (module := _module(behind, here)) is not None:
                 return [module], []
             if (here / word).is_file():
                 return [here / word], []
@@ -105,9 +105,9 @@ def _code(argv: Sequence[str], here: Path) -> tuple[list[Path], list[str]]:
 def _module(name: str, here: Path) -> Path | None:
     """The file of a module that is started by its `name`, where it stands among the user's own files."""
     for folder in (str(here), *os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        stem = Path(folder or here, *name.split("."))
-        for file in (stem / "__main__.py", stem.with_name(f"{stem.name}.py")):
-            if name and file.is_file():
+        stem = str(Path(folder or here, *name.split(".")))
+        for file in map(Path, (f"{stem}/__main__.py", f"{stem}.py")):
+            if file.is_file():
                 return file
     return None
 

@@ -1,7 +1,8 @@
 """Who read or rewarded what: one JSON line for each control action, reward on an LLM request, and read of an episode.
 
 Pages and terminals list episodes every few seconds, and clients say as often that they are there. Such requests have
-one line for a caller in `LISTED_S`, so that they do not push the other lines out of the file. A reader of events has a line for each connection, when it begins.
+one line for a caller in `LISTED_S`, so that they do not push the other lines out of the file. A reader of events has a
+line for each connection, when it begins.
 
 A line says when, the key (as its `key_id`, never itself), its scope and tenant. It names the subject of the client's
 certificate, if one was shown, the route, the episode or batch, and the status of the answer. It holds no body, header
