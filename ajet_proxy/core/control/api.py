@@ -244,7 +244,8 @@ class _Handlers:
         self._whole_tenant("it sees no clients")
         claims = self.request.claims
         tenant = None if claims.scope == "admin" else claims.tenant
-        return Answer(lambda: {"clients": self.commands.clients.shown(tenant, self.at)})
+        at = max(self.at, self.state.now)
+        return Answer(lambda: {"now": at, "clients": self.commands.clients.shown(tenant, at)})
 
     def beat(self) -> Answer:
         self.commands.clients.beat(self._own_client(), at=self.at)

@@ -114,9 +114,9 @@ class ClientCommands:
         return [*self._gone(silent, "silent", at, 0), *_discards(chain(clients.gone.values(), silent), at, most)]
 
     def shown(self, tenant: str | None, at: float) -> list[dict[str, Any]]:
-        """The clients of a `tenant` (None: of all): live ones in the order in which they joined, then those that are
-        gone, the latest first."""
-        clients, at = self.state.clients, max(at, self.state.now)
+        """The clients of a `tenant` (None: of all) as they are at the time `at`: live ones in the order in which they
+        joined, then those that are gone, the latest first."""
+        clients = self.state.clients
         return [
             one.to_json(at, self.heard_at(one)) for one in (*clients.live.values(), *reversed(clients.gone.values()))
             if tenant in (None, one.tenant)
