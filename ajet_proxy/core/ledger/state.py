@@ -267,7 +267,7 @@ class State(Serving):
             evaluation.begin(event.episode)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
         if episode.client is not None:
-            self.clients.opened(episode)
+            self.clients.opened(episode.client, episode)
         self.counts["open"] += 1
         self.opened += 1
 
@@ -378,7 +378,7 @@ class State(Serving):
         if reward is None:
             return
         if episode.client is not None:
-            self.clients.rewarded(episode, reward, before)
+            self.clients.rewarded(episode.client, reward, before)
         if episode.reward_number is None or before is None:
             version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
             episode.reward_number = self.reward_curves.add(
@@ -525,7 +525,7 @@ class State(Serving):
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)
         if episode.client is not None:
-            self.clients.moved(episode, before, at)
+            self.clients.moved(episode.client, episode, before, at)
         if state not in ("open", "sealed"):
             self.unsettled.pop(episode.id, None)
         self._evaluated(episode)
