@@ -58,6 +58,15 @@ def text(_context: click.Context, _option: click.Parameter, value: str | None) -
     return value
 
 
+def label(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Refuses what a client cannot say of itself."""
+    from ajet_sdk.routes import MAX_CLIENT_TEXT
+
+    if value is not None and not 1 <= len(value) <= MAX_CLIENT_TEXT:
+        raise click.BadParameter(f"it must have 1 to {MAX_CLIENT_TEXT} characters")
+    return text(context, option, value)
+
+
 def proxy_option(command: F) -> F:
     return click.option("--proxy", metavar="URL", help=PROXY_HELP)(command)
 
@@ -96,11 +105,27 @@ def ajet() -> None:
     help="Catch a PROGRAM that takes no base URL at its provider's address. The proxy needs --intercept too.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Show only the table, and no output of the programs.")
+@click.option(
+    "--name", "client_name", metavar="NAME", callback=label,
+    help="This client's name. An older one of the name is gone.  [default: HOST:PROGRAM and a number of its own]",
+)
+@click.option(
+    "--lane", metavar="NAME", callback=label,
+    help="The kind of the task.  [default: what the task's name has before its first slash]",
+)
+@click.option(
+    "--revision", metavar="NAME", callback=label,
+    help="Which code plays. A group holds one revision.  [default: a digest of PROGRAM's file, for each episode]",
+)
+@click.option(
+    "--replace-older", is_flag=True, help="With --lane: discard what waits there under another revision."
+)
 @proxy_option
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     task: str, repeat: int, parallel: int, reward_cmd: str | None, reward_from: str | None, is_eval: bool, wanted: bool,
-    agent: str | None, model: str | None, intercept: bool, quiet: bool, proxy: str | None, program: tuple[str, ...],
+    agent: str | None, model: str | None, intercept: bool, quiet: bool, client_name: str | None, lane: str | None,
+    revision: str | None, replace_older: bool, proxy: str | None, program: tuple[str, ...],
 ) -> int:
     """Run an unmodified program once per episode, and reward it.
 
@@ -121,6 +146,8 @@ def run(
         raise click.UsageError("--task is empty: an unset variable?")
     if wanted and not is_eval:
         raise click.UsageError("--wanted needs --eval: what is trained is played without it")
+    if replace_older and not lane:
+        raise click.UsageError("--replace-older needs --lane: in which lane is anything older?")
     check_program(program[0])
     with usage():
         files = allow_files(parallel if wanted else min(parallel, repeat))
@@ -128,7 +155,10 @@ def run(
         await_proxy(client)
         found = stack.enter_context(intercepting(client)) if intercept else None
         what = Program(program, reward_from=reward_from, reward_cmd=reward_cmd, interception=found, files=files)
-        how = {"repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval}
+        how = {
+            "repeat": repeat, "parallel": parallel, "model": model, "agent": agent, "eval": is_eval,
+            "client_name": client_name, "lane": lane, "revision": revision, "replace_older": replace_older,
+        }
         return run_and_tell(client, what, task, quiet, wanted=wanted, **how)
 
 
@@ -161,8 +191,9 @@ def reward(
 @ajet.command()
 @click.option("--episode", metavar="ID", callback=episode_id, help=EPISODE_HELP)
 @click.option("--reason", callback=text, help="The reason, in your own words.")
+@click.option("--infra", is_flag=True, help="The world has failed, and not the agent.")
 @proxy_option
-def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
+def abort(episode: str | None, reason: str | None, infra: bool, proxy: str | None) -> None:
     """End an episode without training on it."""
     from ajet_sdk.episodes import aborting, current_episode
     from ajet_sdk.routes import check_id
@@ -170,7 +201,7 @@ def abort(episode: str | None, reason: str | None, proxy: str | None) -> None:
     with usage():
         found = check_id(current_episode(episode))
     with client_for(proxy) as client:
-        client.drive(aborting(client.target, found, reason))
+        client.drive(aborting(client.target, found, reason, "infra" if infra else None))
 
 
 @ajet.command()
@@ -242,6 +273,31 @@ def flush(lane: str | None, task: str | None, proxy: str | None) -> None:
 
     with client_for(proxy, LOOK_S) as client:
         client.ask("flush", Flush(lane, task))
+
+
+@ajet.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the proxy's answer as JSON.")
+@click.option(
+    "--every", type=click.FloatRange(0.1, EVERY_MAX_S), metavar="SECONDS", help="Show it again until Ctrl-C."
+)
+@proxy_option
+def clients(as_json: bool, every: float | None, proxy: str | None) -> None:
+    """Show who plays what, at which revision, and how fast.
+
+    After the clients that play come the latest that are gone.
+    """
+    from functools import partial
+
+    from ajet_sdk.top import table, watch
+    from ajet_sdk.views import clients_view
+
+    if every is not None and (as_json or math.isnan(every)):
+        raise click.UsageError("--every takes a number of seconds, and no --json")
+    with client_for(proxy, LOOK_S) as client:
+        if every is None:
+            show_json_or(as_json, client.ask("clients").json(), clients_view)
+        else:
+            watch(client, every, sys.stdout, lambda: partial(table, clients_view(client.ask("clients").json())))
 
 
 @ajet.command()

@@ -14,6 +14,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec
@@ -45,8 +46,8 @@ class Opened:
 class Outcome:
     """How an episode ended: its reward (None: none), or why it was given up (None: it was not).
 
-    `discarded` is the proxy's reason for not keeping an episode that has its reward. ``incomplete_call`` says that it
-    holds no whole call to a model; `lost` then says why its calls were lost.
+    `discarded` is the proxy's reason for not keeping an episode that nobody aborted. ``incomplete_call`` says that it
+    has its reward, and no whole call to a model; `lost` then says why its calls were lost.
     """
 
     reward: float | None = None
@@ -99,9 +100,9 @@ def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outco
     return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
 
 
-def aborting(target: Target, episode: str, reason: str | None) -> Talk[None]:
-    """Gives the episode up; an episode that was aborted before stays so."""
-    yield from _settling(target, "abort", routes.Abort(reason), episode)
+def aborting(target: Target, episode: str, reason: str | None, cause: str | None = None) -> Talk[None]:
+    """Gives the episode up; an episode that was aborted before stays so. `cause` is one of `routes.ABORT_CAUSES`."""
+    yield from _settling(target, "abort", routes.Abort(reason, cause), episode)
 
 
 def sealing(target: Target, episode: str) -> Talk[None]:
@@ -206,9 +207,10 @@ class EpisodeLife:
         yield from sealing(self._target, self.id)
         self.outcome = self.outcome or Outcome()
 
-    def _abort(self, reason: str | None = None) -> Talk[None]:
-        """Gives the episode up: none of it is trained."""
-        yield from aborting(self._target, self.id, reason)
+    def _abort(self, reason: str | None = None, *, cause: str | None = None) -> Talk[None]:
+        """Gives the episode up: none of it is trained. `cause` is ``agent``, or ``infra`` if the world has failed and
+        not the agent."""
+        yield from aborting(self._target, self.id, reason, cause)
         self.outcome = Outcome(aborted=reason or "aborted")
 
     def _heartbeat(self) -> Talk[None]:
@@ -238,14 +240,15 @@ class EpisodeLife:
 
     def _give_up(self, error: BaseException) -> Talk[None]:
         reason = reason_of(error)
-        hurried = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline))
+        hurried, discarded = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline)), None
         try:
             yield from aborting(hurried, self.id, reason)
-        except Conflict:
-            pass  # the proxy has discarded it already
+        except Conflict:  # the proxy has discarded it already
+            with suppress(AjetError):
+                discarded = (yield from reading(hurried, self.id, False)).get("reason")
         except AjetError:
             return
-        self.outcome = Outcome(aborted=reason)
+        self.outcome = Outcome(aborted=reason, discarded=discarded)
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
@@ -257,7 +260,7 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
         return Outcome(aborted=record.get("detail") or "aborted")
     if reason == "incomplete_call" and reward is not None:
         return Outcome(reward=reward, discarded=reason, lost=record.get("detail"))
-    return Outcome(aborted=f"discarded by the proxy: {reason}")
+    return Outcome(aborted=f"discarded by the proxy: {reason}", discarded=reason)
 
 
 def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:
@@ -320,6 +323,8 @@ def episode(
     idle_timeout: float | None = None,
     wall_timeout: float | None = None,
     members: Mapping[str, str] | None = None,
+    client: str | None = None,
+    revision: str | None = None,
     proxy_url: str | None = None,
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
@@ -329,14 +334,17 @@ def episode(
     `eval` episodes are recorded and never trained. Episodes of one `task` form the group that their advantages are
     relative to; without a task, the first prompt is the task. With `model` every call goes to that one, whatever name
     the agent asks for, unless the proxy serves that other model by name (a judge). `deadline` is how long an operation
-    may try to be acknowledged. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
+    may try to be acknowledged. `client` is the id of the client that plays it, and `revision` names the code with which
+    it does. `proxy_url` and `api_key` default to ``AJET_PROXY_URL`` and ``AJET_API_KEY``.
     """
-    client = Client(proxy_url, api_key, deadline=deadline)
-    body = routes.OpenEpisode(task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members)
+    own = Client(proxy_url, api_key, deadline=deadline)
+    body = routes.OpenEpisode(
+        task, model, agent, eval, metadata or {}, idle_timeout, wall_timeout, members, client=client, revision=revision
+    )
     try:
-        return Episode(client, client.drive(opening(client.target, body)), owns_client=True)
+        return Episode(own, own.drive(opening(own.target, body)), owns_client=True)
     except BaseException:
-        client.close()
+        own.close()
         raise
 
 
@@ -371,10 +379,12 @@ def reward_own(
 
 
 def abort_own(
-    target: Target, reason: str | None = None, *, episode: str | None = None, deadline: float = DEADLINE_S
+    target: Target, reason: str | None = None, *, cause: str | None = None, episode: str | None = None,
+    deadline: float = DEADLINE_S,
 ) -> Talk[None]:
-    """Gives up the episode that this process belongs to."""
-    yield from aborting(replace(target, deadline=deadline), current_episode(episode), reason)
+    """Gives up the episode that this process belongs to. `cause` is ``agent``, or ``infra`` if the world has failed and
+    not the agent."""
+    yield from aborting(replace(target, deadline=deadline), current_episode(episode), reason, cause)
 
 
 def _once(operation: Callable[Concatenate[Target, P], Talk[T]]) -> Callable[P, T]:

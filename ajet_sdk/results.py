@@ -19,7 +19,7 @@ from unicodedata import combining, east_asian_width
 class RunResult:
     """One rollout: the `index`-th at `task`. `reason` says why it was not rewarded; `seconds` is its wall time.
     `untold` is set if it cannot be trained because its engine does not tell what it sampled: one of
-    `ajet_sdk.untold.UNTOLD`."""
+    `ajet_sdk.untold.UNTOLD`. `discarded` is the proxy's own reason, if it discarded the episode by itself."""
 
     task: str
     index: int
@@ -29,10 +29,16 @@ class RunResult:
     reason: str | None
     seconds: float
     untold: str | None = None
+    discarded: str | None = None
 
     @property
     def ok(self) -> bool:
         return self.outcome == "rewarded"
+
+    @property
+    def client_gone(self) -> bool:
+        """Whether it failed because the proxy took this client for gone. Neither agent nor reward is at fault."""
+        return self.discarded == "client_gone"
 
 
 class RunResults(tuple[RunResult, ...]):

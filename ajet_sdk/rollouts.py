@@ -20,11 +20,13 @@ from typing import Any
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
-from ajet_sdk.episodes import Episode, EpisodeLife, aborting, opening, place_taken, reason_of, wanting
+from ajet_sdk.clients import Membership, membership, name_taken
+from ajet_sdk.episodes import Episode, EpisodeLife, Opened, aborting, opening, place_taken, reason_of, wanting
 from ajet_sdk.errors import AjetError, BadRequest, NotReady, ProxyUnreachable
 from ajet_sdk.operations import DEADLINE_S
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.untold import told
+from ajet_sdk.revision import of_agent, told
+from ajet_sdk.untold import told as untold
 
 Agent = Callable[[Any, Episode], Any]
 INTERRUPTED = "the run was interrupted"
@@ -101,7 +103,8 @@ def result_of(
         if settled.discarded is not None:
             reason = f"discarded by the proxy: {settled.discarded}" + (f" ({lost})" if lost else "")
     return RunResult(
-        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, told(lost)
+        task, rollout.index, episode.id if episode else None, outcome, reward, reason, seconds, untold(lost),
+        None if settled is None else settled.discarded,
     )
 
 
@@ -121,6 +124,8 @@ class RolloutsPlan:
 
     With `wanted`, only evaluation episodes that a trainer wants are played, and the run has no end. Episodes are then
     opened one after the other: each asks whether one more is wanted, and which place in the evaluation it has.
+
+    `member` is the membership of the client that plays them, if they are to have one.
     """
 
     def __init__(
@@ -134,6 +139,7 @@ class RolloutsPlan:
         name: Callable[[Any], str],
         on_result: Callable[[RunResult], None] | None,
         wanted: bool = False,
+        member: Any = None,
     ) -> None:
         if wanted and not body.eval:
             raise BadRequest("only evaluations are wanted: set eval too", param="wanted")
@@ -147,7 +153,7 @@ class RolloutsPlan:
         self._wanted = WantedRollouts(tasks, repeat) if wanted else None
         self._client, self._agent, self._body, self._name, self._on_result = client, agent, body, name, on_result
         self._rollouts: Iterator[Rollout] = iter(()) if wanted else rollouts_at(tasks, repeat)
-        self._parallel = parallel
+        self._parallel, self._member = parallel, member
         self._done: dict[int, RunResult] = {}
         self._stopped = False
 
@@ -165,6 +171,7 @@ class Rollouts(RolloutsPlan):
     """One run over tasks by threads; `on_stop` is called on an interrupt."""
 
     _client: Client
+    _member: Membership | None
 
     def __init__(self, *plan: Any, on_stop: Callable[[], None] | None = None) -> None:
         super().__init__(*plan)
@@ -267,12 +274,14 @@ class Rollouts(RolloutsPlan):
                 started = time.monotonic()
                 body = replace(self._body, task=self._name(rollout.task), model=model, place=place)
                 try:
-                    episode = Episode(client, client.drive(opening(client.target, body)))
+                    episode = Episode(client, self._opened(body))
                     with self._lock:
                         self._open[episode.id] = episode
                 except KeyboardInterrupt:
                     raise
                 except BaseException as caught:
+                    if name_taken(caught):
+                        raise
                     if place_taken(caught):
                         continue
                     error = caught
@@ -280,6 +289,11 @@ class Rollouts(RolloutsPlan):
         if episode is not None:
             error = self._play(rollout, episode)
         return rollout.number, result_of(rollout, body.task or "", episode, error, time.monotonic() - started)
+
+    def _opened(self, body: routes.OpenEpisode) -> Opened:
+        if self._member is None:
+            return self._client.drive(opening(self._client.target, body))
+        return self._member.open(body)
 
     def _play(self, rollout: Rollout, episode: Episode) -> BaseException | None:
         """Has the agent play an open episode, and settles it. Returns what the agent raised."""
@@ -313,6 +327,10 @@ def run(
     eval: bool = False,
     wanted: bool = False,
     on_result: Callable[[RunResult], None] | None = None,
+    client_name: str | None = None,
+    lane: str | None = None,
+    revision: str | None = None,
+    replace_older: bool = False,
     proxy_url: str | None = None,
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
@@ -328,7 +346,17 @@ def run(
     With `wanted` (and `eval`), only the evaluation episodes are played that a trainer wants, and this ends by an
     interrupt alone. Each evaluation goes through the tasks from the first on. Programs that share one go through them
     together, if all have the same tasks and the same `repeat`.
+
+    This process is a client of the proxy while it runs, under `client_name` or a name of its own. If it dies, what it
+    has open is discarded. Another one of its name ends it with a `Conflict`. `lane` is the kind of its tasks; unset,
+    it follows from their names. `revision` names the code of agent and reward; unset, that is a digest of the file of
+    `agent`. With `replace_older`, what waits in the lane and was played under another revision is discarded.
     """
-    body = routes.OpenEpisode(None, model, agent_name, eval)
+    body, code = routes.OpenEpisode(None, model, agent_name, eval), of_agent(agent)
     with Client(proxy_url, api_key, deadline=deadline) as client:
-        return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, wanted).run()
+        own = membership(
+            client, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
+            revision=told(revision, code),
+        )
+        with own:
+            return Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, wanted, own).run()

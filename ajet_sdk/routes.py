@@ -33,6 +33,7 @@ HEADER_REWARD = "X-AJet-Reward"
 HEADER_REWARD_CALL = "X-AJet-Reward-Call"
 HEADER_REWARD_STATE = "X-AJet-Reward-State"
 HEADER_FINAL = "X-AJet-Final"
+HEADER_CLIENT = "X-AJet-Client"
 HEADER_WIRE = "X-AJet-Wire"
 """With ``POST batches/lease``: the frame versions that the trainer reads, separated by commas. If the proxy writes none
 of them it answers 400 with code ``wire_version`` and leases nothing."""
@@ -40,7 +41,7 @@ of them it answers 400 with code ``wire_version`` and leases nothing."""
 EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "discarded")
 DISCARD_REASONS = (
     "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_group", "incomplete_call", "stale", "filtered",
-    "evicted",
+    "evicted", "client_gone", "older_revision",
 )
 LEASE_UNITS = ("groups", "episodes")
 DEFAULT_LANE = "default"
@@ -51,6 +52,12 @@ MAX_LANES = 100
 """Lanes of a mix."""
 _NEARLY = 1e-4
 """So far from 1 may shares add up: they are decimal numbers that somebody has rounded."""
+ABORT_CAUSES = ("agent", "infra")
+"""Whose failure it was that an episode is given up: the agent's own, or the world's."""
+CLIENT_ENDS = ("left", "replaced", "silent")
+"""Why a client is gone."""
+MAX_CLIENT_TEXT = 200
+"""Characters of a client's name or lane, and of a revision."""
 MAX_NESTING = 32
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""
@@ -61,7 +68,7 @@ MAX_REWARD = 1e12
 @dataclass(frozen=True, slots=True)
 class OpenEpisode:
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
-    only if that is the next one of the model's evaluation."""
+    only if that is the next one of the model's evaluation. ``client`` plays it, under ``revision`` or its own."""
 
     task: str | None = None
     model: str | None = None
@@ -72,6 +79,8 @@ class OpenEpisode:
     wall_timeout: float | None = None
     members: Mapping[str, str] | None = None
     place: int | None = None
+    client: str | None = None
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +99,11 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept apart from the state's reason."""
+    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept apart from the state's reason. ``cause`` is
+    one of `ABORT_CAUSES`."""
 
     reason: str | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +201,21 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """``POST clients``: this process runs agents, and is gone once it has not said so for ``ttl_s`` seconds. With
+    ``replaces``, an older client of the name is gone. With ``replaces_older``, episodes of the lane that were played
+    under another revision are discarded. ``id`` makes it idempotent; without one the proxy makes one."""
+
+    name: str
+    revision: str | None = None
+    lane: str | None = None
+    ttl_s: float = 30.0
+    replaces: bool = True
+    replaces_older: bool = False
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``admin`` or ``any``."""
 
@@ -222,6 +248,10 @@ ROUTES: tuple[Route, ...] = (
     Route("evaluate", "POST", "/evaluations", "trainer", Evaluate),
     Route("evaluation", "GET", "/evaluations/{id}", "trainer", None),
     Route("wanted", "GET", "/wanted", "agent", None),
+    Route("join", "POST", "/clients", "agent", Join),
+    Route("clients", "GET", "/clients", "agent", None),
+    Route("beat", "POST", "/clients/{id}/beat", "agent", Empty),
+    Route("leave", "DELETE", "/clients/{id}", "agent", None),
     Route("status", "GET", "/status", "any", None),
     Route("overview", "GET", "/overview", "admin", None),
     Route("events", "GET", "/events", "admin", None),

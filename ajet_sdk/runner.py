@@ -25,12 +25,14 @@ from urllib.parse import urlsplit
 
 from ajet_sdk import routes
 from ajet_sdk.client import Client
+from ajet_sdk.clients import Membership, membership
 from ajet_sdk.episodes import Episode, reading
 from ajet_sdk.errors import AjetError, BadRequest, Conflict
 from ajet_sdk.interception import Interception
 from ajet_sdk.operations import Target
 from ajet_sdk.processes import Child, Limits, describe
 from ajet_sdk.results import RunResult, RunResults
+from ajet_sdk.revision import of_program, told
 from ajet_sdk.rollouts import INTERRUPTED, Rollouts, name_of, start
 
 REWARD_SOURCES = ("exit-code", "stdout", "file")
@@ -250,14 +252,25 @@ def run_program(
     eval: bool = False,
     wanted: bool = False,
     client: Client | None = None,
+    client_name: str | None = None,
+    lane: str | None = None,
+    revision: str | None = None,
+    replace_older: bool = False,
     on_output: OnOutput | None = None,
     on_result: Callable[[RunResult], None] | None = None,
 ) -> RunResults:
     """Runs `program` `repeat` times for each task, up to `parallel` at once; see `ajet_sdk.run` for what it returns.
 
     Programs' output is handed to `on_output`, or dropped. KeyboardInterrupt ends the programs that run, with all that
-    they have started, aborts their episodes, and is raised again.
+    they have started, aborts their episodes, and is raised again. The revision is that of the program's file and of its
+    reward command, unless it is named.
     """
-    body = routes.OpenEpisode(None, model, agent, eval)
-    with nullcontext(client) if client else Client() as own, ProgramAgent(program, own, on_output) as runs:
-        return Rollouts(own, runs, tasks, repeat, parallel, body, name_of, on_result, wanted, on_stop=runs.stop).run()
+    body, code = routes.OpenEpisode(None, model, agent, eval), of_program(program.argv, program.reward_cmd, program.cwd)
+    with nullcontext(client) if client else Client() as own:
+        member = membership(
+            own, Membership, program=code.name, name=client_name, lane=lane, replace_older=replace_older,
+            revision=told(revision, code),
+        )
+        with member, ProgramAgent(program, own, on_output) as runs:
+            plan = (own, runs, tasks, repeat, parallel, body, name_of, on_result, wanted, member)
+            return Rollouts(*plan, on_stop=runs.stop).run()

@@ -1,8 +1,8 @@
 """The control plane as a function: a request and the ledger in, an answer and the events that make it true out.
 
-Nothing changes here. The caller commits `Answer.events` and only then calls `Answer.body`, which is made at that moment
-and so shows the state after the events. Waiting (leases, the gate) and encoding belong to
-`ajet_proxy.io.control.routes`.
+Nothing changes here, but that a client's beat is noted. The caller commits `Answer.events` and only then calls
+`Answer.body`, which is made at that moment and so shows the state after the events. Waiting (leases, the gate) and
+encoding belong to `ajet_proxy.io.control.routes`.
 
 Invariant: a caller sees and changes only what its claims reach. A key of scope ``agent`` reaches one episode, or those
 of its tenant; scope ``admin`` reaches all. Whether a scope reaches a route at all is checked before this function.
@@ -23,7 +23,7 @@ from ajet_proxy.core.ledger.state import State
 from ajet_proxy.core.ledger.views import Tokens, Wanted, mix, overview, parts, record, records, status, wanted
 from ajet_sdk import routes
 from ajet_sdk.errors import BadRequest, Forbidden, NotFound
-from ajet_sdk.routes import check_id, parse, route
+from ajet_sdk.routes import MAX_CLIENT_TEXT, check_id, parse, route
 
 MAX_RECORDS = 1000
 MAX_ID = 200
@@ -89,9 +89,8 @@ class _Handlers:
         claims, state, body = self.request.claims, self.state, self.body
         for name in ("task", "model", "agent"):
             _check_length(name, getattr(body, name), MAX_LABEL)
-        if claims.episode is not None:
-            message = f"this key is for episode {claims.episode} alone: it opens no other"
-            raise Forbidden(message, code="foreign_episode")
+        _check_length("revision", body.revision, MAX_CLIENT_TEXT)
+        self._whole_tenant("it opens no other")
         episode = check_id(self.new_id("ep"))
         key = self.keys(claims.tenant, episode)
         events = self.commands.open_episode(body, episode=episode, at=self.at, tenant=claims.tenant)
@@ -143,7 +142,7 @@ class _Handlers:
 
     def abort(self) -> Answer:
         reason = self.body.reason  # often an exception's text: it is cut, not refused
-        body = routes.Abort(reason and reason[:MAX_WORDS])
+        body = routes.Abort(reason and reason[:MAX_WORDS], self.body.cause)
         return Answer(self._episode, self.commands.abort(self._own(), body, at=self.at))
 
     def heartbeat(self) -> Answer:
@@ -245,6 +244,50 @@ class _Handlers:
             return {"eval": missing, "next": nexts} | wanted(self.state)
 
         return Answer(show)
+
+    # -- clients
+
+    def join(self) -> Answer:
+        self._whole_tenant("no client joins with it")
+        for name in ("name", "lane", "revision"):
+            _check_length(name, getattr(self.body, name), MAX_CLIENT_TEXT, least=1)
+        name = check_id(self.new_id("client") if self.body.id is None else self.body.id, "id")
+        events = self.commands.clients.join(self.body, client=name, tenant=self.request.claims.tenant, at=self.at)
+        return Answer(lambda: self._client(name), events)
+
+    def clients(self) -> Answer:
+        self._whole_tenant("it sees no clients")
+        claims = self.request.claims
+        tenant = None if claims.scope == "admin" else claims.tenant
+        at = max(self.at, self.state.now)
+        return Answer(lambda: {"now": at, "clients": self.commands.clients.shown(tenant, at)})
+
+    def beat(self) -> Answer:
+        self.commands.clients.beat(self._own_client(), at=self.at)
+        return Answer(lambda: self._client(self.request.id))
+
+    def leave(self) -> Answer:
+        return Answer(
+            lambda: self._client(self.request.id), self.commands.clients.leave(self._own_client(), at=self.at)
+        )
+
+    def _own_client(self) -> str:
+        """The client in the path, if it is known and the caller may reach it."""
+        self._whole_tenant("it is no client's")
+        claims, client = self.request.claims, self.commands.clients.known(self.request.id)
+        if claims.tenant != client.tenant and claims.scope != "admin":
+            raise Forbidden(f"client {client.id} is another tenant's", code="foreign_client")
+        return client.id
+
+    def _client(self, name: str) -> dict[str, Any]:
+        client = self.commands.clients.known(name)
+        state = "joined" if client.reason is None else "gone"
+        return {"client": client.id, "name": client.name, "ttl_s": client.ttl_s, "state": state}
+
+    def _whole_tenant(self, why: str) -> None:
+        """Refuses the key of one episode."""
+        if (episode := self.request.claims.episode) is not None:
+            raise Forbidden(f"this key is for episode {episode} alone: {why}", code="foreign_episode")
 
     # -- all of it
 

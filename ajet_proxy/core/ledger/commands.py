@@ -18,6 +18,7 @@ from typing import Any
 
 from ajet_proxy.core.conversation.history import Mark
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.client_commands import ClientCommands, Played
 from ajet_proxy.core.ledger.episode import CallEntry, Episode, has_room, takes, timeouts
 from ajet_proxy.core.ledger.events import Event
 from ajet_proxy.core.ledger.leases import choose
@@ -29,6 +30,7 @@ from ajet_proxy.core.trajectory.timeline import Packed, Turn
 from ajet_sdk.address import server
 from ajet_sdk.errors import BadRequest, Conflict, Forbidden, NotFound
 from ajet_sdk.routes import (
+    ABORT_CAUSES,
     LEASE_UNITS,
     MAX_REWARD,
     MAX_VERSION,
@@ -59,6 +61,7 @@ class Commands:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self.clients = ClientCommands(state)
 
     # -- episodes
 
@@ -77,33 +80,41 @@ class Commands:
             message = f"place {body.place} is not the next one of an evaluation: ask again what is wanted"
             raise Conflict(message, code="place_taken", param="place")
         idle, wall = timeouts(body, self.state.settings.idle_timeout, self.state.settings.wall_timeout)
+        played = Played(revision=body.revision or None)
+        if body.client:
+            played = self.clients.plays(body.client, played.revision, tenant=tenant, at=self._time(at))
         return (
+            *played.older,
             ev.EpisodeOpened(
                 at=self._time(at), episode=episode, task=body.task or None, model=body.model or None, agent=body.agent,
                 eval=body.eval, idle_timeout=idle, wall_timeout=wall, tenant=tenant, metadata=body.metadata,
                 identified_by=identified_by, members=body.members,
-                evaluation=None if evaluation is None else evaluation.id,
+                evaluation=None if evaluation is None else evaluation.id, client=played.client,
+                revision=played.revision, lane=played.lane,
             ),
         )
 
     def full(self, body: OpenEpisode) -> bool:
         """Whether the lane of such an episode has no room for another now."""
-        return not body.eval and self.state.room(lane_of(body.task or "")) == 0
+        client = None if body.client is None else self.state.clients.find(body.client)
+        given = None if client is None else client.lane
+        return not body.eval and self.state.room(lane_of(body.task or "") if given is None else given) == 0
 
     def begin_call(
         self, *, episode: str, calls: tuple[str, ...], at: float, model: str, agent: str, task: str | None, eval: bool,
         identified_by: str, tenant: str, body_hash: str, idempotency_key: str | None, retries: int,
-        unseen: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "",
+        unseen: bool = False, metadata: Mapping[str, Any] | None = None, route: str = "", client: str | None = None,
     ) -> Events:
         """A request goes to the engine; `calls` has one id for each choice. The episode opens on first sight, then with
-        `metadata`. `unseen` says that the request may be a retry of one that never got this far."""
+        `metadata`, as one that `client` plays. `unseen` says that the request may be a retry of one that never got
+        this far."""
         at = self._time(at)
         started = ev.CallStarted(
             at, episode, calls, model, agent, identified_by, body_hash, idempotency_key, route, retries
         )
         known = self.state.find(episode)
         if known is None:
-            body = OpenEpisode(task=task, eval=eval, metadata=metadata or {})
+            body = OpenEpisode(task=task, eval=eval, metadata=metadata or {}, client=client)
             opened = self.open_episode(
                 body, episode=episode, at=at, tenant=tenant, identified_by=identified_by, plays=model or None
             )
@@ -187,9 +198,11 @@ class Commands:
         return (ev.EpisodeSealed(self._time(at), episode),) if takes("seal", self.state.episode(episode)) else ()
 
     def abort(self, episode: str, body: Abort, *, at: float) -> Events:
+        if body.cause not in (None, *ABORT_CAUSES):
+            raise BadRequest(f"cause must be one of {', '.join(ABORT_CAUSES)}", param="cause")
         if not takes("abort", self.state.episode(episode)):
             return ()
-        return (ev.EpisodeDiscarded(self._time(at), episode, "aborted", body.reason),)
+        return (ev.EpisodeDiscarded(self._time(at), episode, "aborted", body.reason, cause=body.cause),)
 
     def heartbeat(self, episode: str, *, at: float) -> Events:
         return (ev.EpisodeTouched(self._time(at), episode),) if takes("heartbeat", self.state.episode(episode)) else ()
@@ -323,9 +336,13 @@ class Commands:
         out: list[Event] = [
             ev.BatchReturned(at, batch.id, "expired") for batch in self.state.leased.values() if batch.lease_until <= at
         ]
+        out += self.clients.expire(at, EXPIRED_AT_ONCE - len(out))
+        ended = {event.episode for event in out if isinstance(event, ev.EpisodeDiscarded)}
         for episode in self.state.unsettled.values():
             if len(out) >= EXPIRED_AT_ONCE:
                 break
+            if episode.id in ended:
+                continue
             may_idle = episode.state == "open" and not episode.running and not self.state.gate_now.shut
             if at - episode.opened_at >= episode.wall_timeout:
                 out.append(ev.EpisodeDiscarded(at, episode.id, "wall_timeout"))

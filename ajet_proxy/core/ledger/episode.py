@@ -146,6 +146,7 @@ class Episode:
     state: str = "open"
     reason: str | None = None
     detail: str | None = None
+    cause: str | None = None
     task_derived: bool = False
     active_at: float = 0.0
     sealed_at: float | None = None

@@ -125,6 +125,8 @@ class EpisodeDiscarded(EpisodeEvent, frozen=True):
     reason: str
     detail: str | None = None
     models: tuple[str, ...] = ()
+    cause: str | None = None
+    """Whose failure it was, if it was given up and that was said: one of `ABORT_CAUSES`."""
 
 
 class EpisodeTouched(EpisodeEvent, frozen=True):
@@ -206,6 +208,26 @@ class GateClosed(Event, frozen=True):
 
 class GateOpened(Event, frozen=True):
     policy_version: int
+
+
+class ClientJoined(Event, frozen=True):
+    """A process that runs agents has joined. It is gone once it is silent for ``ttl_s`` seconds."""
+
+    client: str
+    name: str
+    ttl_s: float
+    tenant: str = ""
+    revision: str | None = None
+    lane: str | None = None
+    replaces_older: bool = False
+
+
+class ClientGone(Event, frozen=True):
+    """``reason`` is from the closed list `CLIENT_ENDS`. Its last sign of life was at ``heard_at``."""
+
+    client: str
+    reason: str
+    heard_at: float = 0.0
 
 
 class ProxyStarted(Event, frozen=True):

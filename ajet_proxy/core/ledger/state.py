@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
+from ajet_proxy.core.ledger.clients import Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.mix import Mix, Standing, Turns
@@ -152,6 +153,7 @@ class State(Serving):
         """Of each model that has leased since the shares were set."""
         self.heard: dict[str, float] = {}
         """When an episode of a lane that has a share was last ready anew, in Unix seconds."""
+        self.clients = Clients()
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -179,6 +181,8 @@ class State(Serving):
             ev.GroupsFlushed: self._flushed,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
+            ev.ClientJoined: self._client_joined,
+            ev.ClientGone: self._client_gone,
             ev.ProxyStarted: self._started,
         }
 
@@ -257,6 +261,11 @@ class State(Serving):
         most = self.mix.room(lane, self.settings.group_size)
         return None if most is None else max(0, most - self.pots.load(lane))
 
+    def regroup(self) -> None:
+        """Count groups by the sizes that hold now: that of the settings, and that of the mix."""
+        self.queues.regroup(self.settings.group_size)
+        self.pots.arrange(self.mix.group_size or self.settings.group_size)
+
     def leasable(self) -> object:
         """A value that stays equal as long as no lease can find anything new."""
         return self.queues.changes, self.state_changes, self.policy_updates, self.orders
@@ -285,6 +294,8 @@ class State(Serving):
         if not episode.eval:
             self.pots.opened(Pot.of(episode), event.at)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
+        if episode.client is not None:
+            self.clients.opened(episode.client, episode)
         self.counts["open"] += 1
         self.opened += 1
 
@@ -399,6 +410,8 @@ class State(Serving):
         reward, kind = episode.reward(), "eval" if episode.eval else "train"
         if reward is None:
             return
+        if episode.client is not None:
+            self.clients.rewarded(episode.client, reward, before)
         if episode.reward_number is None or before is None:
             version = max((version for turn in episode.turns() for version, _ in turn.policy_versions), default=0)
             episode.reward_number = self.reward_curves.add(
@@ -415,6 +428,7 @@ class State(Serving):
             for model in [model for model, share in episode.shares.items() if share is None]:
                 self._unqueue(episode, model)
             episode.keep_timelines(self.merge_policy)
+            episode.cause = event.cause
             self._move(episode, "discarded", event.at, event.reason, event.detail)
 
     def _touched(self, event: ev.EpisodeTouched) -> None:
@@ -536,6 +550,12 @@ class State(Serving):
             ((model, served),) = self.served.items()
             self.served[model] = Served(event.policy_version, served.upstreams)
 
+    def _client_joined(self, event: ev.ClientJoined) -> None:
+        self.clients.joined(event)
+
+    def _client_gone(self, event: ev.ClientGone) -> None:
+        self.clients.left(event)
+
     def _started(self, event: ev.ProxyStarted) -> None:
         """Clocks begin anew, since nobody could show a sign of life during the stop. If the machine's clock went back
         in the meantime, times counted from its old reading move with it. Nobody knows who was sent an answer."""
@@ -549,6 +569,7 @@ class State(Serving):
             batch.lease_until += back
         self.pots.restart(event.at)
         self.heard = dict.fromkeys(self.heard, event.at)
+        self.clients.restarted(event.at, back)
         self._doubt(tuple(self.unsent))
 
     def _evaluated(self, episode: Episode) -> None:
@@ -563,9 +584,12 @@ class State(Serving):
         self.state_changes += 1
         if not episode.eval:
             self._in_its_lane(episode, state, at)
-        self.counts.update({episode.state: -1, state: 1})
+        before = episode.state
+        self.counts.update({before: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)
+        if episode.client is not None:
+            self.clients.moved(episode.client, episode, before, at)
         if state not in ("open", "sealed"):
             self.unsettled.pop(episode.id, None)
         self._evaluated(episode)

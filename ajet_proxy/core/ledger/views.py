@@ -166,6 +166,7 @@ def summary(episode: Episode) -> dict[str, Any]:
         "state": episode.state,
         "model": episode.model or next((entry.asked.model for entry in episode.calls.values()), None),
         "agent": episode.agent,
+        "lane": episode.lane,
         "eval": episode.eval,
         "reward": episode.reward(),
         "identified_by": episode.identified_by,
@@ -177,7 +178,8 @@ def summary(episode: Episode) -> dict[str, Any]:
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
         "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
         "tenant": episode.tenant or None, "shares": _shares(episode), "stored": episode.stored,
-        "evaluation": episode.evaluation,
+        "evaluation": episode.evaluation, "cause": episode.cause, "client": episode.client,
+        "revision": episode.revision,
     }
     return out | {name: value for name, value in extra.items() if value is not None}
 

@@ -29,6 +29,7 @@ from typing import Any
 import msgpack
 
 from ajet_proxy.core.conversation.history import Lineage, Mark
+from ajet_proxy.core.ledger.clients import Client, Clients
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Chain, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
 from ajet_proxy.core.ledger.mix import Mix, Standing
@@ -46,6 +47,7 @@ from ajet_proxy.io.storage.journal import MAGIC, JournalDamaged, folder_of, fram
 KINDS: dict[str, Any] = {
     "Asked": Asked, "CallEntry": CallEntry, "Chain": Chain, "Curve": Curve, "Drift": Drift, "Episode": Episode,
     "Evaluation": Evaluation, "Gathering": Gathering, "Mix": Mix, "Pots": Pots, "Standing": Standing,
+    "Client": Client, "Clients": Clients,
     "Gate": Gate, "Given": EpisodeReward, "LeasedBatch": LeasedBatch, "Lineage": Lineage, "Point": Point,
     "ReadyQueues": ReadyQueues, "Served": Served, "Tally": RewardCurves, "TaskRewards": TaskRewards, "Text": Text,
     "Texts": Texts, "Turn": Turn,
@@ -171,11 +173,10 @@ def _derive(state: State) -> None:
         if episode.state in ("open", "sealed"):
             state.unsettled[episode.id] = episode
     state.leased = {name: batch for name, batch in state.batches.items() if batch.state == "leased"}
-    state.queues.regroup(state.settings.group_size)
     if not state.pots.gatherings:  # earlier versions have none
         ready = (episode for episode in state.episodes.values() if episode.state == "ready")
         state.pots.rebuild(state.unsettled.values(), ready, state.queues.pots(), state.now)
-    state.pots.arrange(state.mix.group_size or state.settings.group_size)
+    state.regroup()
 
 
 def unpack(record: bytes) -> Any:

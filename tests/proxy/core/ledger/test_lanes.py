@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from ajet_proxy.core.ledger import views
 from ajet_proxy.core.ledger.pots import Pots
 from ajet_sdk.errors import BadRequest
-from ajet_sdk.routes import Lease, OpenEpisode, SetMix
+from ajet_sdk.routes import Join, Lease, OpenEpisode, SetMix
 from tests.kit.ledger_rig import LedgerRig
 
 
@@ -168,6 +168,15 @@ def test_a_lane_is_full_when_so_many_are_open_or_ready(rig: LedgerRig) -> None:
     assert not rig.commands.full(OpenEpisode())
     rig.abort(first)
     assert not rig.commands.full(OpenEpisode(task="math/9"))
+
+
+def test_the_lane_of_a_client_is_that_of_its_episodes(rig: LedgerRig) -> None:
+    mix(rig, ahead=1)
+    rig.ready("math/1"), rig.ready("math/1")
+    rig.run(rig.commands.clients.join(Join("host", lane="math"), client="c", tenant="", at=rig.at))
+    assert rig.commands.full(OpenEpisode(task="x", client="c"))
+    assert not rig.commands.full(OpenEpisode(task="x", client="nobody"))
+    assert not rig.commands.full(OpenEpisode(task="x"))
 
 
 def test_what_is_left_of_a_task_keeps_nobody_out(rig: LedgerRig) -> None:

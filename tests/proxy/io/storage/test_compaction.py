@@ -52,7 +52,7 @@ def state_in(data: Path) -> State:
     archive = ArchiveFile(data)
     state = read_state(data, archive)
     state.settings = SETTINGS
-    state.queues.regroup(SETTINGS.group_size)
+    state.regroup()
     return state
 
 
