@@ -41,6 +41,8 @@ EPISODE_STATES = ("open", "sealed", "ready", "leased", "trained", "recorded", "d
 DISCARD_REASONS = (
     "aborted", "idle_timeout", "wall_timeout", "no_reward", "incomplete_call", "stale", "filtered", "evicted",
 )
+ABORT_CAUSES = ("agent", "infra")
+"""Whose failure it was that an episode is given up: the agent's own, or the world's."""
 MAX_NESTING = 32
 MAX_VERSION = 2**31 - 1
 """No policy version is larger: batches say them in 32 bits."""
@@ -51,7 +53,8 @@ MAX_REWARD = 1e12
 @dataclass(frozen=True, slots=True)
 class OpenEpisode:
     """``POST episodes``. Timeouts are in seconds; without them the proxy's defaults hold. With ``place`` it is opened
-    only if that is the next one of the model's evaluation."""
+    only if that is the next one of the model's evaluation, or is free in its ``play``. A ``trial`` is recorded, and
+    belongs to no evaluation. ``id`` makes it idempotent; without one the proxy makes one."""
 
     task: str | None = None
     model: str | None = None
@@ -62,6 +65,9 @@ class OpenEpisode:
     wall_timeout: float | None = None
     members: Mapping[str, str] | None = None
     place: int | None = None
+    play: str | None = None
+    trial: bool = False
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +86,11 @@ class Reward:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept apart from the state's reason."""
+    """``POST episodes/ID/abort``; ``reason`` is the agent's own words, kept apart from the state's reason. ``cause`` is
+    one of `ABORT_CAUSES`."""
 
     reason: str | None = None
+    cause: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +163,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class Play:
+    """``POST plays``: a data set of so many `episodes` is played under `name`. One that is being played goes on."""
+
+    name: str
+    episodes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
     """One control route. ``scope`` is the least a key needs: ``agent``, ``trainer``, ``admin`` or ``any``."""
 
@@ -183,6 +199,9 @@ ROUTES: tuple[Route, ...] = (
     Route("evaluate", "POST", "/evaluations", "trainer", Evaluate),
     Route("evaluation", "GET", "/evaluations/{id}", "trainer", None),
     Route("wanted", "GET", "/wanted", "agent", None),
+    Route("play", "POST", "/plays", "agent", Play),
+    Route("get_play", "GET", "/plays/{id}", "agent", None),
+    Route("end_play", "DELETE", "/plays/{id}", "agent", None),
     Route("status", "GET", "/status", "any", None),
     Route("overview", "GET", "/overview", "admin", None),
     Route("events", "GET", "/events", "admin", None),

@@ -52,6 +52,7 @@ def picture(state: State) -> str:
         "leased": sorted(state.leased),
         "evaluations": [one.to_json() for one in state.evaluations.values()],
         "wanted": state.wanted(),
+        "plays": [one.to_json() for one in state.plays.values()],
     }
     return json.dumps(seen, sort_keys=True)
 

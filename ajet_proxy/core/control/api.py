@@ -92,7 +92,7 @@ class _Handlers:
         if claims.episode is not None:
             message = f"this key is for episode {claims.episode} alone: it opens no other"
             raise Forbidden(message, code="foreign_episode")
-        episode = check_id(self.new_id("ep"))
+        episode = check_id(self.new_id("ep") if body.id is None else body.id, "id")
         key = self.keys(claims.tenant, episode)
         events = self.commands.open_episode(body, episode=episode, at=self.at, tenant=claims.tenant)
 
@@ -143,7 +143,7 @@ class _Handlers:
 
     def abort(self) -> Answer:
         reason = self.body.reason  # often an exception's text: it is cut, not refused
-        body = routes.Abort(reason and reason[:MAX_WORDS])
+        body = routes.Abort(reason and reason[:MAX_WORDS], self.body.cause)
         return Answer(self._episode, self.commands.abort(self._own(), body, at=self.at))
 
     def heartbeat(self) -> Answer:
@@ -228,6 +228,26 @@ class _Handlers:
             return {"eval": missing, "next": {model: self.state.evaluations[model].next for model in missing}}
 
         return Answer(show)
+
+    # -- plays
+
+    def play(self) -> Answer:
+        name, tenant = check_id(self.body.name, "name"), self._tenant()
+        events = self.commands.play(self.body, tenant=tenant, at=self.at)
+        return Answer(lambda: self.state.play(tenant, name).to_json(), events)
+
+    def get_play(self) -> Answer:
+        return Answer(self.state.play(self._tenant(), self.request.id).to_json)
+
+    def end_play(self) -> Answer:
+        known = self.state.play(self._tenant(), self.request.id)
+        return Answer(known.to_json, self.commands.end_play(known.name, tenant=known.tenant, at=self.at))
+
+    def _tenant(self) -> str:
+        """Whose plays these are. A key for one episode has none."""
+        if self.request.claims.episode is not None:
+            raise Forbidden(f"this key is for episode {self.request.claims.episode} alone", code="foreign_episode")
+        return self.request.claims.tenant
 
     # -- all of it
 

@@ -49,6 +49,9 @@ class EpisodeOpened(EpisodeEvent, frozen=True):
     """The code of agent and reward that it is played with."""
     lane: str | None = None
     """The kind of its task, where it does not follow from the task's name."""
+    play: str | None = None
+    """The data set that it plays, and at which place."""
+    place: int | None = None
 
 
 class TaskNamed(EpisodeEvent, frozen=True):
@@ -125,6 +128,8 @@ class EpisodeDiscarded(EpisodeEvent, frozen=True):
     reason: str
     detail: str | None = None
     models: tuple[str, ...] = ()
+    cause: str | None = None
+    """Whose failure it was, if it was given up and that was said: one of `ABORT_CAUSES`."""
 
 
 class EpisodeTouched(EpisodeEvent, frozen=True):
@@ -182,6 +187,21 @@ class EvaluationWanted(Event, frozen=True):
     model: str
     policy_version: int
     episodes: int
+
+
+class PlayBegun(Event, frozen=True):
+    """A data set is played from now on, with the places 0 to ``episodes - 1``."""
+
+    play: str
+    tenant: str
+    episodes: int
+
+
+class PlayEnded(Event, frozen=True):
+    """It is played no more: it is whole, or was given up."""
+
+    play: str
+    tenant: str
 
 
 class GateClosed(Event, frozen=True):

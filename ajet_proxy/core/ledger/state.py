@@ -18,6 +18,7 @@ from ajet_proxy.core.conversation.history import Beginnings, Lineage
 from ajet_proxy.core.ledger import events as ev
 from ajet_proxy.core.ledger.episode import Asked, CallEntry, Episode
 from ajet_proxy.core.ledger.evaluations import Evaluation
+from ajet_proxy.core.ledger.plays import Key, Play
 from ajet_proxy.core.ledger.queues import LeasedBatch, ReadyQueues
 from ajet_proxy.core.ledger.reward_curves import RewardCurves
 from ajet_proxy.core.trajectory.drift_rate import Drift, by_model
@@ -142,6 +143,8 @@ class State(Serving):
         self.reward_curves = RewardCurves()
         self.evaluations: dict[str, Evaluation] = {}
         """The latest of each model."""
+        self.plays: dict[Key, Play] = {}
+        self.plays_begun = 0
         self._handlers = self._table()
 
     def _table(self) -> dict[type[Any], Callable[[Any], None]]:
@@ -165,6 +168,8 @@ class State(Serving):
             ev.EpisodesArchived: self._archived,
             ev.PolicyAnnounced: self._announced,
             ev.EvaluationWanted: self._evaluation_wanted,
+            ev.PlayBegun: self._play_begun,
+            ev.PlayEnded: self._play_ended,
             ev.GateClosed: self._gate_closed,
             ev.GateOpened: self._gate_opened,
             ev.ProxyStarted: self._started,
@@ -228,6 +233,13 @@ class State(Serving):
         """The evaluation called `name`, as long as it is the latest of its model."""
         return next((one for one in self.evaluations.values() if one.id == name), None)
 
+    def play(self, tenant: str, name: str) -> Play:
+        """The play of `tenant` called `name`, or `NotFound`."""
+        known = self.plays.get((tenant, name))
+        if known is None:
+            raise NotFound(f"no play {name}: it is whole, was given up, or never began", code="unknown_play")
+        return known
+
     def wanted(self) -> dict[str, int]:
         """How many evaluation episodes of each model are still to be opened now, where any are. What another version
         would play is wanted no more."""
@@ -258,7 +270,12 @@ class State(Serving):
             opened_at=event.at, idle_timeout=event.idle_timeout, wall_timeout=event.wall_timeout, tenant=event.tenant,
             identified_by=event.identified_by, metadata=event.metadata, members=event.members, active_at=event.at,
             evaluation=event.evaluation, client=event.client, revision=event.revision, given_lane=event.lane,
+            play=event.play, place=event.place,
         )
+        if event.play is not None and event.place is not None:
+            play = self.plays[event.tenant, event.play]
+            episode.play_number = play.number
+            play.begin(event.place)
         if (evaluation := self.evaluation(event.evaluation)) is not None:
             evaluation.begin(event.episode)
         self.episodes[event.episode] = self.unsettled[event.episode] = episode
@@ -387,6 +404,7 @@ class State(Serving):
             for model in [model for model, share in episode.shares.items() if share is None]:
                 self.queues.remove(model, episode.named_task, episode.id)
             episode.keep_timelines(self.merge_policy)
+            episode.cause = event.cause
             self._move(episode, "discarded", event.at, event.reason, event.detail)
 
     def _touched(self, event: ev.EpisodeTouched) -> None:
@@ -469,6 +487,13 @@ class State(Serving):
     def _evaluation_wanted(self, event: ev.EvaluationWanted) -> None:
         self.evaluations[event.model] = Evaluation(event.evaluation, event.model, event.policy_version, event.episodes)
 
+    def _play_begun(self, event: ev.PlayBegun) -> None:
+        self.plays[event.tenant, event.play] = Play(event.tenant, event.play, event.episodes, self.plays_begun)
+        self.plays_begun += 1
+
+    def _play_ended(self, event: ev.PlayEnded) -> None:
+        del self.plays[event.tenant, event.play]
+
     def _gate_closed(self, event: ev.GateClosed) -> None:
         self.gate_now = self.gate_now if self.gate_now.shut else Gate(True, event.at, event.reason)
 
@@ -504,6 +529,10 @@ class State(Serving):
     ) -> None:
         """Every change of state goes through here, and the counters with it."""
         self.state_changes += 1
+        if episode.place is not None and episode.play is not None:
+            play = self.plays.get((episode.tenant, episode.play))
+            if play is not None and play.number == episode.play_number:
+                play.moved(episode.place, episode.state, state, reason)
         self.counts.update({episode.state: -1, state: 1})
         self.lineage.drop(episode.id)
         episode.move(state, at, reason, detail)

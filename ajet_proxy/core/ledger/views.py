@@ -140,7 +140,8 @@ def summary(episode: Episode) -> dict[str, Any]:
         "reason": episode.reason, "detail": episode.detail, "sealed_at": episode.sealed_at,
         "ended_at": episode.ended_at, "members": episode.members, "metadata": episode.metadata or None,
         "tenant": episode.tenant or None, "shares": _shares(episode), "stored": episode.stored,
-        "evaluation": episode.evaluation,
+        "evaluation": episode.evaluation, "play": episode.play,
+        "place": None if episode.play is None else episode.place, "cause": episode.cause,
     }
     return out | {name: value for name, value in extra.items() if value is not None}
 

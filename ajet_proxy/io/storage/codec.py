@@ -54,6 +54,8 @@ EVENTS: dict[str, Any] = {
     "EpisodesArchived": ev.EpisodesArchived,
     "PolicyAnnounced": ev.PolicyAnnounced,
     "EvaluationWanted": ev.EvaluationWanted,
+    "PlayBegun": ev.PlayBegun,
+    "PlayEnded": ev.PlayEnded,
     "GateClosed": ev.GateClosed,
     "GateOpened": ev.GateOpened,
     "ProxyStarted": ev.ProxyStarted,

@@ -56,6 +56,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "str | None": st.none() | text,
     "bool": st.booleans(),
     "int": st.integers(-(2**63), 2**63 - 1),
+    "int | None": st.none() | st.integers(-(2**63), 2**63 - 1),
     "Packed": calls(),
     "tuple[str, ...]": names,
     "tuple[Mark, ...]": st.lists(st.builds(Mark, text, st.integers(0, 2**40), text), max_size=2).map(tuple),
