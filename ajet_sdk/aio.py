@@ -17,17 +17,17 @@ import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, Concatenate
 
 from ajet_sdk import episodes, routes
 from ajet_sdk.client import ClientBase, no_reply
-from ajet_sdk.episodes import EpisodeLife, P, opening, place_taken, shown_as, wanting
+from ajet_sdk.episodes import EpisodeLife, P, opening, shown_as
 from ajet_sdk.errors import BadRequest
 from ajet_sdk.operations import DEADLINE_S, NoReply, Reply, Send, Sleep, T, Talk, Target, request
+from ajet_sdk.plays import PlayedRollouts
 from ajet_sdk.results import RunResult, RunResults
-from ajet_sdk.rollouts import WANTED_S, Rollout, RolloutsPlan, name_of, result_of
+from ajet_sdk.rollouts import RETRIES, WANTED_S, Begun, How, RolloutsPlan, name_of, result_of
+from ajet_sdk.turns import LATER, Later, Rollout, Turn
 
 
 class Client(ClientBase):
@@ -180,15 +180,19 @@ async def run(
     agent_name: str | None = None,
     eval: bool = False,
     wanted: bool = False,
+    play: str | None = None,
+    epochs: int = 1,
+    retries: int = RETRIES,
+    infra: tuple[type[BaseException], ...] = (),
     on_result: Callable[[RunResult], None] | None = None,
     proxy_url: str | None = None,
     api_key: str | None = None,
     deadline: float = DEADLINE_S,
 ) -> RunResults:
     """See `ajet_sdk.run`; the agent is a coroutine function, and `parallel` of them run at once in this event loop."""
-    body = routes.OpenEpisode(None, model, agent_name, eval)
+    body, how = routes.OpenEpisode(None, model, agent_name, eval), How(wanted, play, epochs, retries, infra)
     async with Client(proxy_url, api_key, deadline=deadline) as client:
-        return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, wanted).run()
+        return await Rollouts(client, agent, tasks, repeat, parallel, body, name, on_result, how).run()
 
 
 class Rollouts(RolloutsPlan):
@@ -198,9 +202,17 @@ class Rollouts(RolloutsPlan):
 
     def __init__(self, *plan: Any) -> None:
         super().__init__(*plan)
-        self._turn = nullcontext() if self._wanted is None else asyncio.Lock()
+        self._turn = asyncio.Lock()
 
     async def run(self) -> RunResults:
+        if isinstance(self.source, PlayedRollouts):
+            self._how.on_progress(await self._client.drive(self.source.begin(self._client.target)))
+        await self._run()
+        if isinstance(self.source, PlayedRollouts):
+            self._how.on_progress(await self._client.drive(self.source.finish(self._client.target)))
+        return self.results
+
+    async def _run(self) -> None:
         workers = [asyncio.ensure_future(self._work()) for _ in range(self._parallel)]
         try:
             ended, _ = await asyncio.wait(workers, return_when=asyncio.FIRST_EXCEPTION)
@@ -212,48 +224,53 @@ class Rollouts(RolloutsPlan):
                 if not getattr(worker, "cancelling", int)():  # a second one would interrupt what the first one aborts
                     worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
-        return self.results
 
     async def _work(self) -> None:
         # each in a task of its own, so that an agent that cancels the task it runs in ends nothing else
-        while (one := await asyncio.ensure_future(self._roll_out())) is not None:
-            number, result = one
-            self._done[number] = result
-            if self._on_result is not None:
-                self._on_result(result)
-            if self._wanted is not None and not result.ok:
+        while (begun := await asyncio.ensure_future(self._roll_out())) is not None:
+            if begun is LATER:
                 await asyncio.sleep(WANTED_S)
+            else:
+                await self._tell(*begun)
 
-    async def _await_wanted(self) -> tuple[str | None, int | None]:
+    async def _tell(self, begun: Begun, error: BaseException | None) -> None:
         """See `ajet_sdk.rollouts.Rollouts`."""
-        model = self._body.model
-        while self._wanted is not None:
-            if (found := await self._client.drive(wanting(self._client.target, model))) is not None:
-                return found
+        seconds = time.monotonic() - begun.started
+        result = result_of(begun.turn.rollout, begun.task, begun.episode, error, seconds)
+        result = self._done[begun.number] = self._ended(begun.turn, result, error)
+        if self._on_result is not None:
+            self._on_result(result)
+        if self._how.wanted and not result.ok:
             await asyncio.sleep(WANTED_S)
-        return model, None
 
-    async def _roll_out(self) -> tuple[int, RunResult] | None:
-        client, found, error = self._client, None, None
+    async def _roll_out(self) -> tuple[Begun, BaseException | None] | Later | None:
+        """The next rollout to its end, with what ended it."""
         async with self._turn:
-            while True:
-                model, place = await self._await_wanted()
-                rollout = None if self._stopped else self._at(place)
-                if rollout is None:
-                    return None
-                started = time.monotonic()
-                body = replace(self._body, task=self._name(rollout.task), model=model, place=place)
-                try:
-                    found = Episode(client, await client.drive(opening(client.target, body)))
-                except BaseException as caught:
-                    error = self._theirs(caught)
-                    if place_taken(error):
-                        error = None
-                        continue
-                break
-        if found is not None:
-            error = await self._play(rollout, found)
-        return rollout.number, result_of(rollout, body.task or "", found, error, time.monotonic() - started)
+            turn = await self._client.drive(self._take())
+            if not isinstance(turn, Turn):
+                return turn
+            number = next(self._numbers)
+            begun = await self._begun(turn, number) if self.source.serial else None
+        begun = begun or await self._begun(turn, number)
+        if not isinstance(begun, Begun):
+            return LATER
+        error = begun.error if begun.episode is None else await self._play(turn.rollout, begun.episode)
+        return begun, error
+
+    async def _begun(self, turn: Turn, number: int) -> Begun | Later:
+        """See `ajet_sdk.rollouts.Rollouts`."""
+        started, body, client = time.monotonic(), self._opening(turn), self._client
+        try:
+            opened = await client.drive(opening(client.target, body))
+        except BaseException as caught:
+            error = self._theirs(caught)
+            if self._comes_later(turn, error):
+                return LATER
+            return Begun(turn, number, body.task or "", started, error=error)
+        self.source.opened(turn, opened)
+        episode = Episode(client, opened)
+        episode.infra = self._infra
+        return Begun(turn, number, body.task or "", started, episode)
 
     async def _play(self, rollout: Rollout, found: Episode) -> BaseException | None:
         try:

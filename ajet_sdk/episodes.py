@@ -25,8 +25,14 @@ from ajet_sdk.operations import DEADLINE_S, Reply, T, Talk, Target, request
 
 P = ParamSpec("P")
 
+WORLD_ENDS = ("client_gone",)
+"""Reasons of the proxy to discard an episode that are nobody's failure who plays."""
 ABORT_DEADLINE_S = 10.0
 """How long an abort on the way out of an exception may try to be acknowledged."""
+
+
+class WorldFailed(Exception):
+    """The world failed, and not the policy: the episode is given up, and never trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +52,15 @@ class Outcome:
     """How an episode ended: its reward (None: none), or why it was given up (None: it was not).
 
     `discarded` is the proxy's reason for not keeping an episode that has its reward. ``incomplete_call`` says that it
-    holds no whole call to a model; `lost` then says why its calls were lost.
+    holds no whole call to a model; `lost` then says why its calls were lost. `infra` says that it was given up because
+    the world failed, and not the policy.
     """
 
     reward: float | None = None
     aborted: str | None = None
     discarded: str | None = None
     lost: str | None = None
+    infra: bool = False
 
 
 def opening(target: Target, body: routes.OpenEpisode) -> Talk[Opened]:
@@ -99,9 +107,11 @@ def rewarding(target: Target, episode: str, reward: routes.Reward) -> Talk[Outco
     return Outcome(reward=answer.get("reward"), discarded=str(answer.get("reason")), lost=answer.get("detail"))
 
 
-def aborting(target: Target, episode: str, reason: str | None) -> Talk[None]:
-    """Gives the episode up; an episode that was aborted before stays so."""
-    yield from _settling(target, "abort", routes.Abort(reason), episode)
+def aborting(target: Target, episode: str, reason: str | None, *, infra: bool = False) -> Talk[bool]:
+    """Gives the episode up; an episode that was aborted before stays so. Returns whether it is the world's failure."""
+    body = routes.Abort(reason, "infra" if infra else None)
+    answer = yield from _settling(target, "abort", body, episode)
+    return infra or answer.get("reason") in WORLD_ENDS
 
 
 def sealing(target: Target, episode: str) -> Talk[None]:
@@ -109,14 +119,16 @@ def sealing(target: Target, episode: str) -> Talk[None]:
     yield from _settling(target, "seal", routes.Empty(), episode)
 
 
-def _settling(target: Target, name: str, body: Any, episode: str) -> Talk[None]:
+def _settling(target: Target, name: str, body: Any, episode: str) -> Talk[dict[str, Any]]:
+    """What the proxy says of the episode then."""
     try:
-        _told(target, (yield from request(target, name, body, id=episode)))
+        return _told(target, (yield from request(target, name, body, id=episode)))
     except Conflict:
         record = yield from reading(target, episode, False)
         aborted = (record.get("state"), record.get("reason")) == ("discarded", "aborted")
         if not (aborted if name == "abort" else record.get("state") not in ("open", "discarded")):
             raise
+        return record
 
 
 def reading(target: Target, episode: str, tokens: bool) -> Talk[dict[str, Any]]:
@@ -148,6 +160,8 @@ def finite(value: Any) -> float:
 def reason_of(error: BaseException) -> str:
     """An exception as an abort's reason: its type and the first 500 characters of its text."""
     text = str(error).strip().encode("utf-8", "replace").decode()
+    if text and isinstance(error, WorldFailed):
+        return text[:500]
     return f"{type(error).__name__}: {text}"[:500] if text else type(error).__name__
 
 
@@ -157,6 +171,8 @@ class EpisodeLife:
     def __init__(self, client: Any, opened: Opened, *, owns_client: bool = False) -> None:
         self._client, self._added, self._owns_client = client, opened.env, owns_client
         self._target = replace(client.target, key=opened.api_key or client.target.key)
+        self.infra: tuple[type[BaseException], ...] = ()
+        """An exception of these is the world's failure, and not the policy's."""
         self.outcome: Outcome | None = None
         """How the episode ended, as far as the proxy has acknowledged it to this object; None while it is open."""
         self.id, self.task = opened.episode, opened.task
@@ -206,10 +222,10 @@ class EpisodeLife:
         yield from sealing(self._target, self.id)
         self.outcome = self.outcome or Outcome()
 
-    def _abort(self, reason: str | None = None) -> Talk[None]:
-        """Gives the episode up: none of it is trained."""
-        yield from aborting(self._target, self.id, reason)
-        self.outcome = Outcome(aborted=reason or "aborted")
+    def _abort(self, reason: str | None = None, *, infra: bool = False) -> Talk[None]:
+        """Gives the episode up: none of it is trained. `infra` says that the world failed, and not the policy."""
+        infra = yield from aborting(self._target, self.id, reason, infra=infra)
+        self.outcome = Outcome(aborted=reason or "aborted", infra=infra)
 
     def _heartbeat(self) -> Talk[None]:
         """Says that the agent is alive though it calls no model, so that the episode does not idle out."""
@@ -237,15 +253,15 @@ class EpisodeLife:
         self.outcome = outcome_of(record)
 
     def _give_up(self, error: BaseException) -> Talk[None]:
-        reason = reason_of(error)
+        reason, infra = reason_of(error), isinstance(error, self.infra)
         hurried = replace(self._target, deadline=min(ABORT_DEADLINE_S, self._target.deadline))
         try:
-            yield from aborting(hurried, self.id, reason)
+            infra = yield from aborting(hurried, self.id, reason, infra=infra)
         except Conflict:
-            pass  # the proxy has discarded it already
+            pass  # it is settled already
         except AjetError:
             return
-        self.outcome = Outcome(aborted=reason)
+        self.outcome = Outcome(aborted=reason, infra=infra)
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome:
@@ -254,10 +270,10 @@ def outcome_of(record: Mapping[str, Any]) -> Outcome:
     if record.get("state") != "discarded":
         return Outcome(reward=reward)
     if reason == "aborted":
-        return Outcome(aborted=record.get("detail") or "aborted")
+        return Outcome(aborted=record.get("detail") or "aborted", infra=record.get("cause") == "infra")
     if reason == "incomplete_call" and reward is not None:
         return Outcome(reward=reward, discarded=reason, lost=record.get("detail"))
-    return Outcome(aborted=f"discarded by the proxy: {reason}")
+    return Outcome(aborted=f"discarded by the proxy: {reason}", infra=reason in WORLD_ENDS)
 
 
 def shown_as(operation: Callable[..., Any], method: Callable[P, T], skipped: int = 0) -> Callable[P, T]:
@@ -371,10 +387,11 @@ def reward_own(
 
 
 def abort_own(
-    target: Target, reason: str | None = None, *, episode: str | None = None, deadline: float = DEADLINE_S
+    target: Target, reason: str | None = None, *, infra: bool = False, episode: str | None = None,
+    deadline: float = DEADLINE_S,
 ) -> Talk[None]:
-    """Gives up the episode that this process belongs to."""
-    yield from aborting(replace(target, deadline=deadline), current_episode(episode), reason)
+    """Gives up the episode that this process belongs to. `infra` says that the world failed, and not the policy."""
+    yield from aborting(replace(target, deadline=deadline), current_episode(episode), reason, infra=infra)
 
 
 def _once(operation: Callable[Concatenate[Target, P], Talk[T]]) -> Callable[P, T]:
